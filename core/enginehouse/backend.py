@@ -1,0 +1,328 @@
+"""The contracts that a backend author implements: Backend, Runner, Tokenizer; and Engine.
+
+A **backend** is what a plugin registers. It opens a **Runner** (a bare model: forward passes over
+sequences, one thread) or an **Engine** (serves whole requests by itself, asynchronous). Core's
+:class:`enginehouse.engine.loop.StepEngine` makes an engine of any runner; users of this module never
+see which one they have.
+
+A runner knows nothing of requests, sampling, stop strings, scheduling or text streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from enginehouse.types import EngineRequest, EngineStats, Event, ModelInfo, Segment
+
+__all__ = [
+    "Backend",
+    "Engine",
+    "ForwardOutput",
+    "Generation",
+    "LastSampled",
+    "Match",
+    "MemoryEstimate",
+    "ModelSource",
+    "Outputs",
+    "Probe",
+    "Progress",
+    "Runner",
+    "RunnerCapabilities",
+    "Span",
+    "Tokenizer",
+]
+
+Outputs = Literal["none", "last", "all"]
+"""Which positions of a span give a row of logits."""
+
+Progress = Callable[[float, str], None]
+"""Called while a model loads with the share done (0 to 1) and what is being done; any thread."""
+
+
+@frozen
+class ModelSource:
+    """Where a model comes from, as the user wrote it and as it was found.
+
+    Attributes:
+        text: what the user wrote (path, hub id, configured name).
+        path: the file or folder on disk, when there is one.
+    """
+
+    text: str
+    path: Path | None = None
+
+
+@frozen
+class Probe:
+    """Whether a backend can run here. ``devices`` are names such as ``cpu`` or ``cuda:0``; ``reason`` says why not."""
+
+    available: bool
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@frozen
+class Match:
+    """How well a backend suits a source: 0 is "not at all", 1 is "made for it"; ``reason`` is shown to users."""
+
+    score: float
+    reason: str
+
+
+@frozen
+class MemoryEstimate:
+    """Bytes a model will need. ``total_bytes`` is for the whole context that ``options`` ask for."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    total_bytes: int
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What a plugin registers. Cheap to create; never imports its library outside ``open``.
+
+    ``options`` is an attrs class: the settings a model of this backend accepts in ``[models.<name>]``.
+    ``opens`` says whether ``open`` gives a Runner (hosted in a worker) or an Engine (lives in the server process).
+    """
+
+    name: str
+    api_version: int
+    options: type[Any]
+    opens: Literal["runner", "engine"]
+
+    def probe(self) -> Probe:
+        """Whether this backend's library is installed, found without importing it."""
+        ...
+
+    def match(self, source: ModelSource) -> Match:
+        """How well this backend suits ``source``; reads at most a few bytes of it."""
+        ...
+
+    def estimate(self, source: ModelSource, options: Any) -> MemoryEstimate:
+        """Memory that ``open`` will need; raises ModelLoadError when the source cannot be read."""
+        ...
+
+    def open(self, source: ModelSource, options: Any, progress: Progress) -> Runner | Engine:
+        """Load the model; called on the thread that will use the runner.
+
+        Raises:
+            MissingDependency: the library is not installed.
+            ModelLoadError: the source is missing, damaged or not supported.
+        """
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back. Thread-safe and stateless.
+
+    Attributes:
+        vocab_size: number of ids; equals the width of a row of logits.
+        token_bytes: ``vocab_size`` entries, the UTF-8 bytes (perhaps part of a character) of each id. For
+            control tokens the bytes of their name.
+        special_tokens: control-token string to id.
+        control_token_ids: ids whose text is never shown.
+        end_token_ids: ids that end a generation.
+        prefix_token_ids: what the model expects before a raw text (for example BOS), often empty.
+    """
+
+    vocab_size: int
+    token_bytes: Sequence[bytes]
+    special_tokens: Mapping[str, int]
+    control_token_ids: frozenset[int]
+    end_token_ids: frozenset[int]
+    prefix_token_ids: tuple[int, ...]
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens."""
+        ...
+
+
+@frozen
+class LastSampled:
+    """Stands for the token that ``Runner.sample`` drew last for this sequence, still on the device."""
+
+
+@frozen
+class Span:
+    """Tokens to append to one sequence in one forward pass.
+
+    Attributes:
+        sequence: handle from ``open_sequence`` or ``fork``; at most one span per sequence in a batch.
+        start: must equal ``Runner.length(sequence)``.
+        input: ``(num_tokens,)`` int32 token ids, at least one; or :class:`LastSampled` where supported.
+        outputs: which positions give a row of logits.
+        num_layers: run only this many layers (self-drafting); None is all. Only with ``exit_layers``.
+    """
+
+    sequence: int
+    start: int
+    input: NDArray[np.int32] | LastSampled
+    outputs: Outputs = "last"
+    num_layers: int | None = None
+
+
+@runtime_checkable
+class ForwardOutput(Protocol):
+    """Rows of logits of one forward pass, in span order, within a span by position.
+
+    A span with outputs ``none`` gives no row, ``last`` one, ``all`` one per token.
+    """
+
+    num_rows: int
+
+    def host(self) -> NDArray[np.float32]:
+        """``(num_rows, vocab_size)`` float32 logits, writable; valid until the next ``forward``."""
+        ...
+
+
+@frozen(kw_only=True)
+class RunnerCapabilities:
+    """What a runner can do; the scheduler plans by it and the contract suite checks it.
+
+    Attributes:
+        max_sequences: handles open at once.
+        max_batch_tokens: tokens in one forward pass, over all spans.
+        max_context: longest sequence in tokens.
+        cache_tokens: KV positions in total, over all sequences.
+        mixed_batch: spans of more than one token and spans of one token may share a forward pass.
+        truncate: ``any`` length, ``bounded`` (may keep less than asked), or ``none`` (only to 0).
+        fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
+        batch_invariant: greedy text never depends on what else is in the batch or how a prompt was chunked.
+        logits: where rows live before ``host()``.
+        exit_layers: layer counts that ``Span.num_layers`` accepts.
+        abort: ``abort()`` interrupts a running forward pass; False: it has no effect.
+    """
+
+    max_sequences: int
+    max_batch_tokens: int
+    max_context: int
+    cache_tokens: int
+    mixed_batch: bool = True
+    truncate: Literal["any", "bounded", "none"] = "any"
+    fork: Literal["share", "copy", "none"] = "copy"
+    batch_invariant: bool = False
+    logits: Literal["host", "device"] = "host"
+    exit_layers: tuple[int, ...] = ()
+    abort: bool = False
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """A loaded model that appends tokens to sequences and returns logits.
+
+    Built, used and closed on one thread; only ``abort`` and ``tokenizer`` may be used from others. A
+    sequence is a handle to KV positions; its length counts the tokens that it holds. Invariants: after
+    ``forward`` the length of each sequence has grown by the number of tokens of its span; the logits of a
+    position depend only on the sequence's token ids (exactly when ``batch_invariant``, else up to rounding).
+    """
+
+    capabilities: RunnerCapabilities
+    tokenizer: Tokenizer
+    info: ModelInfo
+
+    def open_sequence(self) -> int:
+        """A new, empty sequence. Raises CacheFull when ``max_sequences`` are open."""
+        ...
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the sequence and its KV positions back."""
+        ...
+
+    def length(self, sequence: int) -> int:
+        """Number of tokens that the sequence holds."""
+        ...
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Drop tokens from the end; returns the length really kept, at most ``length`` (perhaps 0)."""
+        ...
+
+    def fork(self, source: int, length: int) -> tuple[int, int]:
+        """A new sequence that starts with the first ``length`` tokens of ``source``, which is not changed.
+
+        Returns:
+            The new handle and the length really shared, at most ``length`` (perhaps 0).
+
+        Raises:
+            CacheFull: no handle or no positions left.
+        """
+        ...
+
+    def free_tokens(self) -> int:
+        """KV positions free now. Freeing a sequence whose positions are shared may free nothing."""
+        ...
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        """Append every span to its sequence in one pass.
+
+        Raises:
+            CacheFull: not enough positions; nothing was changed.
+            StepAborted: ``abort()`` was called; some sequences may have grown, see its ``lengths``.
+            InvalidSpan: a span breaks the contract; nothing was changed.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Ask a running ``forward`` to stop soon; best effort, any thread."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; the runner is not used afterwards."""
+        ...
+
+
+class Generation(Protocol):
+    """A request that an engine has accepted.
+
+    Iterating gives batches of events as they happen, at least one event in each, and ends after
+    :class:`enginehouse.types.RequestFinished`; it raises an EnginehouseError when the request fails.
+    """
+
+    num_prompt_tokens: int
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        """Batches of events; may be iterated once."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop generating and free the slot; idempotent, also after the end. Iteration then just ends."""
+        ...
+
+
+class Engine(Protocol):
+    """Serves whole requests. Used from the server's event loop only."""
+
+    info: ModelInfo
+
+    async def submit(self, request: EngineRequest) -> Generation:
+        """Queue a request; returns when it is accepted, before any token is made.
+
+        Raises:
+            RequestError: the request cannot be served (too long, bad ids, unsupported field).
+            Overloaded: the queue is full.
+            EngineDead: the engine is gone.
+        """
+        ...
+
+    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+        """Token ids of a prompt, exactly as ``submit`` would encode it."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, control tokens by name; raises InvalidRequest for ids outside the vocabulary."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; running requests end with EngineDead."""
+        ...

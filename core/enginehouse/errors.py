@@ -1,0 +1,225 @@
+"""Every error that Enginehouse raises on purpose.
+
+::
+
+    EnginehouseError
+    ├── ConfigError                 the configuration file, environment or command line is wrong
+    ├── PluginError                 a plugin could not be loaded or misbehaved; names the plugin
+    │   └── MissingDependency       says which extra to install
+    ├── RequestError                the request is at fault; it was refused and nothing was lost
+    │   ├── InvalidRequest          a field has a wrong type, range or combination
+    │   ├── UnsupportedParameter    a known field that this model or version cannot honour
+    │   ├── ContextLengthExceeded   the prompt does not fit the context
+    │   ├── RenderError             the chat template refused the messages, failed or took too long
+    │   └── ModelNotFound           no model is served under that name
+    ├── Overloaded                  the queue is full; try again later
+    └── EngineError                 the engine is at fault
+        ├── ModelLoadError          a model could not be opened
+        ├── ModelNotReady           the model is loading or restarting; try again later
+        ├── EngineDead              the worker process died; try again
+        ├── GenerationFailed        one request failed inside the engine
+        └── RunnerError             raised by runners, handled by the scheduler
+            ├── CacheFull           no KV positions left for this step
+            ├── StepAborted         forward was interrupted by abort()
+            └── InvalidSpan         a span breaks the runner's contract
+
+Each error carries fields and survives the worker link: :meth:`EnginehouseError.to_fields` and
+:func:`error_from_fields` convert to and from plain data. This module does not know HTTP; the API
+layer decides status codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "CacheFull",
+    "ConfigError",
+    "ContextLengthExceeded",
+    "EngineDead",
+    "EngineError",
+    "EnginehouseError",
+    "GenerationFailed",
+    "InvalidRequest",
+    "InvalidSpan",
+    "MissingDependency",
+    "ModelLoadError",
+    "ModelNotFound",
+    "ModelNotReady",
+    "Overloaded",
+    "PluginError",
+    "RenderError",
+    "RequestError",
+    "RunnerError",
+    "StepAborted",
+    "UnsupportedParameter",
+    "error_from_fields",
+]
+
+
+class EnginehouseError(Exception):
+    """Base of all errors. Keyword fields become attributes and travel over the worker link."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields: dict[str, Any] = fields
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain data (strings, numbers, lists) from which :func:`error_from_fields` rebuilds this error."""
+        return {"error": type(self).__name__, "message": self.message, **self.fields}
+
+
+class ConfigError(EnginehouseError):
+    """The configuration is wrong. ``path`` is the dotted path of the setting, e.g. ``server.port``."""
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(message, path=path)
+        self.path = path
+
+
+class PluginError(EnginehouseError):
+    """A plugin could not be loaded, broke a rule, or raised where it was called."""
+
+    def __init__(self, message: str, plugin: str | None = None) -> None:
+        super().__init__(message, plugin=plugin)
+        self.plugin = plugin
+
+
+class MissingDependency(PluginError):
+    """A plugin's library is not installed; ``extra`` names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'enginehouse[{extra}]'", plugin=extra)
+        self.package, self.extra = package, extra
+        self.fields = {"package": package, "extra": extra}
+
+
+class RequestError(EnginehouseError):
+    """The request is at fault. ``param`` is the path of the field, e.g. ``messages[0].content``."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """A field has a wrong type, range or combination."""
+
+
+class UnsupportedParameter(RequestError):
+    """A known field that this model or version cannot honour."""
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt does not fit the context. Both counts are in tokens."""
+
+    def __init__(self, num_prompt_tokens: int, max_context: int, param: str | None = None) -> None:
+        super().__init__(
+            f"The prompt has {num_prompt_tokens} tokens, but this model's context holds {max_context} tokens "
+            "and at least one is needed for the answer.",
+            param,
+        )
+        self.num_prompt_tokens, self.max_context = num_prompt_tokens, max_context
+        self.fields = {"num_prompt_tokens": num_prompt_tokens, "max_context": max_context, "param": param}
+
+
+class RenderError(RequestError):
+    """The chat template refused the messages, failed, or exceeded its time, memory or output bound."""
+
+
+class ModelNotFound(RequestError):
+    """No model is served under that name."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model!r} does not exist on this server.", "model")
+        self.model = model
+        self.fields = {"model": model}
+
+
+class Overloaded(EnginehouseError):
+    """The queue is full. ``retry_after_s`` (seconds) is when trying again makes sense."""
+
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(EnginehouseError):
+    """The engine is at fault, not the request."""
+
+
+class ModelLoadError(EngineError):
+    """A model could not be opened."""
+
+
+class ModelNotReady(EngineError):
+    """The model is loading or restarting."""
+
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDead(EngineError):
+    """The worker process died while it held the request."""
+
+    retryable = True
+
+
+class GenerationFailed(EngineError):
+    """One request failed inside the engine; the others are not affected. ``plugin`` names the culprit."""
+
+    def __init__(self, message: str, plugin: str | None = None) -> None:
+        super().__init__(message, plugin=plugin)
+        self.plugin = plugin
+
+
+class RunnerError(EngineError):
+    """Raised by :class:`enginehouse.backend.Runner` methods; the scheduler handles these."""
+
+
+class CacheFull(RunnerError):
+    """``forward`` needs ``needed`` KV positions but only ``free`` are free; nothing was changed."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"the KV cache has {free} free positions but {needed} are needed", needed=needed, free=free)
+        self.needed, self.free = needed, free
+
+
+class StepAborted(RunnerError):
+    """``forward`` was interrupted by ``abort()``; ``lengths`` maps each sequence of the batch to its length now."""
+
+    def __init__(self, lengths: Mapping[int, int]) -> None:
+        super().__init__("the forward pass was aborted")
+        self.lengths = dict(lengths)
+
+
+class InvalidSpan(RunnerError):
+    """A span breaks the runner's contract; nothing was changed."""
+
+
+_BY_NAME: dict[str, type[EnginehouseError]] = {
+    name: value
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, EnginehouseError)
+}
+
+
+def error_from_fields(fields: Mapping[str, Any]) -> EnginehouseError:
+    """Rebuild an error from :meth:`EnginehouseError.to_fields`; unknown names become :class:`EngineError`."""
+    data = dict(fields)
+    error_class = _BY_NAME.get(data.pop("error", ""), EngineError)
+    message = data.pop("message", "unknown error")
+    if error_class in (ContextLengthExceeded, ModelNotFound, MissingDependency, CacheFull):
+        return error_class(**data)
+    if error_class is StepAborted:
+        return EngineError(message)
+    return error_class(message, **data)

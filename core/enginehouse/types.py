@@ -1,0 +1,262 @@
+"""Values that cross module borders.
+
+Two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without code of
+ours); values that stay in the parent process are frozen attrs classes. Nothing here imports other
+modules of ours, opens files or knows HTTP.
+
+Words: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token
+stream behind a choice; a *step* is one scheduler turn; a *batch* is the sequences of one forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from attrs import field, frozen
+
+__all__ = [
+    "ChoiceFinished",
+    "EngineRequest",
+    "EngineSettings",
+    "EngineStats",
+    "Event",
+    "FinishReason",
+    "GenerateRequest",
+    "Message",
+    "ModelInfo",
+    "RequestFinished",
+    "SamplingParams",
+    "Segment",
+    "StopParams",
+    "TextDelta",
+    "TokenLogprob",
+    "TopLogprob",
+]
+
+FinishReason = Literal["stop", "length"]
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of rendered prompt. Only in trusted text are control-token strings control tokens."""
+
+    text: str
+    trusted: bool = False
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn. Defaults mean "off".
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most probable tokens; 0 is off.
+        top_p: keep the smallest set of tokens whose probability reaches this; 1.0 is off.
+        min_p: keep tokens with at least this share of the most probable token's probability; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of seen tokens (prompt and
+            answer); 1.0 is off.
+        presence_penalty: subtracted once from tokens that the answer already holds.
+        frequency_penalty: subtracted per occurrence in the answer.
+        logit_bias: token id to value added to its logit; -100 or less bans, 100 or more forces.
+        seed: always set; the pipeline draws one when the client gives none, so that a sequence can be replayed.
+        num_logprobs: how many alternatives to report per token; None reports nothing, 0 the chosen token only.
+        extensions: plugin name to that plugin's request fields, as plain data.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    num_logprobs: int | None = None
+    extensions: dict[str, dict[str, Any]] = {}
+
+
+class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a sequence ends.
+
+    Attributes:
+        max_tokens: limit of the answer; None is the rest of the context.
+        stop: strings before which the text ends; matched on the decoded text.
+        ignore_eos: go on after an end-of-generation token (its text stays hidden).
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an engine gets: a rendered prompt and everything needed to answer it.
+
+    Attributes:
+        request_id: unique among the requests that the engine holds.
+        segments: the rendered prompt; ignored when ``token_ids`` is given.
+        token_ids: a prompt given as ids.
+        add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for
+            rendered chats, whose template writes it.
+        num_choices: how many answers to draw from one prefill.
+        priority: lower numbers are served earlier.
+        namespace: prefix-cache entries are shared only inside one namespace.
+    """
+
+    request_id: str
+    segments: tuple[Segment, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+    add_special: bool = False
+    num_choices: int = 1
+    sampling: SamplingParams = SamplingParams()
+    stopping: StopParams = StopParams()
+    priority: int = 0
+    namespace: str = ""
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One alternative at a position. ``logprob`` is the raw model's log-softmax value (natural log)."""
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The drawn token of one position and the most probable alternatives, best first."""
+
+    token_id: int
+    token: bytes
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+    """New text of one choice.
+
+    Attributes:
+        choice: index of the choice, 0-based.
+        text: whole characters, never part of a stop string; may be empty when only tokens are reported.
+        token_ids: the tokens that became visible with this text.
+        logprobs: one entry per token id when the request asked for them.
+    """
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice"):
+    """A choice ended. ``num_tokens`` counts all generated tokens, hidden ones (stop text, end tokens) too.
+
+    ``stop_reason`` is the stop string or end token id that ended it, or None for ``length``.
+    """
+
+    choice: int
+    finish_reason: FinishReason
+    num_tokens: int
+    stop_reason: str | int | None = None
+
+
+class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request"):
+    """The last event of a request. Times are in seconds, measured in the worker."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+Event = TextDelta | ChoiceFinished | RequestFinished
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is doing now; counts, and KV positions in tokens."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    max_sequences: int = 0
+    free_tokens: int = 0
+    cached_tokens: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent process must know about an opened model.
+
+    Attributes:
+        backend: name of the backend that opened it.
+        max_context: longest sequence (prompt plus answer) in tokens.
+        vocab_size: number of logits in a row.
+        chat_templates: Jinja sources by name; ``default`` is the usual one. Empty: the fallback is used.
+        special_tokens: control-token string to id; user text never forms these.
+        bos_token: text of the begin-of-sequence token, "" when there is none.
+        eos_token: text of the end-of-sequence token, "" when there is none.
+        metadata: anything worth showing (architecture, quantisation, parameter count), as strings.
+    """
+
+    backend: str
+    max_context: int
+    vocab_size: int
+    chat_templates: dict[str, str] = {}
+    special_tokens: dict[str, int] = {}
+    bos_token: str = ""
+    eos_token: str = ""
+    metadata: dict[str, str] = {}
+
+
+@frozen(kw_only=True)
+class Message:
+    """One chat message. Text parts are already joined; ``name`` is the optional author name."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+@frozen(kw_only=True)
+class GenerateRequest:
+    """One API call after decoding, before the model is chosen and rendered. None means "not given".
+
+    Exactly one of ``messages``, ``text`` and ``token_ids`` is set. ``sampling`` and ``stopping`` hold only
+    the fields that the client gave; the pipeline fills the rest from the model's, the profile's and the
+    built-in defaults.
+
+    Attributes:
+        request_id: shown to the client as the response id and in the log.
+        sampling: :class:`SamplingParams` field name to value.
+        stopping: :class:`StopParams` field name to value.
+        extensions: plugin name to that plugin's request fields.
+    """
+
+    request_id: str
+    model: str | None
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    num_choices: int = 1
+    sampling: dict[str, Any] = field(factory=dict)
+    stopping: dict[str, Any] = field(factory=dict)
+    extensions: dict[str, dict[str, Any]] = field(factory=dict)
+    priority: int = 0
+    namespace: str = ""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How :class:`enginehouse.engine.loop.StepEngine` schedules.
+
+    Attributes:
+        slots: sequences that decode at once.
+        max_queue: requests that wait; one more is refused.
+        prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in.
+        prefix_cache: keep finished sequences for requests that share a beginning.
+    """
+
+    slots: int = 8
+    max_queue: int = 128
+    prefill_chunk_tokens: int = 256
+    prefix_cache: bool = True
