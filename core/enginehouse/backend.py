@@ -88,7 +88,10 @@ class MemoryEstimate:
 class Backend(Protocol):
     """What a plugin registers. Cheap to create; never imports its library outside ``open``.
 
-    ``options`` is an attrs class: the settings a model of this backend accepts in ``[models.<name>]``.
+    ``options`` is an attrs class: the settings a model of this backend accepts in ``[models.<name>]``. A backend
+    that opens runners gives it the fields ``context: int | None = None`` (longest sequence in tokens; None: the
+    backend's default) and ``slots: int = 8`` (sequences that decode at once); the model manager fills these two
+    from the generic settings of the same name, so users never write them twice.
     ``opens`` says whether ``open`` gives a Runner (hosted in a worker) or an Engine (lives in the server process).
     """
 
