@@ -1,0 +1,354 @@
+"""Settings: one frozen value built from defaults, a TOML file, the environment and the command line.
+
+Later sources win: built-in defaults, then ``enginehouse.toml``, then variables such as
+``ENGINEHOUSE_SERVER__PORT=8081``, then what the command line passes as ``overrides``. Unknown keys and
+wrong types are errors that name the setting. This module does not know what a backend or plugin accepts:
+it keeps those keys as plain data until :func:`structure_options` reads them with the owner's own class.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import attrs
+from attrs import evolve, field, frozen
+from attrs.validators import ge, gt, le, optional
+
+from enginehouse.errors import ConfigError
+from enginehouse.structuring import Problem, closest, find_problems, strict_converter
+
+__all__ = [
+    "AuthSettings",
+    "LimitsSettings",
+    "ModelSettings",
+    "PluginsSettings",
+    "ServerSettings",
+    "Settings",
+    "is_loopback",
+    "load_settings",
+    "structure_options",
+]
+
+_PREFIX = "ENGINEHOUSE_"
+_T = TypeVar("_T")
+
+
+@frozen(kw_only=True)
+class ServerSettings:
+    """``[server]``: the HTTP server.
+
+    Attributes:
+        host: address to listen on. Beyond loopback the server needs ``auth.keys`` or ``insecure``.
+        port: TCP port; 0 takes any free one.
+        allowed_hosts: further names that the Host header may carry; loopback and ``host`` always may.
+        cors_origins: web origins (``https://app.example``) whose pages may call this server.
+        insecure: listen beyond loopback without keys; anyone who reaches the port can use the models.
+        unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
+            serves the request and lists the field in a response header.
+        ping_s: seconds between the comments that keep a stream open while its request waits.
+        shutdown_s: seconds that running requests get to finish after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = field(default=8080, validator=[ge(0), le(65535)])
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    insecure: bool = False
+    unsupported_parameters: Literal["reject", "report"] = "reject"
+    ping_s: float = field(default=10.0, validator=gt(0))
+    shutdown_s: float = field(default=10.0, validator=ge(0))
+
+
+@frozen(kw_only=True)
+class AuthSettings:
+    """``[auth]``: who may use the server.
+
+    Attributes:
+        keys: API keys; with at least one, every request but ``/health`` needs one as a bearer token.
+    """
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse empty keys, which an unset variable in a deployment script would give."""
+        if not all(key.strip() for key in self.keys):
+            raise ConfigError("a key is empty", "auth.keys")
+
+
+@frozen(kw_only=True)
+class LimitsSettings:
+    """``[limits]``: what one request may ask for.
+
+    Attributes:
+        max_body_bytes: longest request body.
+        max_json_depth: deepest nesting of a request body.
+        max_queue: requests that wait per model; one more is answered 429.
+        max_choices: largest ``n``.
+        max_messages: most messages in one chat.
+        max_stop: most stop strings.
+        max_tokens: longest answer in tokens; unset is the rest of the context.
+        render_timeout_s: seconds that a chat template may take.
+        render_max_chars: longest prompt that a chat template may make, in characters.
+    """
+
+    max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0))
+    max_json_depth: int = field(default=64, validator=gt(0))
+    max_queue: int = field(default=128, validator=ge(0))
+    max_choices: int = field(default=16, validator=gt(0))
+    max_messages: int = field(default=4096, validator=gt(0))
+    max_stop: int = field(default=16, validator=gt(0))
+    max_tokens: int | None = field(default=None, validator=optional(gt(0)))
+    render_timeout_s: float = field(default=5.0, validator=gt(0))
+    render_max_chars: int = field(default=8_000_000, validator=gt(0))
+
+
+@frozen(kw_only=True)
+class ModelSettings:
+    """``[models.<name>]``: one served model. Further keys of the table are options of its backend.
+
+    Attributes:
+        source: path of a model file or folder, or the name of a model source that a plugin offers. A path
+            may be relative to the configuration file.
+        backend: name of the backend; unset lets the one that suits the source best open it.
+        context: longest sequence (prompt plus answer) in tokens; unset is the backend's choice.
+        slots: sequences that decode at once.
+        prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in.
+        prefix_cache: keep finished sequences for requests that share a beginning.
+        isolation: ``process`` runs the model in a worker process of its own, ``thread`` in the server.
+        python: Python of the virtual environment that the worker process uses; unset is the server's own.
+        aliases: further names of this model.
+        defaults: request fields that apply when a request does not give them, such as ``temperature``.
+        chat_template: file with the Jinja chat template to use instead of the model's own.
+        options: keys of the table that are not listed above; the backend's options class reads them.
+    """
+
+    source: str
+    backend: str | None = None
+    context: int | None = field(default=None, validator=optional(gt(0)))
+    slots: int = field(default=8, validator=gt(0))
+    prefill_chunk_tokens: int = field(default=256, validator=gt(0))
+    prefix_cache: bool = True
+    isolation: Literal["process", "thread"] = "process"
+    python: str | None = None
+    aliases: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(factory=dict)
+    chat_template: str | None = None
+    options: dict[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class PluginsSettings:
+    """``[plugins]``: which plugins load. ``[plugins.<name>]`` holds the options of one plugin.
+
+    Attributes:
+        allow: load only the plugins with these names; unset loads every installed one.
+        deny: never import the plugins with these names.
+        options: plugin name to its table; the plugin's options class reads it.
+    """
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+    options: dict[str, dict[str, Any]] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Settings:
+    """Everything a user can set; one attribute per table of ``enginehouse.toml``."""
+
+    server: ServerSettings = ServerSettings()
+    auth: AuthSettings = AuthSettings()
+    limits: LimitsSettings = LimitsSettings()
+    models: dict[str, ModelSettings] = field(factory=dict)
+    plugins: PluginsSettings = PluginsSettings()
+
+    def __attrs_post_init__(self) -> None:
+        """Check what concerns several tables."""
+        if not (is_loopback(self.server.host) or self.auth.keys or self.server.insecure):
+            raise ConfigError(
+                f"{self.server.host!r} can be reached from other machines: set auth.keys, "
+                "or server.insecure = true (--insecure) to serve everyone",
+                "server.host",
+            )
+        taken: dict[str, str] = dict.fromkeys(self.models, "a model of that name")
+        for name, model in self.models.items():
+            for alias in model.aliases:
+                if alias in taken:
+                    raise ConfigError(f"the alias {alias!r} is taken by {taken[alias]}", f"models.{name}.aliases")
+                taken[alias] = f"the model {name!r}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(
+    path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> Settings:
+    """Read and check the settings.
+
+    Args:
+        path: the TOML file, or None for none.
+        env: environment variables; only ``ENGINEHOUSE_<TABLE>__<KEY>`` ones count.
+        overrides: table to key to value, laid over everything else.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown or wrong.
+    """
+    data = _read_toml(path) if path else {}
+    _merge(data, _from_environment(env, data))
+    _merge(data, overrides or {})
+    where = f" (in {path})" if path else ""
+    settings = _structure(Settings, _collect_options(data), "", where)
+    return _resolve_paths(settings, path.absolute().parent) if path else settings
+
+
+def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_known: tuple[str, ...] = ()) -> _T:
+    """Read a backend's or plugin's own settings with its attrs class.
+
+    Args:
+        cls: the options class.
+        data: the keys of the table that core does not own.
+        path: dotted path of the table, for messages.
+        also_known: names that core owns in the same table, offered when a key is misspelt.
+
+    Raises:
+        ConfigError: a key is unknown or has a wrong value.
+    """
+    known = tuple(attribute.name for attribute in attrs.fields(cls)) + also_known  # type: ignore[arg-type]
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{path}.{name}: unknown setting{closest(name, known)}", f"{path}.{name}")
+    return _structure(cls, data, path, "")
+
+
+def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
+    try:
+        return strict_converter().structure(data, cls)
+    except Exception as error:
+        # ``options`` is where core keeps keys that users write directly into the table.
+        problems = [
+            evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
+        ]
+        raise ConfigError("; ".join(map(str, problems)) + where, problems[0].path) from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _merge(data: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Lay ``other`` over ``data``, table by table."""
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(data.get(key), dict):
+            _merge(data[key], value)
+        else:
+            data[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _collect_options(data: dict[str, Any]) -> dict[str, Any]:
+    """Move the keys that belong to backends and plugins into the ``options`` of their table."""
+    collected = dict(data)
+    if isinstance(models := data.get("models"), dict):
+        own = {attribute.name for attribute in attrs.fields(ModelSettings)} - {"options"}
+        collected["models"] = {name: _split(table, own) for name, table in models.items()}
+    if isinstance(plugins := data.get("plugins"), dict):
+        collected["plugins"] = _split(plugins, {"allow", "deny"})
+    return collected
+
+
+def _split(table: Any, own: set[str]) -> Any:
+    if not isinstance(table, dict):
+        return table
+    kept = {key: value for key, value in table.items() if key in own}
+    rest = {key: value for key, value in table.items() if key not in own}
+    return {**kept, "options": rest} if rest else kept
+
+
+def _resolve_paths(settings: Settings, folder: Path) -> Settings:
+    """Make file names that are relative to the configuration file's folder absolute."""
+
+    def resolve(name: str | None) -> str | None:
+        return str(folder / name) if name and (folder / name).exists() else name
+
+    models = {
+        name: evolve(
+            model,
+            source=resolve(model.source) or model.source,
+            python=resolve(model.python),
+            chat_template=resolve(model.chat_template),
+        )
+        for name, model in settings.models.items()
+    }
+    return evolve(settings, models=models)
+
+
+def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in ``env`` as nested tables; ``data`` holds the model names that variables may mean."""
+    found: dict[str, Any] = {}
+    for variable in sorted(env):
+        steps = variable.removeprefix(_PREFIX).split("__")
+        if not variable.startswith(_PREFIX) or len(steps) < 2:
+            continue
+        steps = [step.lower() for step in steps]
+        if steps[0] == "models":
+            steps[1] = _model_name(steps[1], data.get("models"))
+        try:
+            value = _parse(env[variable], _type_of(steps))
+        except ValueError as error:
+            problem = Problem(".".join(steps), f"{error} (in the variable {variable})")
+            raise ConfigError(str(problem), problem.path) from error
+        table = found
+        for step in steps[:-1]:
+            table = table.setdefault(step, {})
+        table[steps[-1]] = value
+    return found
+
+
+def _model_name(step: str, models: Any) -> str:
+    """The configured model that a variable means: names hold characters that variables cannot."""
+    names = list(models) if isinstance(models, dict) else []
+    return next((name for name in names if re.sub(r"[^a-z0-9]", "_", name.lower()) == step), step)
+
+
+def _type_of(steps: list[str]) -> Any:
+    """The type of the setting at ``steps``; Any where core does not know it."""
+    kind: Any = Settings
+    for step in steps:
+        if attrs.has(kind):
+            kind = get_type_hints(kind).get(step, Any)
+        else:
+            kind = get_args(kind)[1] if get_origin(kind) is dict else Any
+    return kind
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """The value that a variable's text means: strings as they are, lists also with commas, the rest as TOML."""
+    alternatives = get_args(kind) if type(None) in get_args(kind) else (kind,)
+    if any(choice is str or get_origin(choice) is Literal for choice in alternatives):
+        return text
+    if any(get_origin(choice) is tuple for choice in alternatives) and not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        value = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    if set(value) != {"value"}:
+        raise ValueError("must be one TOML value")
+    return value["value"]

@@ -1,0 +1,172 @@
+"""Strict conversion of plain data (TOML, JSON) into attrs classes, with the path of whatever is wrong.
+
+Nothing is coerced: a bool is no int, a number is no string, a string is no list; only an int may stand
+for a float. Unknown keys are problems. Used for settings, plugin options and request fields; knows none
+of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
+
+import attrs
+from attrs import frozen
+from cattrs import Converter
+from cattrs.cols import homogenous_tuple_structure_factory, list_structure_factory, mapping_structure_factory
+from cattrs.errors import (
+    AttributeValidationNote,
+    ClassValidationError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+)
+from cattrs.gen import make_dict_structure_fn_from_attrs
+
+from enginehouse.errors import ConfigError
+
+__all__ = ["Problem", "closest", "find_problems", "strict_converter"]
+
+Hook = Callable[[Any, Any], Any]
+
+_NOUNS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "a table",
+    type(None): "null",
+}
+
+# How attrs' validators begin their messages: 'name' must be ...
+_VALIDATOR_MESSAGE = re.compile(r"^'(\w+)' ")
+
+
+@frozen
+class Problem:
+    """One thing that is wrong with the data. ``path`` is dotted (``models.small.slots``), "" is the root."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def closest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+    """A hint such as `` (did you mean 'port'?)`` for a misspelt name, or "" when nothing is close."""
+    matches = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def strict_converter(*, forbid_extra_keys: bool = True) -> Converter:
+    """A new converter with the rules of this module."""
+    converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
+    for wanted in (bool, int, float, str):
+        converter.register_structure_hook(wanted, _exact(wanted))
+    converter.register_structure_hook_factory(_has_origin(Literal), _literal)
+    for predicate, factory, accepted in (
+        (_is_homogeneous_tuple, homogenous_tuple_structure_factory, list),
+        (_has_origin(list), list_structure_factory, list),
+        (_has_origin(dict), mapping_structure_factory, dict),
+        (attrs.has, _attrs_class, dict),
+    ):
+        converter.register_structure_hook_factory(predicate, _guarded(converter, factory, accepted))
+    return converter
+
+
+def find_problems(error: Exception, path: str = "") -> Iterator[Problem]:
+    """Every problem in an exception that a :func:`strict_converter` raised, with ``path`` in front."""
+    if isinstance(error, ClassValidationError | IterableValidationError):
+        with_notes, without = error.group_exceptions()
+        for inner, note in with_notes:
+            step = note.name if isinstance(note, AttributeValidationNote) else note.index
+            yield from find_problems(inner, _join(path, step))
+        for inner in without:
+            yield from find_problems(inner, path)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        known = tuple(attribute.name for attribute in attrs.fields(error.cl))
+        for name in sorted(error.extra_fields):
+            yield Problem(_join(path, name), f"unknown setting{closest(name, known)}")
+    elif isinstance(error, ConfigError):
+        yield Problem(error.path or path, error.message)
+    elif isinstance(error, KeyError):
+        yield Problem(path, "is required")
+    else:
+        text = str(error.args[0]) if error.args else type(error).__name__
+        named = _VALIDATOR_MESSAGE.match(text)
+        yield Problem(_join(path, named[1]), text[named.end() :]) if named else Problem(path, text)
+
+
+def _join(path: str, step: Any) -> str:
+    if isinstance(step, int):
+        return f"{path}[{step}]"
+    return f"{path}.{step}" if path else step
+
+
+def _has_origin(origin: Any) -> Callable[[Any], bool]:
+    return lambda kind: get_origin(kind) is origin
+
+
+def _is_homogeneous_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple and get_args(kind)[-1:] == (...,)
+
+
+def _exact(wanted: type) -> Hook:
+    accepted = (int, float) if wanted is float else (wanted,)
+
+    def structure(value: Any, _: Any) -> Any:
+        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+            raise TypeError(f"must be {_NOUNS[wanted]}, not {_describe(value)}")
+        return wanted(value)
+
+    return structure
+
+
+def _literal(kind: Any) -> Hook:
+    choices = get_args(kind)
+
+    def structure(value: Any, _: Any) -> Any:
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            raise ValueError(f"must be one of {', '.join(map(repr, choices))}, not {_describe(value)}")
+        return value
+
+    return structure
+
+
+def _guarded(converter: Converter, factory: Callable[[Any, Converter], Hook], accepted: type) -> Callable[[Any], Hook]:
+    """Let ``factory``'s hook see only ``accepted`` values; cattrs itself takes whatever iterates."""
+
+    def guarded_factory(kind: Any) -> Hook:
+        structure_items = factory(kind, converter)
+
+        def structure(value: Any, kind: Any) -> Any:
+            if not isinstance(value, accepted):
+                # The value is not shown: a key that should stand in a list would leak into a log.
+                raise TypeError(f"must be {_NOUNS[accepted]}, not {_NOUNS.get(type(value), type(value).__name__)}")
+            return structure_items(value, kind)
+
+        return structure
+
+    return guarded_factory
+
+
+def _attrs_class(kind: Any, converter: Converter) -> Hook:
+    attrs.resolve_types(kind)
+    return make_dict_structure_fn_from_attrs(
+        attrs.fields(kind),
+        kind,
+        converter,
+        _cattrs_forbid_extra_keys=converter.forbid_extra_keys,
+        _cattrs_detailed_validation=True,
+    )
+
+
+def _describe(value: Any) -> str:
+    return (
+        repr(value)
+        if isinstance(value, str | int | float) and len(repr(value)) <= 60
+        else _NOUNS.get(type(value), type(value).__name__)
+    )
