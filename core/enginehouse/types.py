@@ -253,10 +253,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         slots: sequences that decode at once.
         max_queue: requests that wait; one more is refused.
         prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in.
+        max_prefill_tokens: most prompt tokens in a step that nothing decodes in.
         prefix_cache: keep finished sequences for requests that share a beginning.
     """
 
     slots: int = 8
     max_queue: int = 128
     prefill_chunk_tokens: int = 256
+    max_prefill_tokens: int = 512
     prefix_cache: bool = True

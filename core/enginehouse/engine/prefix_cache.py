@@ -1,0 +1,205 @@
+"""The prefix cache: finished sequences kept in a radix tree, reused through ``fork`` and ``truncate``.
+
+The tree maps token ids to runner sequences. A node may hold a *handle*: a runner sequence whose tokens
+are exactly the path from the root to that node. Any handle below a point also holds the tokens up to that
+point, so where the runner can cut a sequence anywhere, a match may end in the middle of an edge. Runners
+that cannot (sliding windows without full cache, recurrent state) reuse whole handles only.
+
+Each namespace has a tree of its own. Used by the scheduler on the engine thread; knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from enginehouse.backend import Runner
+
+__all__ = ["PrefixCache", "PrefixMatch", "common_prefix_length"]
+
+
+def common_prefix_length(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """How many leading token ids the two arrays share."""
+    num = min(len(a), len(b))
+    differs = a[:num] != b[:num]
+    return int(differs.argmax()) if differs.any() else num
+
+
+@define(eq=False)
+class _Node:
+    edge: NDArray[np.int32]  # token ids from the parent to here
+    depth: int  # token ids from the root to here
+    parent: _Node | None
+    handle: int | None = None
+    last_used: int = 0
+    children: dict[int, _Node] = field(factory=dict)
+
+    def walk(self) -> Iterator[_Node]:
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+
+@frozen(eq=False)
+class PrefixMatch:
+    """A reusable beginning: ``length`` tokens held by the node's handle."""
+
+    node: _Node
+    length: int
+
+
+class PrefixCache:
+    """Finished sequences by their token ids. Owns the handles that it holds.
+
+    Args:
+        runner: whose sequences are kept.
+        enabled: when False nothing is kept and nothing matches.
+    """
+
+    def __init__(self, runner: Runner, enabled: bool = True) -> None:
+        self._runner = runner
+        self._enabled = enabled
+        self._can_cut = runner.capabilities.truncate == "any"
+        self._roots: dict[str, _Node] = {}
+        self._holders: set[_Node] = set()
+        self._clock = 0
+
+    def __len__(self) -> int:
+        """Number of handles held."""
+        return len(self._holders)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens reachable in all trees; shared beginnings count once."""
+        return sum(len(node.edge) for root in self._roots.values() for node in root.walk())
+
+    def match(self, token_ids: NDArray[np.int32], namespace: str) -> PrefixMatch | None:
+        """The longest reusable beginning of ``token_ids``; changes nothing but its last use.
+
+        Returns:
+            None when not even one token can be reused.
+        """
+        root = self._roots.get(namespace)
+        if root is None:
+            return None
+        node, depth, whole = root, 0, None
+        while depth < len(token_ids):
+            child = node.children.get(int(token_ids[depth]))
+            if child is None:
+                break
+            shared = common_prefix_length(child.edge, token_ids[depth:])
+            node, depth = child, depth + shared
+            if shared < len(child.edge):
+                break
+            if child.handle is not None:
+                whole = child
+        if self._can_cut:
+            found = next((n for n in node.walk() if n.handle is not None), None) if depth else None
+        else:
+            found, depth = whole, whole.depth if whole is not None else 0
+        if found is None:
+            return None
+        self._touch(found)
+        return PrefixMatch(found, depth)
+
+    def open(self, match: PrefixMatch) -> tuple[int, int]:
+        """A runner sequence that starts with the match: (handle, length really reused).
+
+        A handle that lies wholly inside the match is moved out of the cache when forking would copy it.
+
+        Raises:
+            CacheFull: no room for a fork.
+        """
+        node, fork = match.node, self._runner.capabilities.fork
+        assert node.handle is not None
+        if fork == "share" or (fork == "copy" and node.depth > match.length):
+            return self._runner.fork(node.handle, match.length)
+        handle = self._remove(node)
+        if node.depth == match.length:
+            return handle, match.length
+        return handle, self._runner.truncate(handle, match.length)
+
+    def store(self, token_ids: NDArray[np.int32], handle: int, namespace: str) -> None:
+        """Take over a sequence that holds exactly ``token_ids``; frees handles that this makes redundant."""
+        if not self._enabled or not len(token_ids):
+            self._runner.free_sequence(handle)
+            return
+        node = self._insert(token_ids.copy(), namespace)
+        covered = node.handle is not None or (self._can_cut and any(n.handle is not None for n in node.walk()))
+        if covered:
+            self._runner.free_sequence(handle)
+            for holder in node.walk():
+                if holder.handle is not None:
+                    self._touch(holder)
+            return
+        node.handle = handle
+        self._holders.add(node)
+        self._touch(node)
+        if self._can_cut:
+            self._free_ancestors(node)
+
+    def evict(self, keep: PrefixMatch | None = None) -> bool:
+        """Free the least recently used handle other than ``keep``'s; False when there is none."""
+        victims = [node for node in self._holders if keep is None or node is not keep.node]
+        if not victims:
+            return False
+        self._runner.free_sequence(self._remove(min(victims, key=lambda node: node.last_used)))
+        return True
+
+    def clear(self) -> None:
+        """Free everything."""
+        while self.evict():
+            pass
+
+    def _touch(self, node: _Node) -> None:
+        self._clock += 1
+        node.last_used = self._clock
+
+    def _insert(self, token_ids: NDArray[np.int32], namespace: str) -> _Node:
+        """The node whose path is ``token_ids``, made and split from others as needed."""
+        node = self._roots.setdefault(namespace, _Node(np.empty(0, np.int32), 0, None))
+        while node.depth < len(token_ids):
+            rest = token_ids[node.depth :]
+            child = node.children.get(int(rest[0]))
+            if child is None:
+                child = _Node(rest, len(token_ids), node)
+                node.children[int(rest[0])] = child
+                return child
+            shared = common_prefix_length(child.edge, rest)
+            node = child if shared == len(child.edge) else self._split(child, shared)
+        return node
+
+    @staticmethod
+    def _split(node: _Node, at: int) -> _Node:
+        """Put a node into the middle of the edge that leads to ``node``."""
+        parent = node.parent
+        assert parent is not None
+        middle = _Node(node.edge[:at], node.depth - len(node.edge) + at, parent)
+        parent.children[int(node.edge[0])] = middle
+        node.edge, node.parent = node.edge[at:], middle
+        middle.children[int(node.edge[0])] = node
+        return middle
+
+    def _free_ancestors(self, node: _Node) -> None:
+        ancestor = node.parent
+        while ancestor is not None:
+            if ancestor.handle is not None:
+                self._runner.free_sequence(ancestor.handle)
+                ancestor.handle = None
+                self._holders.discard(ancestor)
+            ancestor = ancestor.parent
+
+    def _remove(self, node: _Node) -> int:
+        """Take the handle out of ``node`` and prune branches that hold nothing."""
+        handle = node.handle
+        assert handle is not None
+        node.handle = None
+        self._holders.discard(node)
+        while node.parent is not None and node.handle is None and not node.children:
+            parent = node.parent
+            del parent.children[int(node.edge[0])]
+            node = parent
+        return handle

@@ -1,0 +1,256 @@
+"""Which sequences run, and what each step computes.
+
+``admit`` moves waiting sequences into slots, reusing prefixes; ``schedule`` plans one forward pass;
+``preempt`` and ``release`` take sequences out again. Contains no sampling, no text and no logits: a batch
+is spans of token ids. Runs on the engine thread.
+
+Every sequence is served the same way: the runner has seen its first ``num_computed`` tokens and is given
+the next ones. One token is a decode, more are a prefill, and a preempted sequence simply prefills again.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from enginehouse.backend import Runner, Span
+from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
+from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.errors import CacheFull
+from enginehouse.types import EngineSettings
+
+__all__ = ["Batch", "Scheduler"]
+
+HEADROOM_TOKENS = 64
+"""A sequence enters when its tokens and this many more fit, so that it is not preempted at once."""
+
+MIN_DEFERRAL_TOKENS = 32
+"""Waiting for a neighbour's prefill must save at least this many tokens."""
+
+
+@frozen(eq=False)
+class Batch:
+    """One forward pass: ``spans[i]`` belongs to ``sequences[i]``."""
+
+    sequences: tuple[Sequence, ...]
+    spans: tuple[Span, ...]
+
+
+class Scheduler:
+    """Owns the waiting and running sequences and their runner handles."""
+
+    def __init__(self, runner: Runner, settings: EngineSettings) -> None:
+        self.runner = runner
+        self.settings = settings
+        self.cache = PrefixCache(runner, settings.prefix_cache)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.slots = min(settings.slots, runner.capabilities.max_sequences)
+        self._prefill_turn = True
+
+    @property
+    def num_waiting_requests(self) -> int:
+        """Requests of which nothing has started yet."""
+        return sum(1 for sequence in self.waiting if sequence.choice == 0 and sequence.owner.started_s is None)
+
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Put sequences in line by priority, then arrival, then choice."""
+        self.waiting.extend(sequences)
+        self.waiting.sort(key=lambda sequence: (*sequence.owner.order, sequence.choice))
+
+    # -- admission ---------------------------------------------------------------------------------
+
+    def admit(self) -> list[Sequence]:
+        """Start waiting sequences while slots and KV positions last; returns those started."""
+        started: list[Sequence] = []
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.slots:
+                break
+            if self._should_defer(sequence):
+                continue
+            if not self._start(sequence):
+                break
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            started.append(sequence)
+        return started
+
+    def _should_defer(self, sequence: Sequence) -> bool:
+        """Whether a running prefill will soon hold a longer beginning of this sequence than is cached now."""
+        if self.runner.capabilities.fork == "none":
+            return False
+        if self._awaits_leader(sequence):
+            return True
+        usable = sequence.token_ids[:-1]
+        neighbours = [other for other in self.running if other.num_remaining > 1 and self._shares(sequence, other)]
+        if not neighbours:
+            return False
+        match = self.cache.match(usable, sequence.owner.request.namespace)
+        here = max([match.length if match else 0] + [self._live_length(sequence, other) for other in self.running])
+        soon = max(common_prefix_length(usable, other.token_ids) for other in neighbours)
+        return soon - here >= MIN_DEFERRAL_TOKENS
+
+    def _awaits_leader(self, sequence: Sequence) -> bool:
+        """Whether this is a further choice of a request whose one prefill is still to come."""
+        leader, num_needed = sequence.leader, len(sequence.owner.prompt) - 1
+        if leader is sequence or leader.num_generated:
+            return False
+        return leader in self.waiting or (leader in self.running and leader.num_computed < num_needed)
+
+    def _shares(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether the two may share KV positions: choices of one request always, others within a namespace."""
+        if other.owner is sequence.owner:
+            return True
+        same_namespace = other.owner.request.namespace == sequence.owner.request.namespace
+        return self.settings.prefix_cache and same_namespace
+
+    def _live_length(self, sequence: Sequence, other: Sequence) -> int:
+        """Tokens of a running sequence that this one could fork now."""
+        if not self._shares(sequence, other):
+            return 0
+        shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
+        can_cut = self.runner.capabilities.truncate == "any"
+        return shared if can_cut or shared == other.num_computed else 0
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Give the sequence a runner handle with as much of it computed as can be reused."""
+        match = self.cache.match(sequence.token_ids[:-1], sequence.owner.request.namespace)
+        donor, live = None, 0
+        if self.runner.capabilities.fork != "none":
+            for other in self.running:
+                length = self._live_length(sequence, other)
+                if length > live:
+                    donor, live = other, length
+        if match is not None and match.length >= live:
+            donor, live = None, 0
+        elif donor is not None:
+            match = None
+        if not self._make_room(sequence, match, live):
+            if self.running:
+                return False
+            self.cache.clear()
+            match = donor = None
+        sequence.handle, sequence.num_computed = self._open(match, donor, live)
+        owner = sequence.owner
+        if owner.num_cached_tokens is None:
+            owner.num_cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)
+        return True
+
+    def _make_room(self, sequence: Sequence, match: PrefixMatch | None, live: int) -> bool:
+        """Evict prefixes until the sequence fits; False when it does not fit even so."""
+        capabilities = self.runner.capabilities
+        while len(self.running) + len(self.cache) >= capabilities.max_sequences:
+            if not self.cache.evict(keep=match):
+                break
+        reused = match.length if match is not None else live
+        copied = reused if capabilities.fork == "copy" else 0
+        needed = min(sequence.length - reused + copied + HEADROOM_TOKENS, capabilities.cache_tokens)
+        while self.runner.free_tokens() < needed:
+            if not self.cache.evict(keep=match):
+                return False
+        return True
+
+    def _open(self, match: PrefixMatch | None, donor: Sequence | None, live: int) -> tuple[int, int]:
+        try:
+            if match is not None:
+                return self.cache.open(match)
+            if donor is not None and donor.handle is not None:
+                return self.runner.fork(donor.handle, live)
+        except CacheFull:
+            self.cache.clear()
+        return self.runner.open_sequence(), 0
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch:
+        """Plan one forward pass: every decode, then prefill chunks in what is left of the budget.
+
+        While something decodes, prefill gets at most ``prefill_chunk_tokens``, so a long prompt delays
+        running streams by one chunk and no more.
+        """
+        decodes = [s for s in self.running if s.num_remaining == 1]
+        prefills = [s for s in self.running if s.num_remaining > 1]
+        if decodes and prefills and not self.runner.capabilities.mixed_batch:
+            self._prefill_turn = not self._prefill_turn
+            decodes, prefills = ([], prefills) if self._prefill_turn else (decodes, [])
+        limit = self.runner.capabilities.max_batch_tokens
+        decodes = decodes[:limit]
+        stalls_others = any(s.num_remaining == 1 for s in self.running)
+        budget = self.settings.prefill_chunk_tokens if stalls_others else self.settings.max_prefill_tokens
+        chunks = self._share_budget(prefills, min(budget, limit - len(decodes)))
+        plan = [(sequence, 1) for sequence in decodes] + chunks
+        return Batch(
+            tuple(sequence for sequence, _ in plan),
+            tuple(self._span(sequence, num_tokens) for sequence, num_tokens in plan),
+        )
+
+    @staticmethod
+    def _share_budget(prefills: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """Shortest remaining prompt first within a priority; the oldest is sure of a quarter of the budget."""
+        if not prefills or budget <= 0:
+            return []
+        oldest = min(prefills, key=lambda s: s.owner.order)
+        assured = min(oldest.num_remaining, max(1, budget // 4))
+        grants = {id(oldest): assured}
+        left = budget - assured
+        by_length = sorted(prefills, key=lambda s: (s.owner.request.priority, s.num_remaining, s.owner.arrival))
+        for sequence in by_length:
+            more = min(sequence.num_remaining - grants.get(id(sequence), 0), left)
+            if more:
+                grants[id(sequence)] = grants.get(id(sequence), 0) + more
+                left -= more
+        return [(s, grants[id(s)]) for s in by_length if id(s) in grants]
+
+    @staticmethod
+    def _span(sequence: Sequence, num_tokens: int) -> Span:
+        assert sequence.handle is not None
+        start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        outputs = "last" if end == sequence.length else "none"
+        return Span(sequence.handle, start, sequence.buffer[start:end], outputs)
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def make_room(self) -> bool:
+        """After ``CacheFull``: evict a prefix, else preempt; False when neither is possible."""
+        return self.cache.evict() or self.preempt()
+
+    def preempt(self) -> bool:
+        """Requeue the least urgent, youngest running sequence; its tokens are prefilled again later."""
+        if len(self.running) < 2:
+            return False
+        victim = max(self.running, key=lambda s: (*s.owner.order, s.choice))
+        self.running.remove(victim)
+        assert victim.handle is not None
+        self.runner.free_sequence(victim.handle)
+        victim.handle, victim.num_computed = None, 0
+        self.enqueue([victim])
+        self.num_preemptions += 1
+        return True
+
+    def release(self, sequence: Sequence, keep: bool) -> None:
+        """Take a sequence out for good; ``keep`` leaves its computed tokens to the prefix cache."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        handle, sequence.handle = sequence.handle, None
+        assert handle is not None
+        if keep:
+            namespace = sequence.owner.request.namespace
+            self.cache.store(sequence.buffer[: sequence.num_computed], handle, namespace)
+        else:
+            self.runner.free_sequence(handle)
+
+    def resync(self) -> None:
+        """Believe the runner about what it has computed, after a forward pass that did not finish."""
+        for sequence in self.running:
+            assert sequence.handle is not None
+            sequence.num_computed = min(self.runner.length(sequence.handle), sequence.length - 1)
+            if self.runner.length(sequence.handle) > sequence.num_computed:
+                sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
+
+    def drop(self, request: ActiveRequest, keep: bool) -> None:
+        """Take out every sequence of a request that is still in."""
+        for sequence in request.sequences:
+            if sequence in self.running or sequence in self.waiting:
+                self.release(sequence, keep)
