@@ -1,0 +1,99 @@
+"""Settings of a model -> a plan (source, backend, options) -> an engine that serves it.
+
+Planning looks at the file system and asks backends; it is quick but may block, so the manager runs it off
+the event loop. Opening takes as long as the model takes to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import attrs
+from attrs import frozen
+
+from enginehouse.backend import Backend, Engine, ModelSource, Progress
+from enginehouse.config import ModelSettings, Settings, structure_options
+from enginehouse.errors import EngineDead
+from enginehouse.models.choice import choose_backend
+from enginehouse.models.sources import find_source
+from enginehouse.plugins import PluginRegistry
+
+__all__ = ["ModelPlan", "OpenEngine", "open_engine", "plan_model"]
+
+
+@frozen(kw_only=True)
+class ModelPlan:
+    """How a model will be opened.
+
+    Attributes:
+        options: the backend's settings as plain data, ``context`` and ``slots`` included where it knows them.
+        reason: why this backend was chosen.
+    """
+
+    name: str
+    source: ModelSource
+    backend: Backend
+    options: dict[str, Any]
+    reason: str
+
+    @property
+    def options_path(self) -> str:
+        """Dotted path of the options in the configuration, for messages."""
+        return f"models.{self.name}"
+
+
+@frozen(eq=False)
+class OpenEngine:
+    """An engine that is ready; ``died`` gets the reason when it stops by itself."""
+
+    engine: Engine
+    died: asyncio.Future[EngineDead]
+
+
+def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
+    """Find the source, choose the backend and check its options; blocking, but quick.
+
+    Raises:
+        ConfigError: an option is unknown to the backend or has a wrong value.
+        ModelLoadError: there is no such source, or no backend for it.
+    """
+    source = find_source(settings.source, registry.model_sources)
+    # Another virtual environment has other libraries; what is installed in this one says nothing then.
+    choice = choose_backend(source, settings.backend, registry.backends, probe=settings.python is None)
+    options = dict(settings.options)
+    known = {attribute.name for attribute in attrs.fields(choice.backend.options)}
+    for generic in ("context", "slots"):
+        if generic in known:
+            options[generic] = getattr(settings, generic)
+    plan = ModelPlan(name=name, source=source, backend=choice.backend, options=options, reason=choice.reason)
+    generic_names = tuple(attribute.name for attribute in attrs.fields(ModelSettings))
+    structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
+    return plan
+
+
+async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
+    """Load the model.
+
+    Args:
+        plan: what to open.
+        model: the model's settings.
+        settings: all settings; the worker needs the limits and the plugins'.
+        progress: called on the event loop.
+
+    Raises:
+        EnginehouseError: the model could not be loaded; EngineDead when its worker died meanwhile.
+    """
+    return await _open_here(plan, progress)
+
+
+async def _open_here(plan: ModelPlan, progress: Progress) -> OpenEngine:
+    """Open a backend that is an engine by itself: it lives in this process, and only opening may block."""
+    loop = asyncio.get_running_loop()
+
+    def report(share: float, text: str) -> None:
+        loop.call_soon_threadsafe(progress, share, text)
+
+    options = structure_options(plan.backend.options, plan.options, plan.options_path)
+    engine = await asyncio.to_thread(plan.backend.open, plan.source, options, report)
+    return OpenEngine(cast(Engine, engine), loop.create_future())
