@@ -13,6 +13,7 @@
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   └── ModelNotFound           no model is served under that name
     ├── Overloaded                  the queue is full; try again later
+    ├── ServerStopping              the server shuts down; try again on another or later
     └── EngineError                 the engine is at fault
         ├── ModelLoadError          a model could not be opened
         ├── ModelNotReady           the model is loading or restarting; try again later
@@ -52,6 +53,7 @@ __all__ = [
     "RenderError",
     "RequestError",
     "RunnerError",
+    "ServerStopping",
     "StepAborted",
     "UnsupportedParameter",
     "error_from_fields",
@@ -148,6 +150,12 @@ class Overloaded(EnginehouseError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.retry_after_s = retry_after_s
+
+
+class ServerStopping(EnginehouseError):
+    """The server is shutting down: new requests are refused, running ones end at its deadline."""
+
+    retryable = True
 
 
 class EngineError(EnginehouseError):
