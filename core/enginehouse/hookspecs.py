@@ -2,31 +2,47 @@
 
 Hooks only collect: they run when the server starts (or per request, where said) and hand over plain
 objects that core then calls directly. No hook runs inside the decode loop.
+
+Every ``register_*`` hook also offers two arguments that an implementation may leave out, as pluggy allows:
+
+``options``: the plugin's settings from ``[plugins.<name>]``, an instance of the attrs class that the plugin
+holds as ``options``; None when it holds none.
+
+``add_plugin(name, plugin)``: brings another plugin. The running round of calls does not see it; its own
+register hooks are called in the next round, each exactly once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pluggy
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.sampler import SamplerPlugin
 
-__all__ = ["hookimpl", "hookspec"]
+__all__ = ["API_VERSION", "AddPlugin", "hookimpl", "hookspec"]
+
+API_VERSION = 1
+"""Version of the objects that hooks hand over; objects of this and the previous version are taken."""
+
+AddPlugin = Callable[[str, object], None]
+"""Called with a name that no plugin has and an object that implements hooks."""
 
 hookspec = pluggy.HookspecMarker("enginehouse")
 hookimpl = pluggy.HookimplMarker("enginehouse")
 
 
 @hookspec
-def register_backends(register: Callable[[Backend], None]) -> None:
+def register_backends(register: Callable[[Backend], None], options: Any, add_plugin: AddPlugin) -> None:
     """Hand over the backends of this plugin.
 
     When: once at start, in the server process and again in each worker process; main thread.
 
     Args:
         register: call it once per backend object. A name that is taken is reported as a load error.
+        options, add_plugin: see above; may be left out.
 
     An exception is recorded as this plugin's load error; the other plugins are not affected.
 
@@ -39,7 +55,9 @@ def register_backends(register: Callable[[Backend], None]) -> None:
 
 
 @hookspec
-def register_model_sources(register: Callable[[str, Callable[[], ModelSource | None]], None]) -> None:
+def register_model_sources(
+    register: Callable[[str, Callable[[], ModelSource | None]], None], options: Any, add_plugin: AddPlugin
+) -> None:
     """Offer models that need no path, under a name.
 
     When: once at start, in the server process; main thread.
@@ -48,6 +66,7 @@ def register_model_sources(register: Callable[[str, Callable[[], ModelSource | N
         register: call it with a name and a function that finds the model now, or returns None when it is
             not installed. The function is called when that name is asked for; it must not load anything.
             The name ``starter`` is what ``enginehouse serve`` without arguments serves.
+        options, add_plugin: see above; may be left out.
 
     An exception is recorded as this plugin's load error; the other plugins are not affected.
 
@@ -60,7 +79,7 @@ def register_model_sources(register: Callable[[str, Callable[[], ModelSource | N
 
 
 @hookspec
-def register_samplers(register: Callable[[SamplerPlugin], None]) -> None:
+def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, add_plugin: AddPlugin) -> None:
     """Hand over truncation steps (such as XTC) together with the request fields that control them.
 
     When: once at start, in the server process (to validate request fields) and in each worker process
@@ -68,6 +87,7 @@ def register_samplers(register: Callable[[SamplerPlugin], None]) -> None:
 
     Args:
         register: call it once per sampler object. A name or request field that is taken is a load error.
+        options, add_plugin: see above; may be left out.
 
     An exception is recorded as this plugin's load error. An exception while sampling fails that request only
     and names the plugin.

@@ -1,0 +1,106 @@
+"""Names of request fields: which ones core owns, and which one plugin declares what.
+
+A sampler plugin declares its fields as the attributes of an attrs class. A name can mean one thing only,
+whatever is installed, so a collision refuses the sampler at start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+__all__ = ["CORE_FIELDS", "RequestField", "fields_of"]
+
+CORE_FIELDS = frozenset(
+    {
+        "add_generation_prompt",
+        "audio",
+        "best_of",
+        "cache_salt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "echo",
+        "frequency_penalty",
+        "function_call",
+        "functions",
+        "grammar",
+        "ignore_eos",
+        "input",
+        "log_prompt",
+        "logit_bias",
+        "loglikelihood",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "metadata",
+        "min_p",
+        "modalities",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "peft",
+        "prediction",
+        "presence_penalty",
+        "priority",
+        "prompt",
+        "reasoning_effort",
+        "repetition_penalty",
+        "response_format",
+        "seed",
+        "service_tier",
+        "stop",
+        "store",
+        "stream",
+        "stream_options",
+        "structured_outputs",
+        "suffix",
+        "temperature",
+        "thinking_budget",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "user",
+    }
+)
+"""Request fields of core's own endpoints, those of planned features too: a plugin may not redefine them."""
+
+
+@frozen
+class RequestField:
+    """A request field that a plugin declared.
+
+    Attributes:
+        name: the field in the request body.
+        sampler: name of the sampler that reads it; the key of its fields in ``GenerateRequest.extensions``.
+        plugin: name of the plugin that brought the sampler.
+        attribute: its type, default and validator.
+    """
+
+    name: str
+    sampler: str
+    plugin: str
+    attribute: attrs.Attribute[Any]
+
+
+def fields_of(fields_class: type[Any], sampler: str, plugin: str) -> list[RequestField]:
+    """The request fields that ``fields_class`` declares.
+
+    Raises:
+        ValueError: it is no attrs class, or an attribute has no default (the default means "off").
+    """
+    if not attrs.has(fields_class):
+        raise ValueError("request_fields must be an attrs class")
+    attrs.resolve_types(fields_class)
+    declared = [
+        RequestField(name=attribute.name, sampler=sampler, plugin=plugin, attribute=attribute)
+        for attribute in attrs.fields(fields_class)
+    ]
+    for declaration in declared:
+        if declaration.attribute.default is attrs.NOTHING:
+            raise ValueError(f"the request field {declaration.name!r} needs a default that means off")
+    return declared
