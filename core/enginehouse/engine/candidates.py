@@ -1,0 +1,200 @@
+"""Reading one row of logits from the most probable token down, without sorting all of it.
+
+Called by the sampler. The trick: tokens with ``logit >= max - c`` are a superset of what top-k, top-p or a
+draw needs as soon as they hold k tokens or the wanted probability; ``c`` grows until they do, so every
+answer here is exact whatever the row looks like. Order is always logit descending, then id ascending.
+
+Source: the idea is folklore (a threshold instead of a partial sort). Sums over the whole row add float32
+exponentials in float64; a top-p border that this precision cannot decide is decided again in float64.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+__all__ = ["Head", "LogitRow", "bounded_by_mass", "bounded_by_ratio"]
+
+_TOP_K_DEPTHS = (6.0, 12.0, 24.0, np.inf)  # in logits
+_MASS_DEPTHS = (4.0, 8.0, 16.0, 32.0, np.inf)  # in logits after temperature
+_UNDECIDED = 1e-5  # float32 exponentials are off by far less than this, relatively
+_SMALL = 1024  # tokens that are sorted rather than narrowed further
+
+
+@frozen(eq=False)
+class Head:
+    """The most probable tokens of a row (or what truncation left of them), in order.
+
+    Attributes:
+        token_ids: (num_candidates,) int64.
+        weights: (num_candidates,) float64, ``exp((logit - max) / temperature)``.
+    """
+
+    token_ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    def __getitem__(self, kept: slice | NDArray[np.bool_]) -> Head:
+        return Head(self.token_ids[kept], self.weights[kept])
+
+    def __len__(self) -> int:
+        return self.token_ids.size
+
+
+class LogitRow:
+    """One row of logits at one temperature. Tokens with a logit of -inf are never returned.
+
+    Args:
+        logits: (vocab_size,) float32 without NaN or +inf, at least one finite; not changed.
+        maximum: its largest value.
+        temperature: greater than 0.
+    """
+
+    def __init__(self, logits: NDArray[np.float32], maximum: float, temperature: float = 1.0) -> None:
+        self.logits = logits
+        self.maximum = maximum
+        self.temperature = temperature
+
+    @cached_property
+    def fast_weights(self) -> NDArray[np.float32]:
+        """(vocab_size,) float32, ``exp((logit - max) / temperature)`` of the whole row."""
+        weights = np.subtract(self.logits, np.float32(self.maximum))
+        if self.temperature != 1.0:
+            np.divide(weights, np.float32(self.temperature), out=weights)
+        return np.exp(weights, out=weights)
+
+    @cached_property
+    def total(self) -> float:
+        """The sum of :attr:`fast_weights`; good to about 1e-7, relatively."""
+        return float(self.fast_weights.sum(dtype=np.float64))
+
+    def top(self, count: int) -> Head:
+        """The ``count`` most probable tokens (all, when there are fewer)."""
+        for depth in _TOP_K_DEPTHS:
+            token_ids = self._within(depth)
+            if token_ids.size >= count:
+                break
+        return self._head(token_ids, count)
+
+    def nucleus(self, mass: float, exact: bool = True) -> Head:
+        """The smallest number of most probable tokens whose probability reaches ``mass`` (top-p).
+
+        Args:
+            mass: in [0, 1].
+            exact: decide a border that rounding blurs in float64; False may keep a token more or less there.
+        """
+        head, sums = self._head_with_mass(mass * self.total)
+        last = int(np.searchsorted(sums, mass * self.total))
+        if exact and self._is_undecided(sums, last, mass * self.total):
+            total = float(self._weights(self.logits).sum())
+            head, sums = self._head_with_mass(mass * total)
+            last = int(np.searchsorted(sums, mass * total))
+        return head[: last + 1]
+
+    def at_least(self, ratio: float) -> Head:
+        """The tokens with at least ``ratio`` of the most probable token's probability (min-p)."""
+        depth = -self.temperature * float(np.log(ratio)) * (1 + 1e-6) + abs(self.maximum) * 1e-6
+        return bounded_by_ratio(self._head(self._within(depth)), ratio)
+
+    def whole(self) -> Head:
+        """Every token, sorted."""
+        return self._head(self._within(np.inf))
+
+    def draw(self, number: float) -> int:
+        """The token at which the running sum of probabilities, most probable first, passes ``number`` in [0, 1)."""
+        token_ids, left = self._where_sum_passes(number * self.total)
+        token_ids = self._sorted(token_ids)
+        sums = np.cumsum(self.fast_weights[token_ids], dtype=np.float64)
+        index = int(np.searchsorted(sums, left, side="right"))
+        if index == sums.size:  # rounding: the bands add up to a little less than the total
+            index = int(np.searchsorted(sums, sums[-1], side="left"))
+        return int(token_ids[index])
+
+    def _where_sum_passes(self, left: float) -> tuple[NDArray[np.int64], float]:
+        """A few tokens, neighbours in the order of the row, among which the running sum passes ``left``.
+
+        Walks down the row in bands of logits and looks closely only at the band where the sum passes.
+
+        Returns:
+            Their ids, ascending, and what is left of ``left`` after all tokens before them.
+        """
+        above: float | np.float32 = np.inf
+        passed = np.empty(0, np.int64)
+        for depth in _MASS_DEPTHS:
+            below = np.float32(self.maximum - depth * self.temperature)
+            token_ids = np.flatnonzero((self.logits >= below) & (self.logits < above))
+            mass = float(self.fast_weights[token_ids].sum(dtype=np.float64))
+            if left < mass:
+                return self._narrow(token_ids, left)
+            if mass > 0:
+                passed, left_before = token_ids, left
+            left, above = left - mass, below
+        return self._narrow(passed, left_before)
+
+    def _narrow(self, token_ids: NDArray[np.int64], left: float) -> tuple[NDArray[np.int64], float]:
+        """Halve a band by logit until it is small or all one value; ``left`` is the sum still to pass in it."""
+        while token_ids.size > _SMALL:
+            logits = self.logits[token_ids]
+            low, high = float(logits.min()), float(logits.max())
+            upper = logits > np.float32((low + high) / 2)
+            if low == high or not upper.any():
+                break
+            upper_ids = token_ids[upper]
+            mass = float(self.fast_weights[upper_ids].sum(dtype=np.float64))
+            if left < mass:
+                token_ids = upper_ids
+            else:
+                left -= mass
+                token_ids = token_ids[~upper]
+        return token_ids, left
+
+    def _head_with_mass(self, wanted: float) -> tuple[Head, NDArray[np.float64]]:
+        """A sorted head whose weights reach ``wanted`` (or hold every token), and its running sums."""
+        token_ids, _ = self._where_sum_passes(wanted * (1 + _UNDECIDED))
+        head = self._head(np.flatnonzero(self.logits >= self.logits[token_ids].min()))
+        return head, np.cumsum(head.weights)
+
+    @staticmethod
+    def _is_undecided(sums: NDArray[np.float64], last: int, wanted: float) -> bool:
+        near = sums[max(last - 1, 0) : last + 1]
+        return last == sums.size or bool((np.abs(near - wanted) <= _UNDECIDED * wanted).any())
+
+    def _within(self, depth: float) -> NDArray[np.int64]:
+        """Ids, ascending, of the tokens whose logit is at most ``depth`` below the maximum."""
+        floor = np.float32(self.maximum - depth)
+        return np.flatnonzero(self.logits >= floor if floor > -np.inf else self.logits > -np.inf)
+
+    def _head(self, token_ids: NDArray[np.int64], count: int | None = None) -> Head:
+        token_ids = self._sorted(token_ids, count)
+        return Head(token_ids, self._weights(self.logits[token_ids]))
+
+    def _weights(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+        scaled: NDArray[np.float64] = (logits.astype(np.float64) - self.maximum) / self.temperature
+        return np.exp(scaled, out=scaled)
+
+    def _sorted(self, token_ids: NDArray[np.int64], count: int | None = None) -> NDArray[np.int64]:
+        """``token_ids`` by logit descending, then id; only the first ``count``.
+
+        Both keys are packed into one integer: the bits of a float32, with the sign handled, sort like its value.
+        Adding 0.0 makes -0.0 and 0.0 the same.
+        """
+        bits = (self.logits[token_ids] + np.float32(0)).view(np.uint32)
+        descending = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF)).astype(np.uint64)
+        keys = (descending << np.uint64(32)) | token_ids.astype(np.uint64)
+        if count is not None and count < keys.size:
+            keys = np.partition(keys, count - 1)[:count] if keys.size > 4 * count else keys
+        keys.sort()
+        return (keys[:count] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def bounded_by_mass(head: Head, mass: float) -> Head:
+    """Top-p over what is left: the first tokens of ``head`` that hold ``mass`` of its weight, at least one."""
+    sums = np.cumsum(head.weights)
+    return head[: int(np.searchsorted(sums, mass * sums[-1])) + 1]
+
+
+def bounded_by_ratio(head: Head, ratio: float) -> Head:
+    """Min-p over what is left: tokens with at least ``ratio`` of the first one's weight."""
+    return head[head.weights >= ratio * head.weights[0]]
