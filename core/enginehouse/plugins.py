@@ -208,7 +208,7 @@ class _Loader:
 
     def collect(self) -> None:
         """Call each register hook of each plugin once, and sort what comes."""
-        registers = {
+        registers: dict[str, Callable[..., None]] = {
             "register_backends": self.register_backend,
             "register_model_sources": self.register_model_source,
             "register_samplers": self.register_sampler,
