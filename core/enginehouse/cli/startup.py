@@ -1,0 +1,78 @@
+"""What the user sees between the command and the first request: URL, progress bars, a curl example."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+__all__ = ["Startup"]
+
+
+class Startup:
+    """Shows how far the models have loaded. Its methods may be called from any thread."""
+
+    def __init__(self, console: Console, models: Iterable[str]) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._url = ""
+        self._waiting = dict.fromkeys(models)
+        self._progress = Progress(
+            TextColumn("Loading {task.fields[model]}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Startup:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def on_listening(self, url: str) -> None:
+        """The port is open; models may still be loading."""
+        self._url = url
+        self._say(f"Enginehouse listens on {url} (models are loading; {url}/health says when they are ready)")
+
+    def on_progress(self, model: str, share: float, text: str) -> None:
+        """``model`` has loaded ``share`` (0 to 1) of itself. ``ready`` and ``failed`` as ``text`` end the load."""
+        with self._lock:
+            if text in ("ready", "failed"):
+                self._end(model, text)
+            elif model in self._waiting:
+                if model not in self._bars:
+                    self._bars[model] = self._progress.add_task(text, total=1.0, model=model)
+                self._progress.update(self._bars[model], completed=share, description=text)
+
+    def _end(self, model: str, outcome: str) -> None:
+        if model not in self._waiting:  # a restart, long after the start
+            return
+        del self._waiting[model]
+        if model in self._bars:
+            self._progress.remove_task(self._bars.pop(model))
+        if not self._waiting:
+            self._progress.stop()
+        if outcome == "ready":
+            self._say(f"{model} is ready. Try it:\n\n{_curl_example(self._url, model)}\n")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _curl_example(url: str, model: str) -> str:
+    body = '{"model": "%s", "temperature": 0, "messages": [{"role": "user", "content": "%s"}]}'
+    question = "What is the capital of France?"
+    return (
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body % (model, question)}'"
+    )
