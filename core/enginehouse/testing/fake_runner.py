@@ -1,0 +1,347 @@
+"""A runner and a backend without a model library, for tests of everything above them.
+
+The runner is as honest as a real one: positions live in a pool of cells that forked sequences share,
+every span is checked before anything changes, and a state that was not computed cannot be read. Options
+turn it into the awkward kinds of runner (sliding window, no fork, small cache, slow) and make it fail on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from attrs import field, frozen, validators
+from numpy.typing import NDArray
+
+from enginehouse.backend import (
+    ForwardOutput,
+    LastSampled,
+    Match,
+    MemoryEstimate,
+    ModelSource,
+    Probe,
+    Progress,
+    RunnerCapabilities,
+    Span,
+)
+from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.testing.fake_model import FakeModel, State
+from enginehouse.testing.fake_tokenizer import FakeTokenizer
+from enginehouse.types import ModelInfo
+
+__all__ = ["FakeBackend", "FakeFaults", "FakeOptions", "FakeRunner"]
+
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_optional_positive = validators.optional(validators.ge(1))
+
+
+@frozen(kw_only=True)
+class FakeFaults:
+    """What goes wrong, at which forward pass (1 is the first); None: never.
+
+    Attributes:
+        raise_at_step: ``forward`` raises a RuntimeError, as a broken library would.
+        nan_at_step: the first row of that pass holds NaN.
+        hang_at_step: ``forward`` never returns and ignores ``abort``.
+        abort_at_step: the process dies as by a failed assertion in C (SIGABRT).
+        refuse_to_open: text of the ModelLoadError that opening raises.
+    """
+
+    raise_at_step: int | None = None
+    nan_at_step: int | None = None
+    hang_at_step: int | None = None
+    abort_at_step: int | None = None
+    refuse_to_open: str | None = None
+
+
+@frozen(kw_only=True)
+class FakeOptions:
+    """Settings of the fake backend.
+
+    Attributes:
+        context: longest sequence in tokens; None is 4096.
+        slots: sequences that decode at once.
+        max_sequences: handles open at once; None is four for each slot.
+        max_batch_tokens: tokens in one forward pass.
+        cache_tokens: KV positions in total; None is ``context`` for each slot.
+        vocab_size: None is the smallest possible (about 290).
+        window: attention reaches this many tokens back (sliding window; ``truncate`` is ``bounded``); None is all.
+        window_slack: positions kept beyond the window, so that this many tokens can be taken back.
+        fork: as in :class:`RunnerCapabilities`.
+        mixed_batch: as in :class:`RunnerCapabilities`.
+        end_logit: raises (or lowers) the chance that an answer ends.
+        step_delay_s: time that each forward pass takes.
+        open_delay_s: time that loading takes.
+        faults: failures on purpose.
+    """
+
+    context: int | None = field(default=None, validator=_optional_positive)
+    slots: int = field(default=8, validator=validators.ge(1))
+    max_sequences: int | None = field(default=None, validator=_optional_positive)
+    max_batch_tokens: int = field(default=512, validator=validators.ge(1))
+    cache_tokens: int | None = field(default=None, validator=_optional_positive)
+    vocab_size: int | None = field(default=None, validator=_optional_positive)
+    window: int | None = field(default=None, validator=_optional_positive)
+    window_slack: int = field(default=8, validator=validators.ge(0))
+    fork: Literal["share", "copy", "none"] = "share"
+    mixed_batch: bool = True
+    end_logit: float = -2.5
+    step_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
+    open_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
+    faults: FakeFaults = FakeFaults()
+
+
+class _Rows:
+    """The rows of one forward pass."""
+
+    def __init__(self, rows: Sequence[NDArray[np.float32]], vocab_size: int) -> None:
+        self.num_rows = len(rows)
+        self._rows = np.array(rows, np.float32).reshape(self.num_rows, vocab_size)
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32."""
+        return self._rows
+
+
+class _Cell:
+    """One KV position: the token there and the model's state after it. ``owners`` counts sequences."""
+
+    __slots__ = ("owners", "state", "token_id")
+
+    def __init__(self, token_id: int, state: State) -> None:
+        self.token_id, self.state, self.owners = token_id, state, 1
+
+
+class FakeRunner:
+    """See :class:`enginehouse.backend.Runner`; counts its forward passes in ``num_steps``."""
+
+    def __init__(self, options: FakeOptions | None = None) -> None:
+        self.options = options = options or FakeOptions()
+        context = options.context or 4096
+        try:
+            self.tokenizer = FakeTokenizer(options.vocab_size)
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+        self.capabilities = RunnerCapabilities(
+            max_sequences=options.max_sequences or 4 * options.slots,
+            max_batch_tokens=options.max_batch_tokens,
+            max_context=context,
+            cache_tokens=options.cache_tokens or context * options.slots,
+            mixed_batch=options.mixed_batch,
+            truncate="bounded" if options.window else "any",
+            fork=options.fork,
+            batch_invariant=True,
+            abort=True,
+        )
+        self.info = ModelInfo(
+            backend="fake",
+            max_context=context,
+            vocab_size=self.tokenizer.vocab_size,
+            chat_templates={"default": _CHATML},
+            special_tokens=self.tokenizer.special_tokens,
+            bos_token="<|bos|>",
+            eos_token="<|im_end|>",
+            metadata={"architecture": "hash"},
+        )
+        self.num_steps = 0
+        self._model = FakeModel(self.tokenizer, options.end_logit)
+        self._sequences: dict[int, list[_Cell]] = {}
+        self._next_handle = 0
+        self._num_cells = 0
+        self._aborted = threading.Event()
+
+    def open_sequence(self) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        if len(self._sequences) >= self.capabilities.max_sequences:
+            raise CacheFull(1, self.free_tokens())
+        self._next_handle += 1
+        self._sequences[self._next_handle] = []
+        return self._next_handle
+
+    def free_sequence(self, sequence: int) -> None:
+        """See :class:`enginehouse.backend.Runner`."""
+        self._release(self._cells(sequence))
+        del self._sequences[sequence]
+
+    def length(self, sequence: int) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        return len(self._cells(sequence))
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        cells = self._cells(sequence)
+        if length < 0:
+            raise InvalidSpan(f"a sequence cannot be truncated to {length} tokens")
+        kept = self._reachable(len(cells), length)
+        self._release(cells[kept:])
+        del cells[kept:]
+        return kept
+
+    def fork(self, source: int, length: int) -> tuple[int, int]:
+        """See :class:`enginehouse.backend.Runner`."""
+        cells = self._cells(source)
+        shared = 0 if self.capabilities.fork == "none" else self._reachable(len(cells), length)
+        copied = shared if self.capabilities.fork == "copy" else 0
+        if copied > self.free_tokens():
+            raise CacheFull(copied, self.free_tokens())
+        handle = self.open_sequence()
+        if copied:
+            self._sequences[handle] = [_Cell(cell.token_id, cell.state) for cell in cells[:shared]]
+            self._num_cells += copied
+        else:
+            for cell in cells[:shared]:
+                cell.owners += 1
+            self._sequences[handle] = cells[:shared]
+        return handle, shared
+
+    def free_tokens(self) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        return self.capabilities.cache_tokens - self._num_cells
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        """See :class:`enginehouse.backend.Runner`."""
+        inputs = [self._checked(span) for span in spans]
+        self._check_batch(spans, inputs)
+        self._aborted.clear()
+        self.num_steps += 1
+        self._fail_on_purpose()
+        rows: list[NDArray[np.float32]] = []
+        for index, (span, token_ids) in enumerate(zip(spans, inputs, strict=True)):
+            if index == 0 and self.options.step_delay_s:
+                self._aborted.wait(self.options.step_delay_s)
+            if self._aborted.is_set():
+                raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
+            rows += self._append(span, token_ids)
+        if self.num_steps == self.options.faults.nan_at_step and rows:
+            rows[0] = np.full_like(rows[0], np.nan)
+        return _Rows(rows, self.tokenizer.vocab_size)
+
+    def abort(self) -> None:
+        """See :class:`enginehouse.backend.Runner`."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """See :class:`enginehouse.backend.Runner`; idempotent."""
+        self._sequences.clear()
+        self._num_cells = 0
+
+    def _cells(self, sequence: int) -> list[_Cell]:
+        try:
+            return self._sequences[sequence]
+        except KeyError:
+            raise InvalidSpan(f"there is no open sequence {sequence}") from None
+
+    def _reachable(self, current: int, length: int) -> int:
+        """How much of ``length`` can be kept: with a window, the tokens before it may be gone."""
+        length = min(length, current)
+        window = self.options.window
+        if window is None or length == current:
+            return length
+        first_kept = max(0, current - window - self.options.window_slack)
+        return length if max(0, length - window) >= first_kept else 0
+
+    def _release(self, cells: Sequence[_Cell]) -> None:
+        for cell in cells:
+            cell.owners -= 1
+            self._num_cells -= cell.owners == 0
+
+    def _checked(self, span: Span) -> list[int]:
+        length = self.length(span.sequence)
+        if isinstance(span.input, LastSampled):
+            raise InvalidSpan("the fake runner samples nothing, so it has no last sampled token")
+        if span.input.ndim != 1 or not span.input.size:
+            raise InvalidSpan(f"a span needs at least one token; sequence {span.sequence} has none")
+        if span.start != length:
+            raise InvalidSpan(f"sequence {span.sequence} holds {length} tokens, but the span starts at {span.start}")
+        if span.num_layers is not None:
+            raise InvalidSpan("the fake runner has no exit layers")
+        if span.outputs not in ("none", "last", "all"):
+            raise InvalidSpan(f"unknown outputs {span.outputs!r}")
+        if span.input.min() < 0 or span.input.max() >= self.tokenizer.vocab_size:
+            raise InvalidSpan(f"sequence {span.sequence} has token ids outside the vocabulary")
+        if length + span.input.size > self.capabilities.max_context:
+            raise InvalidSpan(f"sequence {span.sequence} would grow beyond the context")
+        token_ids: list[int] = span.input.tolist()
+        return token_ids
+
+    def _check_batch(self, spans: Sequence[Span], inputs: Sequence[list[int]]) -> None:
+        if not spans:
+            raise InvalidSpan("a forward pass needs at least one span")
+        if len({span.sequence for span in spans}) < len(spans):
+            raise InvalidSpan("a sequence has two spans in one forward pass")
+        sizes = [len(token_ids) for token_ids in inputs]
+        if sum(sizes) > self.capabilities.max_batch_tokens:
+            raise InvalidSpan(f"{sum(sizes)} tokens do not fit {self.capabilities.max_batch_tokens} of one pass")
+        if not self.capabilities.mixed_batch and 1 in sizes and max(sizes) > 1:
+            raise InvalidSpan("this runner takes long and one-token spans in separate passes")
+        if sum(sizes) > self.free_tokens():
+            raise CacheFull(sum(sizes), self.free_tokens())
+
+    def _append(self, span: Span, token_ids: list[int]) -> list[NDArray[np.float32]]:
+        """Grow one sequence; the rows of logits that its span asks for."""
+        cells = self._sequences[span.sequence]
+        states = []
+        for token_id in token_ids:
+            states.append(self._next_state(cells, token_id))
+            cells.append(_Cell(token_id, states[-1]))
+        self._num_cells += len(token_ids)
+        wanted = {"none": [], "last": states[-1:], "all": states}[span.outputs]
+        return [self._model.logits(state) for state in wanted]
+
+    def _next_state(self, cells: Sequence[_Cell], token_id: int) -> State:
+        window = self.options.window
+        if window is None:
+            return self._model.advance(cells[-1].state if cells else self._model.start(), token_id)
+        seen = [cell.token_id for cell in cells[max(0, len(cells) + 1 - window) :]]
+        return self._model.window_state([*seen, token_id], len(cells) + 1)
+
+    def _fail_on_purpose(self) -> None:
+        faults, step = self.options.faults, self.num_steps
+        if step == faults.raise_at_step:
+            raise RuntimeError(f"the fake runner fails on purpose at step {step}")
+        if step == faults.abort_at_step:
+            os.abort()
+        while step == faults.hang_at_step:
+            time.sleep(3600)
+
+
+class FakeBackend:
+    """Opens :class:`FakeRunner`. Its only source is the word ``fake``."""
+
+    name = "fake"
+    api_version = 1
+    options = FakeOptions
+    opens: Literal["runner"] = "runner"
+
+    def probe(self) -> Probe:
+        """See :class:`enginehouse.backend.Backend`."""
+        return Probe(available=True, devices=("cpu",))
+
+    def match(self, source: ModelSource) -> Match:
+        """See :class:`enginehouse.backend.Backend`."""
+        if source.text == "fake":
+            return Match(1.0, "the built-in fake model")
+        return Match(0.0, "the fake backend only opens the source 'fake'")
+
+    def estimate(self, source: ModelSource, options: FakeOptions) -> MemoryEstimate:
+        """See :class:`enginehouse.backend.Backend`."""
+        bytes_per_token = 200
+        return MemoryEstimate(0, bytes_per_token, bytes_per_token * (options.context or 4096) * options.slots)
+
+    def open(self, source: ModelSource, options: FakeOptions, progress: Progress) -> FakeRunner:
+        """See :class:`enginehouse.backend.Backend`."""
+        if options.faults.refuse_to_open is not None:
+            raise ModelLoadError(options.faults.refuse_to_open)
+        num_parts = 10
+        for part in range(num_parts):
+            progress(part / num_parts, "imagining weights")
+            time.sleep(options.open_delay_s / num_parts)
+        progress(1.0, "ready")
+        return FakeRunner(options)
