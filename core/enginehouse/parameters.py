@@ -1,0 +1,231 @@
+"""The request fields that say how to draw and when to stop: names, ranges, defaults, effective values.
+
+The API's request bodies are built on :class:`ParameterFields`, and so are the ``defaults`` of a model in
+the configuration, so both accept the same. Effective values come from the request, else from the model's
+defaults, else from the built-in ones; where each came from is kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen
+from attrs.validators import and_, ge, gt, le, optional
+from cattrs import Converter
+
+from enginehouse.config import LimitsSettings
+from enginehouse.errors import ConfigError, InvalidRequest
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structuring import closest, find_problems, strict_converter
+from enginehouse.types import GenerateRequest, SamplingParams, StopParams
+
+__all__ = [
+    "INT64_MAX",
+    "Defaults",
+    "Origin",
+    "ParameterFields",
+    "Parameters",
+    "effective_parameters",
+    "int64",
+    "read_defaults",
+    "read_extensions",
+    "request_converter",
+]
+
+Origin = Literal["request", "model", "built-in", "drawn"]
+"""Where an effective value comes from; ``drawn`` is the seed of a request that gave none."""
+
+INT64_MAX = 2**63 - 1
+
+int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
+"""Validator of whole numbers that cross the worker link."""
+
+StopField = str | tuple[str, ...] | None
+_SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
+_STOPPING_NAMES = frozenset(StopParams.__struct_fields__)
+
+
+@frozen(kw_only=True)
+class ParameterFields:
+    """Request fields that every way of generating text takes. None is "not given".
+
+    Attributes:
+        temperature: 0 to 2; 0 is greedy.
+        top_p: above 0, at most 1.
+        top_k: -1 and 0 are off.
+        min_p: 0 to 1; 0 is off.
+        repetition_penalty: above 0; 1 is off.
+        logit_bias: token id (as JSON key) to a value from -100 to 100.
+        stop: one or several strings before which the text ends.
+        max_tokens: at least 1.
+    """
+
+    temperature: float | None = field(default=None, validator=optional([ge(0), le(2)]))
+    top_p: float | None = field(default=None, validator=optional([gt(0), le(1)]))
+    top_k: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))
+    min_p: float | None = field(default=None, validator=optional([ge(0), le(1)]))
+    repetition_penalty: float | None = field(default=None, validator=optional([gt(0), le(1000)]))
+    presence_penalty: float | None = field(default=None, validator=optional([ge(-2), le(2)]))
+    frequency_penalty: float | None = field(default=None, validator=optional([ge(-2), le(2)]))
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = field(default=None, validator=optional(int64))
+    stop: str | tuple[str, ...] | None = None
+    max_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
+    ignore_eos: bool | None = None
+
+    @logit_bias.validator
+    def _check_logit_bias(self, _: Any, value: dict[str, float] | None) -> None:
+        wrong = [key for key, bias in (value or {}).items() if not -100 <= bias <= 100]
+        if wrong:
+            raise ValueError(f"'logit_bias' values must be from -100 to 100; wrong for {', '.join(map(repr, wrong))}")
+
+    @stop.validator
+    def _check_stop(self, _: Any, value: StopField) -> None:
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise ValueError("'stop' must not hold an empty string")
+
+    def sampling(self) -> dict[str, Any]:
+        """The given fields of :class:`SamplingParams`; ``logit_bias`` still with the keys that the client wrote."""
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        if self.top_k == -1:
+            given["top_k"] = 0
+        return {name: value for name, value in given.items() if value is not None}
+
+    def stopping(self) -> dict[str, Any]:
+        """The given fields of :class:`StopParams`."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        given = {"max_tokens": self.max_tokens, "stop": stop, "ignore_eos": self.ignore_eos}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+_SAMPLING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _SAMPLING_NAMES)
+
+
+@frozen(kw_only=True)
+class Parameters:
+    """Effective values, and for each field of both structs where its value comes from."""
+
+    sampling: SamplingParams
+    stopping: StopParams
+    origins: Mapping[str, Origin]
+
+
+def request_converter() -> Converter:
+    """A strict converter for request fields: unknown keys are left to the caller."""
+    converter = strict_converter(forbid_extra_keys=False)
+    strings = converter.get_structure_hook(tuple[str, ...])
+
+    def structure_stop(value: Any, _: Any) -> Any:
+        if not isinstance(value, str | list):
+            raise TypeError("must be a string or a list of strings")
+        return value if isinstance(value, str) else strings(value, tuple[str, ...])
+
+    converter.register_structure_hook_func(lambda kind: kind == StopField, structure_stop)
+    return converter
+
+
+def read_extensions(
+    converter: Converter, data: Mapping[str, Any], samplers: Mapping[str, SamplerPlugin]
+) -> dict[str, dict[str, Any]]:
+    """The fields in ``data`` that sampler plugins declared, checked by their own classes, by plugin name.
+
+    Raises:
+        Exception: whatever the converter raises; :func:`enginehouse.structuring.find_problems` explains it.
+    """
+    extensions: dict[str, dict[str, Any]] = {}
+    for name, sampler in samplers.items():
+        declared = {attribute.name for attribute in attrs.fields(sampler.request_fields)}
+        if given := {key: data[key] for key in declared & data.keys()}:
+            fields = converter.structure(given, sampler.request_fields)
+            extensions[name] = {key: getattr(fields, key) for key in given}
+    return extensions
+
+
+@frozen
+class Defaults:
+    """A model's default parameters, in the form of a request's."""
+
+    sampling: dict[str, Any] = field(factory=dict)
+    stopping: dict[str, Any] = field(factory=dict)
+    extensions: dict[str, dict[str, Any]] = field(factory=dict)
+
+
+def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, SamplerPlugin]) -> Defaults:
+    """Read the ``defaults`` table of a model.
+
+    Raises:
+        ConfigError: a name is no request field, or its value is wrong.
+    """
+    plugin_fields = {a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)}
+    known = (*(attribute.name for attribute in attrs.fields(ParameterFields)), *sorted(plugin_fields))
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{path}.{name}: no such request field{closest(name, known)}", f"{path}.{name}")
+    converter = request_converter()
+    try:
+        fields = converter.structure(data, ParameterFields)
+        extensions = read_extensions(converter, data, samplers)
+    except Exception as error:
+        problems = list(find_problems(error, path))
+        raise ConfigError("; ".join(map(str, problems)), problems[0].path) from error
+    return Defaults(fields.sampling(), fields.stopping(), extensions)
+
+
+def effective_parameters(
+    request: GenerateRequest, defaults: Defaults, vocab_size: int, limits: LimitsSettings
+) -> Parameters:
+    """What applies to a request.
+
+    Raises:
+        InvalidRequest: a key of ``logit_bias`` is no token id of this model, or ``max_tokens`` is over the limit.
+    """
+    sampling = {**defaults.sampling, **request.sampling}
+    stopping = {**defaults.stopping, **request.stopping}
+    origins: dict[str, Origin] = {}
+    for names, given, by_model in (
+        (_SAMPLING_NAMES, request.sampling, defaults.sampling),
+        (_STOPPING_NAMES, request.stopping, defaults.stopping),
+    ):
+        origins |= {name: _origin(name, given, by_model) for name in names}
+    if "seed" not in sampling:
+        # A seed is always set, so that the sequence can be replayed.
+        sampling["seed"] = secrets.randbits(63)
+        origins["seed"] = "drawn"
+    if bias := sampling.get("logit_bias"):
+        sampling["logit_bias"] = _token_ids(bias, vocab_size)
+    sampling["extensions"] = _merge_extensions(defaults.extensions, request.extensions)
+    stopping["max_tokens"] = _max_tokens(stopping.get("max_tokens"), limits.max_tokens)
+    return Parameters(sampling=SamplingParams(**sampling), stopping=StopParams(**stopping), origins=origins)
+
+
+def _origin(name: str, given: Iterable[str], by_model: Iterable[str]) -> Origin:
+    if name in given:
+        return "request"
+    return "model" if name in by_model else "built-in"
+
+
+def _merge_extensions(
+    defaults: Mapping[str, dict[str, Any]], given: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    return {name: {**defaults.get(name, {}), **given.get(name, {})} for name in {*defaults, *given}}
+
+
+def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
+    """``bias`` by token id; every key that is none is named at once."""
+    ids = {key: int(key) for key in bias if str(key).isdecimal() and str(key).isascii() and len(str(key)) < 19}
+    wrong = [key for key in bias if not 0 <= ids.get(key, -1) < vocab_size]
+    if wrong:
+        named = ", ".join(repr(key) for key in wrong[:20]) + (", ..." if len(wrong) > 20 else "")
+        raise InvalidRequest(
+            f"logit_bias: keys must be token ids of this model, 0 to {vocab_size - 1}; wrong: {named}", "logit_bias"
+        )
+    return {ids[key]: float(value) for key, value in bias.items()}
+
+
+def _max_tokens(asked: int | None, limit: int | None) -> int | None:
+    if limit is not None and asked is not None and asked > limit:
+        raise InvalidRequest(f"max_tokens: this server allows at most {limit}, not {asked}", "max_tokens")
+    return limit if asked is None else asked
