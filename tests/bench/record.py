@@ -1,0 +1,67 @@
+"""Measured values, one per round, and the comparisons that a benchmark makes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import define, field, frozen
+
+from .statistics import Estimate, estimate, estimate_ratio
+
+__all__ = ["Comparison", "Key", "Record"]
+
+
+@frozen
+class Key:
+    """What a value is about: ``subject`` (who) in ``scenario`` (doing what), by ``metric`` (name and unit)."""
+
+    scenario: str
+    subject: str
+    metric: str
+
+
+@frozen
+class Comparison:
+    """A ratio that matters: ``key`` over ``baseline``, which should be at least (or at most) ``target``."""
+
+    key: Key
+    baseline: Key
+    target: float | None = None
+    target_is_upper: bool = False
+
+    def __str__(self) -> str:
+        same_scenario = self.key.scenario == self.baseline.scenario
+        if self.key.subject == self.baseline.subject:
+            return f"{self.key.subject}: {self.key.scenario} / {self.baseline.scenario}"
+        baseline = self.baseline.subject if same_scenario else f"{self.baseline.subject}, {self.baseline.scenario}"
+        return f"{self.key.scenario}: {self.key.subject} / {baseline}"
+
+    def verdict(self, ratio: Estimate) -> str:
+        """``reached``, ``missed``, or ``unclear`` when the interval holds the target; empty without a target."""
+        if self.target is None:
+            return ""
+        if ratio.low < self.target < ratio.high:
+            return "unclear"
+        reached = ratio.median <= self.target if self.target_is_upper else ratio.median >= self.target
+        return "reached" if reached else "missed"
+
+
+@define
+class Record:
+    """All values of one benchmark, in the order in which they were first measured."""
+
+    values: dict[Key, list[float]] = field(factory=dict)
+
+    def add(self, key: Key, value: float) -> None:
+        """Append one round's value."""
+        self.values.setdefault(key, []).append(value)
+
+    def estimates(self) -> Iterator[tuple[Key, Estimate]]:
+        """Every key with its estimate."""
+        for key, values in self.values.items():
+            yield key, estimate(values)
+
+    def ratio(self, comparison: Comparison) -> Estimate | None:
+        """The paired ratio; None when one of the two was not measured."""
+        values, baseline = self.values.get(comparison.key), self.values.get(comparison.baseline)
+        return estimate_ratio(values, baseline) if values and baseline else None
