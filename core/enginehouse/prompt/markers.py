@@ -90,15 +90,17 @@ class Markers:
         segments: list[Segment] = []
         for part in re.split(f"([{''.join(self._text_of)}])", text):
             trusted = part not in self._text_of
-            if not (part := self._text_of.get(part, part)):
+            restored = self._text_of.get(part, part)
+            if not restored:
                 continue
             if segments and segments[-1].trusted == trusted:
-                part = segments.pop().text + part
-            segments.append(Segment(part, trusted))
+                restored = segments.pop().text + restored
+            segments.append(Segment(restored, trusted))
         return tuple(segments)
 
     def _mark_text(self, text: str, visible: Collection[str]) -> str:
-        parts, done = [], 0
+        parts: list[str] = []
+        done = 0
         for start, end in self._control.find_all(text):
             if text[start:end] not in visible:
                 parts += text[done:start], self.new(text[start:end])
@@ -120,7 +122,7 @@ class Markers:
             if marker not in self._used:
                 self._used.add(marker)
                 return marker
-        raise RenderError("The messages use up the private Unicode characters needed to mark control tokens.", "messages")
+        raise RenderError("The messages use up the private Unicode characters that mark control tokens.", "messages")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -1,0 +1,203 @@
+"""Renders chats in processes of their own, because a template can hang and threads cannot be killed.
+
+Used by the pipeline, on the event loop. Knows deadlines and fairness between templates; what rendering
+means is :mod:`enginehouse.prompt.templates`.
+
+A template that hangs, fills memory or crashes costs its own request an error and one process, which is
+replaced. It cannot keep others from rendering: one template holds at most all processes but one, and
+templates that have failed so lately share that number among themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+
+from enginehouse.errors import Overloaded, RenderError
+from enginehouse.prompt.chat_prompt import ChatPrompt
+from enginehouse.prompt.render_client import ProcessLost, RenderClient
+from enginehouse.prompt.render_frames import Failed, Rendered, Reply
+from enginehouse.types import Segment
+
+__all__ = ["ChatPrompt", "Renderer"]
+
+_MAX_SUSPECTS = 256
+_START_TIMEOUT_S = 60.0  # Python itself takes 0.2 s; a busy machine much longer
+_MAX_BACKOFF_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Renderer:
+    """A small pool of rendering processes.
+
+    Args:
+        timeout_s: most seconds from the call to the answer, waiting for a process included.
+        max_chars: most characters of a rendered prompt.
+        num_processes: at least 2, so that a hanging template leaves one free.
+        memory_bytes: most address space per process (not enforced on macOS and Windows).
+    """
+
+    def __init__(
+        self, timeout_s: float, max_chars: int, num_processes: int = 2, memory_bytes: int = 512 * 1024 * 1024
+    ) -> None:
+        if num_processes < 2:
+            raise ValueError("a renderer needs at least two processes")
+        self._timeout_s = timeout_s
+        self._max_chars, self._memory_bytes = max_chars, memory_bytes
+        self._num_processes = num_processes
+        self._idle: list[RenderClient] = []
+        self._busy: Counter[str] = Counter()  # template to processes that it holds
+        self._clients: set[RenderClient] = set()
+        self._waiting: deque[tuple[str, asyncio.Future[RenderClient]]] = deque()
+        self._suspects: dict[str, None] = {}  # templates whose last run hung, exhausted memory or crashed
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start all processes and wait until one can be used.
+
+        Raises:
+            RuntimeError: none could be started.
+        """
+        starts = [self._start_one() for _ in range(self._num_processes)]
+        await asyncio.wait(starts, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not self._clients:
+            await self.close()
+            raise RuntimeError("the rendering processes could not be started")
+
+    async def render(self, prompt: ChatPrompt) -> tuple[Segment, ...]:
+        """The prompt as segments, see :func:`enginehouse.prompt.templates.render`.
+
+        Raises:
+            RenderError: the template refused, failed, or exceeded a bound.
+            Overloaded: no process became free in time, through no fault of this template.
+        """
+        reply = await self._run(prompt.template, lambda client: client.render(prompt))
+        assert isinstance(reply, Rendered)
+        return reply.segments
+
+    async def check(self, template: str) -> None:
+        """Raise RenderError when ``template`` cannot be compiled."""
+        await self._run(template, lambda client: client.check(template))
+
+    async def close(self) -> None:
+        """End all processes; calls that still wait get Overloaded."""
+        self._closed = True
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(Overloaded("The server is shutting down."))
+        self._waiting.clear()
+        await asyncio.gather(*(client.kill() for client in self._clients))
+        self._clients.clear()
+        self._idle.clear()
+
+    async def _run(self, template: str, call: Callable[[RenderClient], Awaitable[Reply]]) -> Reply:
+        client = None
+        healthy = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await self._take(template)
+                reply = await call(client)
+            healthy = not (isinstance(reply, Failed) and reply.exhausted)
+            self._judge(template, suspect=not healthy)
+        except TimeoutError:
+            if client is None and template not in self._suspects:
+                raise Overloaded("All rendering processes are busy; try again.") from None
+            self._judge(template, suspect=True)
+            raise RenderError(f"The chat template took longer than {self._timeout_s:g} s.", "messages") from None
+        except ProcessLost:
+            self._judge(template, suspect=True)
+            raise RenderError("The chat template crashed the process that rendered it.", "messages") from None
+        finally:  # also when the caller is cancelled: what the process is doing then cannot be undone
+            if client is not None:
+                self._give_back(client, template, healthy)
+        if isinstance(reply, Failed):
+            raise RenderError(reply.message, reply.param)
+        return reply
+
+    def _judge(self, template: str, suspect: bool) -> None:
+        if not suspect:
+            self._suspects.pop(template, None)
+            return
+        self._suspects[template] = None
+        if len(self._suspects) > _MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
+    async def _take(self, template: str) -> RenderClient:
+        """Wait for a process that ``template`` may use. First come, first served, among those who may."""
+        if self._closed:
+            raise Overloaded("The server is shutting down.")
+        if not self._waiting and self._idle and self._may_use(template):
+            self._busy[template] += 1
+            return self._idle.pop()
+        future: asyncio.Future[RenderClient] = asyncio.get_running_loop().create_future()
+        self._waiting.append((template, future))
+        self._serve_waiting()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._give_back(future.result(), template, healthy=True)
+            raise
+
+    def _may_use(self, template: str) -> bool:
+        limit = self._num_processes - 1
+        if template in self._suspects and sum(self._busy[suspect] for suspect in self._suspects) >= limit:
+            return False
+        return self._busy[template] < limit
+
+    def _serve_waiting(self) -> None:
+        still_waiting: deque[tuple[str, asyncio.Future[RenderClient]]] = deque()
+        while self._waiting:
+            template, future = self._waiting.popleft()
+            if future.done():
+                continue
+            if self._idle and self._may_use(template):
+                self._busy[template] += 1
+                future.set_result(self._idle.pop())
+            else:
+                still_waiting.append((template, future))
+        self._waiting = still_waiting
+
+    def _give_back(self, client: RenderClient, template: str, healthy: bool) -> None:
+        self._busy[template] -= 1
+        if not self._busy[template]:
+            del self._busy[template]
+        if healthy:
+            self._idle.append(client)
+        elif not self._closed:
+            self._start_one(instead_of=client)
+        self._serve_waiting()
+
+    def _start_one(self, instead_of: RenderClient | None = None) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._replace(instead_of))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        return task
+
+    async def _replace(self, old: RenderClient | None) -> None:
+        """Kill ``old``, then start a process; tries until it succeeds, ever more slowly."""
+        if old is not None:
+            await old.kill()
+            self._clients.discard(old)
+        backoff_s = 0.1
+        while not self._closed:
+            try:
+                async with asyncio.timeout(_START_TIMEOUT_S):
+                    client = await RenderClient.open(self._max_chars, self._memory_bytes)
+                break
+            except (OSError, ProcessLost, TimeoutError) as error:
+                _log.error("a rendering process could not be started: %r", error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+        else:
+            return
+        self._clients.add(client)
+        self._idle.append(client)
+        self._serve_waiting()
