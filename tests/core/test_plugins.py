@@ -1,0 +1,387 @@
+"""The loader: what is broken is reported and stops nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+import enginehouse
+from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.errors import ConfigError
+from enginehouse.hookspecs import API_VERSION
+from enginehouse.plugins import PluginRecord, PluginRegistry
+
+HEADER = "import enginehouse\nfrom enginehouse.hookspecs import hookimpl\n"
+WORKING = HEADER + "@hookimpl\ndef register_model_sources(register):\n    register('{name}', lambda: None)\n"
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a one-module package: a module and a dist-info folder, as pip would leave them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install_one(name: str, code: str | object, *, distribution: str | None = None, target: str = "") -> None:
+        distribution = distribution or f"third-party-{name}"
+        module = f"plugin_of_{distribution}".replace("-", "_")
+        if isinstance(code, str):
+            (tmp_path / f"{module}.py").write_text(code)
+        else:
+            sys.modules[module] = code
+        info = tmp_path / f"{distribution.replace('-', '_')}-2.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.5\n")
+        (info / "entry_points.txt").write_text(f"[enginehouse]\n{name} = {target or module}\n")
+
+    yield install_one
+    for module in [name for name in sys.modules if name.startswith("plugin_of_")]:
+        del sys.modules[module]
+
+
+def load(**settings: Any) -> PluginRegistry:
+    return PluginRegistry.load(PluginsSettings(**settings))
+
+
+def record_of(registry: PluginRegistry, name: str, distribution: str | None = None) -> PluginRecord:
+    found = [
+        record for record in registry.plugins if record.name == name and distribution in (None, record.distribution)
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_load_records_a_working_plugin(install: Install) -> None:
+    install("zeta", WORKING.format(name="zeta-model"))
+
+    registry = load()
+
+    assert record_of(registry, "zeta") == PluginRecord(
+        name="zeta", distribution="third-party-zeta", version="2.5", hooks=("register_model_sources",)
+    )
+    assert registry.model_sources["zeta-model"]() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("def broken(:", "SyntaxError"),
+        ("x = 1", "implements no hook"),
+        (HEADER + "@hookimpl\ndef register_backend(register): pass", "did you mean 'register_backends'"),
+        (HEADER + "@hookimpl\ndef register_backends(registry): pass", "registry"),
+        (HEADER + "@hookimpl\ndef register_backends(register): raise OSError('disk')", "OSError: disk"),
+        (HEADER + "@hookimpl\ndef register_backends(register): register()", "TypeError"),
+        (HEADER + "@hookimpl\ndef register_backends(register): register(object())", "lacks name, api_version"),
+        (HEADER + "options = 3\n@hookimpl\ndef register_backends(register): pass", "options must be an attrs class"),
+    ],
+)
+def test_load_reports_a_broken_plugin_and_goes_on(install: Install, code: str, reason: str) -> None:
+    install("broken", code)
+    install("zeta", WORKING.format(name="zeta-model"))
+
+    registry = load()
+
+    record = record_of(registry, "broken")
+    assert record.error is not None
+    assert reason in record.error
+    assert "\n" not in record.error
+    assert record.problem == f"broken (third-party-broken): {record.error}"
+    assert record_of(registry, "zeta").error is None
+    assert "zeta-model" in registry.model_sources
+
+
+def test_load_reports_a_missing_attribute(install: Install) -> None:
+    install("broken", "x = 1", target="plugin_of_third_party_broken:Plugin")
+
+    assert "AttributeError" in (record_of(load(), "broken").error or "")
+
+
+def test_load_reports_duplicate_names(install: Install) -> None:
+    install("twin", WORKING.format(name="from-a"), distribution="a-package")
+    install("twin", WORKING.format(name="from-b"), distribution="b-package")
+
+    registry = load()
+
+    assert record_of(registry, "twin", "a-package").error is None
+    assert record_of(registry, "twin", "b-package").error == "the name is taken by the plugin of a-package"
+    assert "from-a" in registry.model_sources
+    assert "from-b" not in registry.model_sources
+
+
+def test_load_prefers_first_party_over_a_plugin_of_the_same_name(install: Install) -> None:
+    install("samplers", WORKING.format(name="impostor"), distribution="a-package")
+
+    registry = load()
+
+    assert record_of(registry, "samplers", "enginehouse").hooks
+    assert record_of(registry, "samplers", "a-package").error is not None
+
+
+def test_load_reports_one_object_under_two_names(install: Install) -> None:
+    install("first", WORKING.format(name="once"))
+    install("second", "", target="plugin_of_third_party_first")
+
+    registry = load()
+
+    assert record_of(registry, "first").error is None
+    assert "same object as the plugin 'first'" in (record_of(registry, "second").error or "")
+    assert "once" in registry.model_sources
+
+
+@pytest.mark.parametrize("settings", [{"deny": ("tripwire",)}, {"allow": ("zeta",)}])
+def test_load_never_imports_what_the_settings_exclude(install: Install, settings: dict[str, Any]) -> None:
+    install("tripwire", "raise RuntimeError('imported')")
+    install("zeta", WORKING.format(name="zeta-model"))
+
+    registry = load(**settings)
+
+    assert record_of(registry, "tripwire").skipped
+    assert record_of(registry, "tripwire").error is None
+    assert "zeta-model" in registry.model_sources
+    assert not any(name.startswith("plugin_of_third_party_tripwire") for name in sys.modules)
+
+
+class Plugin:
+    """A plugin as an object; each test gives it the hooks it needs."""
+
+    @classmethod
+    def with_hook(cls, name: str, hook: Callable[..., None]) -> Plugin:
+        return type("Made", (cls,), {name: staticmethod(enginehouse.hookimpl(hook, specname=name))})()
+
+
+class TinyBackend:
+    """A backend that is complete in form only."""
+
+    opens = "runner"
+
+    def __init__(self, name: str = "tiny", api_version: int = API_VERSION, options: type[Any] | None = None) -> None:
+        self.name, self.api_version, self.options = name, api_version, options or PluginOptions
+
+    def probe(self) -> Probe:
+        return Probe(True)
+
+    def match(self, source: ModelSource) -> Match:
+        return Match(0.0, "")
+
+    def estimate(self, source: ModelSource, options: Any) -> MemoryEstimate:
+        return MemoryEstimate(0, 0, 0)
+
+    def open(self, source: ModelSource, options: Any, progress: Any) -> Any:
+        raise AssertionError("not opened")
+
+
+def install_hook(install: Install, name: str, hook_name: str, hook: Callable[..., None], **attributes: Any) -> None:
+    plugin = Plugin.with_hook(hook_name, hook)
+    for key, value in attributes.items():
+        setattr(plugin, key, value)
+    install(name, type(sys)(f"holder_{name}"), target=f"plugin_of_third_party_{name}:plugin")
+    sys.modules[f"plugin_of_third_party_{name}"].plugin = plugin  # type: ignore[attr-defined]
+
+
+@frozen(kw_only=True)
+class PluginOptions:
+    """Options of an imaginary plugin."""
+
+    rate: float = 1.0
+    context: int | None = None
+    slots: int = 8
+
+
+def test_hook_register_backends(install: Install) -> None:
+    """The server process gets each backend by name."""
+    backend = TinyBackend()
+    install_hook(install, "one", "register_backends", lambda register: register(backend))
+
+    assert load().backends["tiny"] is backend
+
+
+def test_hook_register_model_sources(install: Install) -> None:
+    """A source is called when its name is asked for, not at start."""
+    source, calls = ModelSource("s"), []
+    install_hook(
+        install,
+        "one",
+        "register_model_sources",
+        lambda register: register("mine", lambda: calls.append(1) or source),
+    )
+
+    registry = load()
+
+    assert calls == []
+    assert registry.model_sources["mine"]() is source
+
+
+def sampler(name: str = "spice", api_version: int = API_VERSION, **fields: Any) -> Any:
+    """A sampler with the given request fields."""
+    fields_class = frozen(kw_only=True)(type("Fields", (), {"__annotations__": dict.fromkeys(fields, float), **fields}))
+    attributes = {"name": name, "api_version": api_version, "request_fields": fields_class, "order": 50}
+    return type("Sampler", (), {**attributes, "full_row": False, "create": lambda self, fields: None})()
+
+
+def test_hook_register_samplers(install: Install) -> None:
+    """Samplers bring request fields, which the API validates and documents."""
+    spice = sampler(spiciness=0.0)
+    install_hook(install, "one", "register_samplers", lambda register: register(spice))
+
+    registry = load()
+
+    assert registry.samplers["spice"] is spice
+    field = registry.request_fields["spiciness"]
+    assert (field.sampler, field.plugin, field.attribute.type) == ("spice", "one", float)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ({"name": "other", "spiciness": 0.0}, "the request field 'spiciness' is taken by 'one'"),
+        ({"name": "spice", "heat": 0.0}, "the sampler name 'spice' is taken"),
+        ({"name": "other", "top_p": 1.0}, "the request field 'top_p' is core's own"),
+        ({"name": "other", "heat": field()}, "needs a default that means off"),
+    ],
+)
+def test_load_refuses_colliding_samplers_but_keeps_the_plugins_others(
+    install: Install, second: dict[str, Any], reason: str
+) -> None:
+    install_hook(install, "one", "register_samplers", lambda register: register(sampler(spiciness=0.0)))
+
+    def register_two(register: Callable[[Any], None]) -> None:
+        register(sampler(**second))
+        register(sampler(name="fine", fineness=0.0))
+
+    install_hook(install, "two", "register_samplers", register_two)
+
+    registry = load()
+
+    assert reason in (record_of(registry, "two").error or "")
+    assert record_of(registry, "one").error is None
+    assert registry.request_fields["spiciness"].plugin == "one"
+    assert "fine" in registry.samplers
+
+
+@pytest.mark.parametrize("api_version", [API_VERSION + 1, 0, -1])
+def test_load_refuses_other_api_versions(install: Install, api_version: int) -> None:
+    install_hook(install, "old", "register_backends", lambda register: register(TinyBackend(api_version=api_version)))
+
+    registry = load()
+
+    assert f"api_version {api_version}" in (record_of(registry, "old").error or "")
+    assert "tiny" not in registry.backends
+
+
+def test_load_accepts_the_previous_api_version(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_hook(install, "old", "register_backends", lambda register: register(TinyBackend()))
+    monkeypatch.setattr("enginehouse.plugins.API_VERSION", API_VERSION + 1)
+
+    assert "tiny" in load().backends
+
+
+def test_load_refuses_a_backend_whose_options_are_no_attrs_class(install: Install) -> None:
+    install_hook(install, "one", "register_backends", lambda register: register(TinyBackend(options=dict)))
+
+    assert "options of the backend 'tiny'" in (record_of(load(), "one").error or "")
+
+
+def test_load_refuses_a_taken_model_source(install: Install) -> None:
+    for name in ("one", "two"):
+        install_hook(install, name, "register_model_sources", lambda register: register("mine", lambda: None))
+
+    registry = load()
+
+    assert record_of(registry, "one").error is None
+    assert record_of(registry, "two").error == "the model source 'mine' is taken"
+
+
+def test_plugin_options_reach_the_hook(install: Install) -> None:
+    seen: list[Any] = []
+    install_hook(
+        install, "one", "register_backends", lambda register, options: seen.append(options), options=PluginOptions
+    )
+    install_hook(install, "two", "register_backends", lambda register, options: seen.append(options))
+
+    load(options={"one": {"rate": 2}})
+
+    assert seen == [PluginOptions(rate=2.0), None]
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"one": {"rat": 2}}, "plugins.one.rat"),
+        ({"one": {"rate": "2"}}, "plugins.one.rate"),
+        ({"two": {"rate": 2}}, "plugins.two"),
+    ],
+)
+def test_wrong_plugin_options_are_the_users_to_mend(
+    install: Install, options: dict[str, dict[str, Any]], path: str
+) -> None:
+    install_hook(install, "one", "register_backends", lambda register: None, options=PluginOptions)
+    install_hook(install, "two", "register_backends", lambda register: None)
+
+    with pytest.raises(ConfigError) as caught:
+        load(options=options)
+
+    assert caught.value.path == path
+
+
+def test_plugin_added_inside_a_hook_takes_part_from_the_next_round_on(install: Install) -> None:
+    """B20: plugin A adds plugin B inside a hook that both implement."""
+    calls: list[str] = []
+    helper = Plugin.with_hook("register_backends", lambda register: calls.append("helper"))
+
+    def register_and_add(register: Any, add_plugin: Any) -> None:
+        calls.append("a begins")
+        add_plugin("helper", helper)
+        calls.append("a ends")
+
+    install_hook(install, "a", "register_backends", register_and_add)
+    install_hook(install, "b", "register_backends", lambda register: calls.append("b"))
+
+    registry = load()
+
+    assert calls == ["a begins", "a ends", "b", "helper"]
+    record = record_of(registry, "helper")
+    assert (record.distribution, record.version, record.error) == ("third-party-a", "2.5", None)
+
+
+def test_plugin_added_late_still_gets_the_earlier_hooks(install: Install) -> None:
+    helper = Plugin.with_hook("register_backends", lambda register: register(TinyBackend("late")))
+    install_hook(install, "a", "register_samplers", lambda register, add_plugin: add_plugin("helper", helper))
+
+    assert "late" in load().backends
+
+
+def test_plugin_added_under_a_taken_name_is_an_error_of_the_adder(install: Install) -> None:
+    helper = Plugin.with_hook("register_backends", lambda register: None)
+    install_hook(install, "a", "register_backends", lambda register, add_plugin: add_plugin("a", helper))
+
+    assert "the name is taken" in (record_of(load(), "a").error or "")
+
+
+@pytest.mark.parametrize("settings", [{"allow": ("samplerz",)}, {"deny": ("samplerz",)}, {"options": {"samplerz": {}}}])
+def test_for_settings_refuses_names_that_are_not_installed(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'samplers'"):
+        PluginRegistry.for_settings(Settings(plugins=PluginsSettings(**settings)))
+
+
+def test_test_backends_load_only_when_named() -> None:
+    assert {"fake", "scripted"}.isdisjoint(PluginRegistry.for_settings(Settings()).backends)
+
+    models = {"one": ModelSettings(source="x", backend="fake"), "two": ModelSettings(source="x", backend="scripted")}
+    registry = PluginRegistry.for_settings(Settings(models=models))
+
+    assert {"fake", "scripted"} <= set(registry.backends)
+    assert record_of(registry, "fake").distribution == "enginehouse.testing"
+
+
+def test_registries_are_read_only() -> None:
+    with pytest.raises(TypeError):
+        load().backends["x"] = TinyBackend()  # type: ignore[index]
