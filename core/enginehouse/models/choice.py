@@ -12,7 +12,7 @@ from attrs import frozen
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["BackendChoice", "choose_backend"]
+__all__ = ["BackendChoice", "choose_backend", "suits"]
 
 
 @frozen
@@ -54,6 +54,11 @@ def choose_backend(
         reasons = "; ".join(f"{verdict.backend.name}: {verdict.reason}" for verdict in verdicts)
         raise ModelLoadError(f"no backend can open {source.text!r} ({reasons or 'no backend is installed'})")
     return BackendChoice(best.backend, best.reason)
+
+
+def suits(source: ModelSource, backend: Backend, *, probe: bool = True) -> bool:
+    """Whether this backend can open the source."""
+    return _judge(source, backend, probe).score > 0
 
 
 def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendChoice:

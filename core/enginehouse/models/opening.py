@@ -14,10 +14,12 @@ from attrs import frozen
 
 from enginehouse.backend import Backend, Engine, ModelSource, Progress
 from enginehouse.config import ModelSettings, Settings, structure_options
+from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.errors import EngineDead
-from enginehouse.models.choice import choose_backend
-from enginehouse.models.sources import find_source
+from enginehouse.models.choice import choose_backend, suits
+from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.types import EngineSettings
 
 __all__ = ["ModelPlan", "OpenEngine", "open_engine", "plan_model"]
 
@@ -60,7 +62,12 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     """
     source = find_source(settings.source, registry.model_sources)
     # Another virtual environment has other libraries; what is installed in this one says nothing then.
-    choice = choose_backend(source, settings.backend, registry.backends, probe=settings.python is None)
+    can_probe = settings.python is None
+    wanted = registry.backends.get(settings.backend or "")
+    candidates = [wanted] if wanted else registry.backends.values()
+    if source.path is None and not any(suits(source, backend, probe=can_probe) for backend in candidates):
+        raise no_such_model(settings.source, registry.model_sources)
+    choice = choose_backend(source, settings.backend, registry.backends, probe=can_probe)
     options = dict(settings.options)
     known = {attribute.name for attribute in attrs.fields(choice.backend.options)}
     for generic in ("context", "slots"):
@@ -84,7 +91,24 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
     Raises:
         EnginehouseError: the model could not be loaded; EngineDead when its worker died meanwhile.
     """
-    return await _open_here(plan, progress)
+    if plan.backend.opens == "engine":
+        return await _open_here(plan, progress)
+    load = Load(
+        backend=plan.backend.name,
+        source_text=plan.source.text,
+        source_path=str(plan.source.path) if plan.source.path is not None else None,
+        options=plan.options,
+        options_path=plan.options_path,
+        engine=EngineSettings(
+            slots=model.slots,
+            max_queue=settings.limits.max_queue,
+            prefill_chunk_tokens=model.prefill_chunk_tokens,
+            prefix_cache=model.prefix_cache,
+        ),
+        plugins=settings.plugins,
+    )
+    engine = await WorkerEngine.open(load, isolation=model.isolation, python=model.python, on_progress=progress)
+    return OpenEngine(engine, engine.died)
 
 
 async def _open_here(plan: ModelPlan, progress: Progress) -> OpenEngine:

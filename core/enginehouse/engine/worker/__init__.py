@@ -1,0 +1,12 @@
+"""An engine in a worker process (or thread): what the model manager needs of it.
+
+The modules, in the order in which a request passes them: ``client`` (server side), ``link`` and
+``messages`` (between), ``host`` and ``intake`` (worker side); ``carrier`` starts and ends the process.
+"""
+
+from __future__ import annotations
+
+from enginehouse.engine.worker.client import WorkerEngine
+from enginehouse.engine.worker.messages import Load
+
+__all__ = ["Load", "WorkerEngine"]

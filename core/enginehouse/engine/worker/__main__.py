@@ -1,0 +1,52 @@
+"""The worker process: ``python -m enginehouse.engine.worker --descriptor N``; started by ``carrier``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+
+from enginehouse.engine.worker.host import WorkerHost
+from enginehouse.engine.worker.link import Link
+
+__all__: list[str] = []
+
+# prctl(2): the signal that this process gets when the thread that started it ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_server() -> None:
+    """Ask Linux to kill this process when the server dies; a second line behind the end of the link."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_at_once() -> None:
+    """The server is gone: end whatever the engine thread is doing, with everything that this process started."""
+    if os.getpgrp() == os.getpid():
+        with contextlib.suppress(OSError):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _main(descriptor: int) -> None:
+    _die_with_server()
+    faulthandler.enable()  # an abort in a library leaves a traceback in the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s worker %(process)d %(name)s: %(message)s")
+    os.set_inheritable(descriptor, False)  # a process started here must not keep the link open
+    host = WorkerHost(Link(socket.socket(fileno=descriptor)), on_server_gone=_end_at_once)
+    is_clean = host.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries' exit handlers may hang or crash when the model is gone; everything of ours is closed.
+    os._exit(0 if is_clean else 1)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[sys.argv.index("--descriptor") + 1]))

@@ -1,0 +1,301 @@
+"""The server's side: an :class:`enginehouse.backend.Engine` whose work happens behind a link.
+
+Lives on the event loop. Each step of the worker is one message and wakes each request in it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from enginehouse.backend import Progress
+from enginehouse.engine.worker.carrier import Carrier, start_carrier
+from enginehouse.engine.worker.generation import WorkerGeneration
+from enginehouse.engine.worker.link import FrameCutter, FrameTooLarge, frame
+from enginehouse.engine.worker.messages import (
+    Accepted,
+    CallFailed,
+    Cancel,
+    Close,
+    Detokenize,
+    Detokenized,
+    Died,
+    Failure,
+    FromWorker,
+    GetStats,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Rejected,
+    Stats,
+    StepOutputs,
+    Submit,
+    Tokenize,
+    Tokenized,
+    ToWorker,
+    decode_from_worker,
+    encode,
+)
+from enginehouse.errors import EngineDead, EnginehouseError, InvalidRequest, Overloaded
+from enginehouse.types import EngineRequest, EngineStats, ModelInfo, RequestFinished, Segment
+
+__all__ = ["WorkerEngine"]
+
+# How long a worker may take to close its model before it is killed; it holds nothing that could be lost.
+_CLOSE_S = 2.0
+
+# After the link broke: how long to wait for the exit status, which says why. After the process ended: how long
+# to wait for what it sent last, in case a process that it started keeps the link open.
+_AUTOPSY_S = 0.3
+
+# How long to wait for a killed worker, or for a worker thread, which cannot be killed.
+_KILL_S = 1.0
+
+# Bytes that may wait for a worker that does not read; more are refused instead of filling the memory.
+_MAX_UNSENT_BYTES = 64 * 1024 * 1024
+
+
+class WorkerEngine(asyncio.Protocol):
+    """An engine in a worker. Make one with :meth:`open`.
+
+    Attributes:
+        info: the loaded model's.
+        died: the reason, once the worker has ended without being asked to.
+    """
+
+    info: ModelInfo
+
+    def __init__(self, carrier: Carrier, on_progress: Progress) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._carrier = carrier
+        self._on_progress = on_progress
+        self.died: asyncio.Future[EngineDead] = loop.create_future()
+        self._loaded: asyncio.Future[ModelInfo] = loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._cutter = FrameCutter()
+        self._generations: dict[str, WorkerGeneration] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_numbers = itertools.count()
+        self._reason: str | None = None  # the worker's own last words
+        self._is_closing = False
+        carrier.ended.add_done_callback(lambda _: loop.call_later(_AUTOPSY_S, self._bury))
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(cls, load: Load, *, isolation: str, python: str | None, on_progress: Progress) -> WorkerEngine:
+        """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
+
+        Args:
+            load: what to load.
+            isolation: ``process`` or ``thread``.
+            python: interpreter for the process; None is this one.
+            on_progress: called on the event loop while the model loads.
+
+        Raises:
+            ModelLoadError, MissingDependency, ConfigError: the worker says why it cannot load the model.
+            EngineDead: the worker died while loading.
+        """
+        carrier = start_carrier(isolation, python)
+        engine = cls(carrier, on_progress)
+        loop = asyncio.get_running_loop()
+        connect: Callable[..., Any] = loop.create_unix_connection if os.name == "posix" else loop.create_connection
+        await connect(lambda: engine, sock=carrier.socket)
+        try:
+            engine._send(load)
+            engine.info = await engine._loaded
+        except BaseException:
+            carrier.kill()
+            await engine.close()
+            raise
+        return engine
+
+    async def close(self) -> None:
+        """Stop; running requests end with EngineDead."""
+        self._is_closing = True
+        self._end_everything("The server is shutting down.")
+        if hasattr(self, "info") and not self._carrier.ended.done():
+            self._send(Close())
+            await self._wait_ended(_CLOSE_S)
+        self._carrier.kill()
+        if self._transport is not None:
+            self._transport.abort()
+        await self._wait_ended(_KILL_S)
+
+    async def _wait_ended(self, timeout_s: float) -> None:
+        await asyncio.wait([self._carrier.ended], timeout=timeout_s)
+
+    def _bury(self) -> None:
+        """The worker is dead, or useless because its link is: end everything that waits for it."""
+        if self._is_closing or self.died.done():
+            return
+        ended = self._carrier.ended
+        reason = self._reason or (ended.result() if ended.done() else "the worker closed its link")
+        self._carrier.kill()
+        if self._transport is not None:
+            self._transport.abort()
+        self.died.set_result(EngineDead(reason))
+        self._end_everything(reason)
+
+    def _end_everything(self, reason: str) -> None:
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation.fail(EngineDead(reason))
+        for future in (self._loaded, *self._calls.values()):
+            if not future.done():
+                future.set_exception(EngineDead(reason))
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def submit(self, request: EngineRequest) -> WorkerGeneration:
+        """Queue a request; returns when the worker has accepted it.
+
+        Raises:
+            RequestError: the request cannot be served.
+            Overloaded: the queue is full.
+            EngineDead: the worker is gone.
+        """
+        request_id = request.request_id
+        if request_id in self._generations:
+            raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
+        generation = WorkerGeneration(self._loop, lambda: self._cancel(request_id))
+        self._check_room()
+        self._send(Submit(request))
+        self._generations[request_id] = generation
+        try:
+            await generation.wait_accepted()
+        except asyncio.CancelledError:
+            generation.cancel()
+            raise
+        return generation
+
+    def _cancel(self, request_id: str) -> None:
+        if self._generations.pop(request_id, None) is not None:
+            self._send(Cancel(request_id))
+
+    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+        """Token ids of a prompt, exactly as ``submit`` would encode it."""
+        token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special))
+        return token_ids
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of ids; raises InvalidRequest for ids outside the vocabulary."""
+        text: str = await self._call(lambda call: Detokenize(call, tuple(token_ids)))
+        return text
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing now; answered after the running step."""
+        stats: EngineStats = await self._call(GetStats)
+        return stats
+
+    async def _call(self, message_for: Callable[[int], ToWorker]) -> Any:
+        """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
+        call = next(self._call_numbers)
+        self._check_room()
+        self._send(message_for(call))
+        answer = self._calls[call] = self._loop.create_future()
+        try:
+            return await answer
+        finally:
+            del self._calls[call]
+
+    def _check_room(self) -> None:
+        if self._transport is None or self._is_closing or self.died.done() or self._transport.is_closing():
+            raise EngineDead(self.died.result().message if self.died.done() else "the worker is gone")
+        if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            raise Overloaded("The model's worker does not take requests at the moment; try again.")
+
+    # -- the link ----------------------------------------------------------------------------------
+
+    def _send(self, message: ToWorker) -> None:
+        try:
+            data = frame(encode(message))
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("The text holds a lone surrogate, which is not a character.", "messages") from error
+        except FrameTooLarge as error:
+            raise InvalidRequest(f"The request is too large for the model's worker: {error}.", "messages") from error
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the link's transport (called by the event loop)."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what the worker sent (called by the event loop)."""
+        try:
+            for payload in self._cutter.feed(data):
+                self._handle(decode_from_worker(payload))
+        except (FrameTooLarge, msgspec.DecodeError) as error:
+            self._reason = f"the worker sent something that is no message: {error}"
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The worker closed its end or died (called by the event loop): find out why, but not for long."""
+        if self._carrier.ended.done():
+            self._bury()
+        else:
+            self._carrier.ended.add_done_callback(lambda _: self._bury())
+            self._loop.call_later(_AUTOPSY_S, self._bury)
+
+    def _handle(self, message: FromWorker) -> None:
+        match message:
+            case StepOutputs():
+                self._distribute(message)
+            case Accepted():
+                if (generation := self._generations.get(message.request_id)) is not None:
+                    generation.accept(message.num_prompt_tokens)
+            case Rejected():
+                if (generation := self._generations.pop(message.request_id, None)) is not None:
+                    generation.fail(message.failure.to_error())
+            case Tokenized(call=call, token_ids=answer) | Detokenized(call=call, text=answer):
+                self._answer(call, answer)
+            case Stats():
+                self._answer(message.call, message.stats)
+            case CallFailed():
+                self._answer(message.call, message.failure.to_error())
+            case LoadProgress():
+                self._on_progress(message.share, message.text)
+            case Ready():
+                _settle(self._loaded, message.info)
+            case LoadFailed():
+                _settle(self._loaded, message.failure.to_error())
+            case Died():
+                self._reason = message.reason
+
+    def _distribute(self, message: StepOutputs) -> None:
+        """Give each request its events; those of requests that were cancelled meanwhile are dropped."""
+        generations = self._generations
+        for request_id, output in message.outputs:
+            generation = generations.get(request_id)
+            if generation is None:
+                continue
+            if isinstance(output, Failure):
+                del generations[request_id]
+                generation.fail(output.to_error())
+                continue
+            if isinstance(output, RequestFinished):
+                del generations[request_id]
+            generation.push(output)
+
+    def _answer(self, call: int, answer: object) -> None:
+        if (future := self._calls.get(call)) is not None:
+            _settle(future, answer)
+
+
+def _settle(future: asyncio.Future[Any], outcome: object) -> None:
+    """Give a future its result or error, unless its waiter was cancelled."""
+    if future.done():
+        return
+    if isinstance(outcome, EnginehouseError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,215 @@
+"""The worker's side: loads the model and serves it. The same code runs in a process or in a thread.
+
+Three threads share the work. The *engine thread* (the caller of :meth:`WorkerHost.run`) loads the model and
+steps the engine; runners are used by no other thread. The *reader thread* receives messages and never waits
+for the other two, so a cancellation or the end of the server is noticed at once. The *intake thread* tokenizes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import cast
+
+import msgspec
+from attrs import frozen
+
+from enginehouse.backend import ModelSource, Runner
+from enginehouse.config import structure_options
+from enginehouse.engine.loop import EngineOutput, StepEngine
+from enginehouse.engine.worker.intake import Intake
+from enginehouse.engine.worker.link import FrameTooLarge, Link
+from enginehouse.engine.worker.messages import (
+    Cancel,
+    Close,
+    Detokenize,
+    Died,
+    FromWorker,
+    GetStats,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Stats,
+    StepOutputs,
+    Submit,
+    Tokenize,
+    ToWorker,
+    decode_to_worker,
+    encode,
+    failure_of,
+)
+from enginehouse.errors import EnginehouseError, GenerationFailed, ModelLoadError
+from enginehouse.plugins import PluginRegistry
+from enginehouse.types import EngineRequest
+
+__all__ = ["WorkerHost"]
+
+_log = logging.getLogger(__name__)
+
+
+@frozen
+class _Enter:
+    """A tokenized request on its way from the intake thread to the engine thread."""
+
+    request: EngineRequest
+    token_ids: list[int]
+
+
+class WorkerHost:
+    """Serves one model over one link.
+
+    Args:
+        link: the worker's end.
+        on_server_gone: called on the reader thread when the server closed its end or died. A process ends
+            itself here, whatever the engine thread is doing; a thread can only be asked to end.
+    """
+
+    def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
+        self._link = link
+        self._on_server_gone = on_server_gone
+        self._inbox: SimpleQueue[Load | Cancel | GetStats | Close | _Enter] = SimpleQueue()
+        self._intake: Intake | None = None
+        self._last_progress = LoadProgress(0.0, "")
+
+    # -- engine thread -----------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Load the model and serve until the server says Close; False when the engine broke before."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        try:
+            first = self._inbox.get()
+            engine = self._load(first) if isinstance(first, Load) else None
+            return engine is None or self._serve(engine)
+        finally:
+            if self._intake is not None:
+                self._intake.close()
+            self._link.close()
+
+    def _load(self, message: Load) -> StepEngine | None:
+        """Open the model and say so; None when that failed, which is said as well."""
+        try:
+            runner, engine = self._open(message)
+        except EnginehouseError as error:
+            self._send(LoadFailed(failure_of(error)))
+            return None
+        except Exception as error:  # noqa: BLE001 - worker border: whatever the backend raises is the reason
+            _log.exception("the backend %s failed to load the model", message.backend)
+            reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
+            self._send(LoadFailed(failure_of(ModelLoadError(reason))))
+            return None
+        self._intake = Intake(engine, runner.tokenizer, self._send, lambda *item: self._inbox.put(_Enter(*item)))
+        self._intake.start()
+        self._send(Ready(runner.info))
+        return engine
+
+    def _open(self, message: Load) -> tuple[Runner, StepEngine]:
+        registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
+        backend = registry.backends.get(message.backend)
+        if backend is None:
+            problems = "; ".join(record.problem for record in registry.plugins if record.problem)
+            raise ModelLoadError(f"the worker has no backend {message.backend!r}" + (f" ({problems})" * bool(problems)))
+        options = structure_options(backend.options, message.options, message.options_path)
+        path = Path(message.source_path) if message.source_path is not None else None
+        source = ModelSource(text=message.source_text, path=path)
+        runner = cast(Runner, backend.open(source, options, self._report))
+        return runner, StepEngine(runner, message.engine, registry.samplers)
+
+    def _report(self, share: float, text: str) -> None:
+        """Pass on a load's progress, but not more often than it can be seen."""
+        last = self._last_progress
+        if text != last.text or abs(share - last.share) >= 0.01:
+            self._last_progress = LoadProgress(share, text)
+            self._send(self._last_progress)
+
+    def _serve(self, engine: StepEngine) -> bool:
+        """The engine thread's loop: take what came in, then one step; sleeps while there is no work."""
+        try:
+            while self._take_messages(engine):
+                outputs = engine.step()
+                if outputs:
+                    self._send_outputs(outputs)
+        except Exception as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
+            _log.exception("the engine failed")
+            self._send(Died(f"the engine failed: {type(error).__name__}: {error}"))
+            return False
+        finally:
+            engine.close()
+        return True
+
+    def _take_messages(self, engine: StepEngine) -> bool:
+        """Handle all messages; False after Close. Waits for one while the engine has nothing to do."""
+        while True:
+            try:
+                message = self._inbox.get(block=not engine.has_work())
+            except Empty:
+                return True
+            match message:
+                case _Enter():
+                    self._add(engine, message)
+                case Cancel():
+                    engine.cancel(message.request_id)
+                case GetStats():
+                    self._send(Stats(message.call, engine.stats()))
+                case Close():
+                    return False
+
+    def _add(self, engine: StepEngine, entering: _Enter) -> None:
+        request_id = entering.request.request_id
+        try:
+            engine.add(entering.request, entering.token_ids)
+        except Exception as error:  # noqa: BLE001 - a plugin's sampler is created here: only its request may fail
+            failure = (
+                error if isinstance(error, EnginehouseError) else GenerationFailed(f"{type(error).__name__}: {error}")
+            )
+            self._send_outputs([(request_id, failure)])
+        assert self._intake is not None
+        self._intake.entered()
+
+    def _send_outputs(self, outputs: list[EngineOutput]) -> None:
+        """One message for the whole step."""
+        self._send(
+            StepOutputs(
+                [
+                    (request_id, failure_of(output) if isinstance(output, EnginehouseError) else output)
+                    for request_id, output in outputs
+                ]
+            )
+        )
+
+    # -- reader thread -----------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Receive until the server is gone; a server that breaks the protocol is treated as gone."""
+        try:
+            while (payload := self._link.receive()) is not None:
+                self._dispatch(decode_to_worker(payload))
+        except (FrameTooLarge, msgspec.DecodeError):
+            _log.exception("the server sent something that is no message")
+        if self._on_server_gone is not None:
+            self._on_server_gone()
+        self._inbox.put(Close())
+
+    def _dispatch(self, message: ToWorker) -> None:
+        intake = self._intake
+        match message:
+            case Load() | GetStats() | Close():
+                self._inbox.put(message)
+            case Cancel():
+                if intake is None or not intake.cancel(message.request_id):
+                    self._inbox.put(message)
+            case Submit() if intake is not None:
+                intake.submit(message)
+            case Tokenize() | Detokenize() if intake is not None:
+                intake.call(message)
+            case _:
+                _log.error("the server sent %s before the model was ready", type(message).__name__)
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def _send(self, message: FromWorker) -> None:
+        """Send, or drop when the server is gone: the reader thread notices that too and ends the worker."""
+        self._link.send(encode(message))

@@ -1,0 +1,168 @@
+"""The worker's intake thread: prompts are tokenized and checked here, while the engine thread computes.
+
+A long prompt delays only those behind it, never a running stream and never a cancellation: the reader
+thread tells :class:`Intake` directly what was cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from enginehouse.backend import Tokenizer
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.messages import (
+    Accepted,
+    CallFailed,
+    Detokenize,
+    Detokenized,
+    FromWorker,
+    Rejected,
+    Submit,
+    Tokenize,
+    Tokenized,
+    failure_of,
+)
+from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.prompt.segments import encode_segments
+from enginehouse.types import EngineRequest
+
+__all__ = ["Intake"]
+
+# What a refused client is told to wait: about the time of a short answer, after which a place may be free.
+_RETRY_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Intake:
+    """Turns Submit messages into tokenized requests.
+
+    Args:
+        engine: asked whether a request fits; only its thread-safe methods are used.
+        tokenizer: the model's.
+        send: sends a message to the server.
+        enter: hands a tokenized request to the engine thread.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        tokenizer: Tokenizer,
+        send: Callable[[FromWorker], None],
+        enter: Callable[[EngineRequest, list[int]], None],
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._send = send
+        self._enter = enter
+        self._queue: SimpleQueue[Submit | Tokenize | Detokenize | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
+        self._num_entering = 0  # handed over, not yet added by the engine thread
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after what is being tokenized now; waits for that."""
+        self._queue.put(None)
+        self._thread.join()
+
+    # -- reader thread -----------------------------------------------------------------------------
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request, or refuse it at once when the queue is full."""
+        request_id = message.request.request_id
+        with self._lock:
+            num_before = len(self._waiting) + self._num_entering
+            is_full = self._engine.is_full(num_before + 1)
+            if not is_full:
+                self._waiting.add(request_id)
+        if is_full:
+            error = Overloaded("The queue of this model is full; try again in a moment.", _RETRY_AFTER_S)
+            self._send(Rejected(request_id, failure_of(error)))
+        else:
+            self._queue.put(message)
+
+    def call(self, message: Tokenize | Detokenize) -> None:
+        """Queue a call."""
+        self._queue.put(message)
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request; False when it has already been handed to the engine thread."""
+        with self._lock:
+            if request_id not in self._waiting:
+                return False
+            self._waiting.remove(request_id)
+            return True
+
+    # -- engine thread -----------------------------------------------------------------------------
+
+    def entered(self) -> None:
+        """The engine thread has added a request; the engine counts it from now on."""
+        with self._lock:
+            self._num_entering -= 1
+
+    # -- intake thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (message := self._queue.get()) is not None:
+            if isinstance(message, Submit):
+                self._take(message.request)
+            else:
+                self._answer(message)
+
+    def _take(self, request: EngineRequest) -> None:
+        request_id = request.request_id
+        if request_id not in self._waiting:
+            return  # cancelled before its turn
+        try:
+            token_ids = self._token_ids(request)
+            self._engine.check(request, len(token_ids))
+        except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this request may fail
+            with self._lock:
+                self._waiting.discard(request_id)
+            self._send(Rejected(request_id, failure_of(_as_ours(error, "The prompt could not be tokenized"))))
+            return
+        # Accepted leaves before the engine thread knows the request, so it precedes the request's first event.
+        self._send(Accepted(request_id, len(token_ids)))
+        with self._lock:
+            if request_id in self._waiting:
+                self._waiting.remove(request_id)
+                self._num_entering += 1
+                self._enter(request, token_ids)
+
+    def _token_ids(self, request: EngineRequest) -> list[int]:
+        if request.token_ids is not None:
+            return list(request.token_ids)
+        return encode_segments(self._tokenizer, request.segments, request.add_special)
+
+    def _answer(self, message: Tokenize | Detokenize) -> None:
+        try:
+            if isinstance(message, Tokenize):
+                token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)
+                self._send(Tokenized(message.call, token_ids))
+            else:
+                self._send(Detokenized(message.call, self._text(message.token_ids)))
+        except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this call may fail
+            self._send(CallFailed(message.call, failure_of(_as_ours(error, "The tokenizer failed"))))
+
+    def _text(self, token_ids: tuple[int, ...]) -> str:
+        vocab_size = self._tokenizer.vocab_size
+        bad_ids = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+        if bad_ids:
+            listed = ", ".join(map(str, bad_ids[:8]))
+            raise InvalidRequest(f"Token ids must lie in [0, {vocab_size}); got {listed}.", "tokens")
+        return b"".join(self._tokenizer.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+
+
+def _as_ours(error: Exception, what: str) -> EnginehouseError:
+    if isinstance(error, EnginehouseError):
+        return error
+    _log.error("%s", what, exc_info=error)
+    return GenerationFailed(f"{what}: {type(error).__name__}: {error}")

@@ -1,0 +1,233 @@
+"""What the server process and a worker say to each other.
+
+Every message is one tagged msgpack array in one frame (see ``link``). The worker sends at most one
+:class:`StepOutputs` per step, however many requests ran in it.
+"""
+
+# Annotations are resolved by msgspec when this module is imported, so no name may hide in TYPE_CHECKING.
+from typing import Any
+
+import msgspec
+
+from enginehouse.config import PluginsSettings
+from enginehouse.errors import EnginehouseError, error_from_fields
+from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Segment
+
+__all__ = [
+    "Accepted",
+    "CallFailed",
+    "Cancel",
+    "Close",
+    "Detokenize",
+    "Detokenized",
+    "Died",
+    "Failure",
+    "FromWorker",
+    "GetStats",
+    "Load",
+    "LoadFailed",
+    "LoadProgress",
+    "Ready",
+    "Rejected",
+    "Stats",
+    "StepOutputs",
+    "Submit",
+    "ToWorker",
+    "Tokenize",
+    "Tokenized",
+    "decode_from_worker",
+    "decode_to_worker",
+    "encode",
+    "failure_of",
+]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
+    """An :class:`EnginehouseError` as plain data."""
+
+    fields: dict[str, Any]
+
+    def to_error(self) -> EnginehouseError:
+        """The error it stands for."""
+        return error_from_fields(self.fields)
+
+
+def failure_of(error: EnginehouseError) -> Failure:
+    """The error as a value that crosses the link."""
+    return Failure(error.to_fields())
+
+
+# -- server to worker ------------------------------------------------------------------------------
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """The first message: which model to open, and how.
+
+    Attributes:
+        options: the backend's settings as plain data; the worker reads them with the backend's class.
+        options_path: dotted path of the options in the configuration, for messages.
+        plugins: which plugins the worker loads, and their options.
+    """
+
+    backend: str
+    source_text: str
+    source_path: str | None
+    options: dict[str, Any]
+    options_path: str
+    engine: EngineSettings
+    plugins: PluginsSettings
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Serve a request; answered by Accepted or Rejected, then by its share of StepOutputs."""
+
+    request: EngineRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Forget a request; not answered."""
+
+    request_id: str
+
+
+class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize"):
+    """Encode a prompt; answered by Tokenized or CallFailed with the same call number."""
+
+    call: int
+    segments: tuple[Segment, ...]
+    add_special: bool
+
+
+class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detokenize"):
+    """Decode token ids; answered by Detokenized or CallFailed."""
+
+    call: int
+    token_ids: tuple[int, ...]
+
+
+class GetStats(msgspec.Struct, frozen=True, array_like=True, tag="get_stats"):
+    """Answered by Stats, after the running step."""
+
+    call: int
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
+    """Free the model and end; not answered."""
+
+
+ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | Close
+
+
+# -- worker to server ------------------------------------------------------------------------------
+
+
+class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """The model is loading. ``share`` is what is done, 0 to 1."""
+
+    share: float
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model is loaded; requests may come."""
+
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
+    """The model could not be opened; the worker ends."""
+
+    failure: Failure
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """The request fits and is queued."""
+
+    request_id: str
+    num_prompt_tokens: int
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
+    """The request was refused; nothing else follows for it."""
+
+    request_id: str
+    failure: Failure
+
+
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """Everything that one step gave, as (request id, what happened); a Failure ends its request."""
+
+    outputs: list[tuple[str, Event | Failure]]
+
+
+class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag="tokenized"):
+    """Answer to Tokenize."""
+
+    call: int
+    token_ids: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True, array_like=True, tag="detokenized"):
+    """Answer to Detokenize."""
+
+    call: int
+    text: str
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
+    """Answer to GetStats."""
+
+    call: int
+    stats: EngineStats
+
+
+class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):
+    """Answer to a call that was refused."""
+
+    call: int
+    failure: Failure
+
+
+class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
+    """The last message of a worker that must end because its engine broke."""
+
+    reason: str
+
+
+FromWorker = (
+    LoadProgress
+    | Ready
+    | LoadFailed
+    | Accepted
+    | Rejected
+    | StepOutputs
+    | Tokenized
+    | Detokenized
+    | Stats
+    | CallFailed
+    | Died
+)
+
+# Errors may carry fields of any type (plugins raise them too); what msgpack does not know travels as its repr.
+_encoder = msgspec.msgpack.Encoder(enc_hook=repr)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """The payload of one frame.
+
+    Raises:
+        UnicodeEncodeError: a text holds a lone surrogate, which is no character.
+    """
+    return _encoder.encode(message)
+
+
+def decode_to_worker(payload: bytes | bytearray | memoryview) -> ToWorker:
+    """A message of the server. Raises msgspec.DecodeError when it is none."""
+    return _to_worker.decode(payload)
+
+
+def decode_from_worker(payload: bytes | bytearray | memoryview) -> FromWorker:
+    """A message of a worker. Raises msgspec.DecodeError when it is none."""
+    return _from_worker.decode(payload)
