@@ -178,7 +178,8 @@ class _Loader:
             self._check_hooks(hooks)
             self.options[record.name] = self._read_options(plugin, record.name)
         except Exception:
-            self.manager.unregister(plugin)
+            if self.manager.is_registered(plugin):
+                self.manager.unregister(plugin)
             raise
 
     def _check_hooks(self, hooks: Sequence[str]) -> None:
