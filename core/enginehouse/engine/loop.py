@@ -265,7 +265,7 @@ class StepEngine:
             request.sampling,
             choice=choice,
             vocab_size=tokenizer.vocab_size,
-            prompt_token_ids=owner.prompt.tolist(),
+            prompt_token_ids=owner.prompt,
             steps=build_steps(request.sampling, self._samplers),
         )
         text = TextStream(tokenizer.token_bytes, tokenizer.control_token_ids, request.stopping.stop)

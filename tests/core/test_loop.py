@@ -1,0 +1,432 @@
+"""StepEngine over the fake runner: what clients see never depends on batching, caching, forks or preemption."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginehouse.engine.loop import StepEngine
+from enginehouse.errors import ContextLengthExceeded, EngineDead, EnginehouseError, GenerationFailed, InvalidRequest
+from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner
+from enginehouse.types import (
+    ChoiceFinished,
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
+
+_ids = itertools.count()
+
+
+def make_engine(options: FakeOptions | None = None, **engine_settings: object) -> StepEngine:
+    return StepEngine(FakeRunner(options), EngineSettings(**engine_settings), {})  # type: ignore[arg-type]
+
+
+def make_request(max_tokens: int | None = 20, **fields: object) -> EngineRequest:
+    fields.setdefault("sampling", SamplingParams(temperature=0))
+    stop = fields.pop("stop", ())
+    ignore_eos = fields.pop("ignore_eos", False)
+    stopping = StopParams(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)  # type: ignore[arg-type]
+    return EngineRequest(request_id=f"r{next(_ids)}", stopping=stopping, **fields)  # type: ignore[arg-type]
+
+
+class Result:
+    """What a client of one request saw."""
+
+    def __init__(self) -> None:
+        self.text: dict[int, str] = {}
+        self.token_ids: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[float]] = {}
+        self.finished: dict[int, ChoiceFinished] = {}
+        self.summary: RequestFinished | None = None
+        self.error: EnginehouseError | None = None
+
+    def take(self, event: object) -> None:
+        assert self.summary is None and self.error is None, "an event after the last one"
+        match event:
+            case TextDelta():
+                assert event.choice not in self.finished, "text after the end of its choice"
+                self.text[event.choice] = self.text.get(event.choice, "") + event.text
+                self.token_ids.setdefault(event.choice, []).extend(event.token_ids)
+                if event.logprobs is not None:
+                    assert [entry.token_id for entry in event.logprobs] == list(event.token_ids)
+                    self.logprobs.setdefault(event.choice, []).extend(e.logprob for e in event.logprobs)
+            case ChoiceFinished():
+                self.finished[event.choice] = event
+            case RequestFinished():
+                self.summary = event
+            case EnginehouseError():
+                self.error = event
+
+
+def drive(engine: StepEngine, results: dict[str, Result], max_steps: int = 5000) -> None:
+    for _ in range(max_steps):
+        if not engine.has_work():
+            return
+        for request_id, event in engine.step():
+            results[request_id].take(event)
+    raise AssertionError(f"still busy after {max_steps} steps")
+
+
+def run(engine: StepEngine, requests: Iterable[tuple[EngineRequest, list[int]]]) -> list[Result]:
+    results: dict[str, Result] = {}
+    for request, prompt in requests:
+        results[request.request_id] = Result()
+        engine.check(request, len(prompt))
+        engine.add(request, prompt)
+    drive(engine, results)
+    return list(results.values())
+
+
+def alone(request: EngineRequest, prompt: list[int], options: FakeOptions | None = None) -> Result:
+    return run(make_engine(options, prefix_cache=False), [(request, prompt)])[0]
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(97, 123, length).tolist()
+
+
+def free_tokens(engine: StepEngine) -> int:
+    return engine.stats().free_tokens
+
+
+def test_text_ends_at_max_tokens_with_length() -> None:
+    result = alone(make_request(max_tokens=7, ignore_eos=True), prompt_of(0, 10))
+
+    assert result.finished[0].finish_reason == "length"
+    assert result.finished[0].num_tokens == 7
+    assert result.summary is not None and result.summary.num_completion_tokens == 7
+    assert result.summary.num_prompt_tokens == 10
+
+
+def test_generation_stops_at_the_end_of_the_context() -> None:
+    result = alone(make_request(max_tokens=None, ignore_eos=True), prompt_of(0, 30), FakeOptions(context=50))
+
+    assert result.finished[0].finish_reason == "length"
+    assert result.finished[0].num_tokens == 20
+
+
+def test_an_end_token_stops_and_is_not_shown() -> None:
+    result = alone(make_request(max_tokens=3000), prompt_of(3, 10), FakeOptions(end_logit=2.0))
+
+    assert result.finished[0].finish_reason == "stop"
+    assert isinstance(result.finished[0].stop_reason, int)
+    assert "<|" not in result.text.get(0, "")
+
+
+@pytest.mark.parametrize("fork", ["share", "copy", "none"])
+@pytest.mark.parametrize("mixed_batch", [True, False])
+@pytest.mark.parametrize("window", [None, 24])
+def test_batch_neighbours_and_chunks_change_nothing(fork: str, mixed_batch: bool, window: int | None) -> None:
+    options = FakeOptions(fork=fork, mixed_batch=mixed_batch, window=window, slots=4)  # type: ignore[arg-type]
+    work = [
+        (
+            make_request(max_tokens=5 + 7 * i, sampling=SamplingParams(temperature=i % 2, seed=i)),
+            prompt_of(i, 3 + 60 * i),
+        )
+        for i in range(7)
+    ]
+    expected = [alone(request, prompt, options) for request, prompt in work]
+
+    got = run(make_engine(options, slots=4, prefill_chunk_tokens=16, max_prefill_tokens=48), work)
+
+    for one, other in zip(expected, got, strict=True):
+        assert (one.text, one.finished) == (other.text, other.finished)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_mix_of_arrivals_cancellations_and_cache_sizes_gives_the_lone_text(data: st.DataObject) -> None:
+    """The invariant of the whole engine: text is a function of the request, whatever else happens."""
+    cache_tokens = data.draw(st.sampled_from([160, 300, 2000]))
+    options = FakeOptions(
+        context=150,
+        slots=3,
+        cache_tokens=cache_tokens,
+        fork=data.draw(st.sampled_from(["share", "copy", "none"])),
+        window=data.draw(st.sampled_from([None, None, 16])),
+        mixed_batch=data.draw(st.booleans()),
+        max_sequences=data.draw(st.sampled_from([3, 4, 12])),
+    )
+    engine = make_engine(options, slots=3, prefill_chunk_tokens=data.draw(st.sampled_from([1, 8, 64])))
+    before = free_tokens(engine)
+    results: dict[str, Result] = {}
+    work: list[tuple[EngineRequest, list[int]]] = []
+    cancelled: set[str] = set()
+    for _ in range(data.draw(st.integers(1, 7))):
+        shared = prompt_of(0, data.draw(st.integers(0, 60)))
+        prompt = shared + prompt_of(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 50)))
+        request = make_request(
+            max_tokens=data.draw(st.integers(1, 30)),
+            num_choices=data.draw(st.sampled_from([1, 1, 3])),
+            sampling=SamplingParams(
+                temperature=data.draw(st.sampled_from([0.0, 1.0])), seed=data.draw(st.integers(0, 5))
+            ),
+            priority=data.draw(st.integers(-1, 1)),
+            namespace=data.draw(st.sampled_from(["", "a"])),
+        )
+        work.append((request, prompt))
+        results[request.request_id] = Result()
+        engine.add(request, prompt)
+        for _ in range(data.draw(st.integers(0, 6))):
+            for request_id, event in engine.step():
+                results[request_id].take(event)
+        if data.draw(st.booleans()) and data.draw(st.booleans()):
+            engine.cancel(request.request_id)
+            cancelled.add(request.request_id)
+    drive(engine, results)
+
+    for request, prompt in work:
+        if request.request_id not in cancelled:
+            expected, got = alone(request, prompt, options), results[request.request_id]
+            assert got.error is None
+            assert (got.text, got.finished) == (expected.text, expected.finished)
+    engine._scheduler.cache.clear()
+    assert free_tokens(engine) == before, "KV positions leaked"
+    assert engine.stats().num_running == engine.stats().num_waiting == 0
+
+
+def test_choices_share_one_prefill() -> None:
+    runner = FakeRunner(FakeOptions(slots=4))
+    engine = StepEngine(runner, EngineSettings(slots=4), {})
+    forwarded: list[int] = []
+    forward = runner.forward
+    runner.forward = lambda spans: (forwarded.append(sum(len(s.input) for s in spans)), forward(spans))[1]  # type: ignore
+
+    request = make_request(max_tokens=4, num_choices=4, sampling=SamplingParams(seed=3), ignore_eos=True)
+    result = run(engine, [(request, prompt_of(0, 400))])[0]
+
+    assert sorted(result.finished) == [0, 1, 2, 3]
+    assert sum(forwarded) <= 400 + 3 + 4 * 4
+    assert len(set(result.text.values())) > 1, "the choices must be drawn independently"
+    assert result.summary is not None and result.summary.num_completion_tokens == 16
+
+
+def test_a_repeated_prompt_is_cached_but_for_one_token() -> None:
+    engine = make_engine()
+    prompt = prompt_of(0, 100)
+    first = run(engine, [(make_request(), prompt)])[0]
+    second = run(engine, [(make_request(), prompt)])[0]
+
+    assert first.summary is not None and second.summary is not None
+    assert first.summary.num_cached_tokens == 0
+    assert second.summary.num_cached_tokens == 99
+    assert first.text == second.text
+
+
+def test_namespaces_do_not_share() -> None:
+    engine = make_engine()
+    prompt = prompt_of(0, 100)
+    run(engine, [(make_request(namespace="a"), prompt)])
+    other = run(engine, [(make_request(namespace="b"), prompt)])[0]
+
+    assert other.summary is not None and other.summary.num_cached_tokens == 0
+
+
+def test_a_sliding_window_reuses_a_conversation_that_goes_on() -> None:
+    engine = make_engine(FakeOptions(window=16))
+    prompt = prompt_of(0, 100)
+    first = run(engine, [(make_request(max_tokens=10, ignore_eos=True), prompt)])[0]
+    following = prompt + first.token_ids[0] + prompt_of(1, 20)
+    request = make_request()
+    second = run(engine, [(request, following)])[0]
+
+    assert second.summary is not None and second.summary.num_cached_tokens > 90
+    assert second.text == alone(request, following, FakeOptions(window=16)).text
+
+
+def test_simultaneous_requests_prefill_their_shared_beginning_once() -> None:
+    runner = FakeRunner(FakeOptions(slots=8))
+    engine = StepEngine(runner, EngineSettings(slots=8), {})
+    num_tokens = 0
+    forward = runner.forward
+
+    def counting(spans):  # type: ignore[no-untyped-def]
+        nonlocal num_tokens
+        num_tokens += sum(len(span.input) for span in spans)
+        return forward(spans)
+
+    runner.forward = counting  # type: ignore[method-assign]
+    run(engine, [(make_request(max_tokens=2), prompt_of(0, 300) + prompt_of(9 + i, 10)) for i in range(8)])
+
+    assert num_tokens < 300 + 8 * (10 + 3)
+
+
+def test_a_long_prompt_delays_a_running_stream_by_one_chunk_at_most() -> None:
+    runner = FakeRunner(FakeOptions(slots=4))
+    engine = StepEngine(runner, EngineSettings(slots=4, prefill_chunk_tokens=32), {})
+    stream = make_request(max_tokens=100, ignore_eos=True)
+    engine.add(stream, prompt_of(0, 5))
+    engine.step()
+    engine.add(make_request(), prompt_of(1, 1000))
+    spans_seen = []
+    forward = runner.forward
+    runner.forward = lambda spans: (spans_seen.append([len(s.input) for s in spans]), forward(spans))[1]  # type: ignore
+    for _ in range(30):
+        ids = [request_id for request_id, event in engine.step() if isinstance(event, TextDelta)]
+        assert stream.request_id in ids or ids == [], "characters may be held back, the step must not"
+
+    assert all(sorted(sizes)[0] == 1 and sum(sizes) <= 33 for sizes in spans_seen)
+
+
+def test_a_short_prompt_overtakes_a_long_prefill() -> None:
+    engine = make_engine(FakeOptions(slots=4), slots=4, max_prefill_tokens=64)
+    long, short = make_request(max_tokens=1), make_request(max_tokens=1)
+    engine.add(long, prompt_of(0, 2000))
+    engine.step()
+    engine.add(short, prompt_of(1, 40))
+    finished = [rid for _ in range(3) for rid, event in engine.step() if isinstance(event, RequestFinished)]
+
+    assert finished == [short.request_id]
+
+
+def test_priority_goes_first() -> None:
+    engine = make_engine(slots=1)
+    order: list[str] = []
+    names = {}
+    for name, priority in (("running", 0), ("late", 5), ("normal", 0), ("urgent", -5)):
+        request = make_request(max_tokens=2, priority=priority)
+        names[request.request_id] = name
+        engine.add(request, prompt_of(0, 5))
+        if name == "running":
+            engine.step()
+    while engine.has_work():
+        order += [names[rid] for rid, event in engine.step() if isinstance(event, RequestFinished)]
+
+    assert order == ["running", "urgent", "normal", "late"]
+
+
+def test_preemption_replays_without_a_trace() -> None:
+    options = FakeOptions(slots=4, context=200, cache_tokens=260)
+    work = [(make_request(max_tokens=80, ignore_eos=True), prompt_of(i, 20)) for i in range(4)]
+    engine = make_engine(options, slots=4)
+    results = run(engine, work)
+
+    assert engine.stats().num_preemptions > 0
+    for (request, prompt), result in zip(work, results, strict=True):
+        assert result.text == alone(request, prompt, options).text
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5])
+def test_cancel_frees_everything_in_any_phase(num_steps: int) -> None:
+    engine = make_engine(slots=1, prefix_cache=False, max_prefill_tokens=16)
+    before = free_tokens(engine)
+    queued, running = make_request(), make_request(max_tokens=1000, ignore_eos=True)
+    engine.add(running, prompt_of(0, 40))
+    engine.add(queued, prompt_of(1, 40))
+    for _ in range(num_steps):
+        engine.step()
+    engine.cancel(queued.request_id)
+    engine.cancel(running.request_id)
+    engine.cancel("never seen")
+
+    assert not engine.has_work()
+    assert free_tokens(engine) == before
+
+
+def test_a_stop_string_inside_a_token_keeps_the_text_before_it() -> None:
+    request = make_request(max_tokens=60, ignore_eos=True)
+    prompt = prompt_of(0, 12)
+    text = alone(request, prompt).text[0]
+    stop = text[20:24]
+    result = alone(make_request(max_tokens=60, ignore_eos=True, stop=(stop,)), prompt)
+
+    assert result.text.get(0, "") == text[: text.index(stop)]
+    assert result.finished[0].finish_reason == "stop"
+    assert result.finished[0].stop_reason == stop
+    assert 0 < result.finished[0].num_tokens < 60
+
+
+def test_logprobs_travel_with_their_tokens() -> None:
+    sampling = SamplingParams(temperature=0, num_logprobs=3)
+    result = alone(make_request(max_tokens=30, sampling=sampling, ignore_eos=True), prompt_of(0, 12))
+
+    assert len(result.logprobs[0]) == len(result.token_ids[0]) > 20
+    assert all(value <= 0 for value in result.logprobs[0])
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_a_row_of_nan_fails_its_request_only(num_choices: int) -> None:
+    engine = make_engine(FakeOptions(faults=FakeFaults(nan_at_step=3)), slots=4)
+    work = [(make_request(max_tokens=9, ignore_eos=True, num_choices=num_choices), prompt_of(i, 5)) for i in range(2)]
+    results = run(engine, work)
+
+    assert sum(isinstance(result.error, GenerationFailed) for result in results) == 1
+    assert sum(result.summary is not None for result in results) == 1
+
+
+def test_an_exception_in_the_runner_costs_at_most_one_request() -> None:
+    options = FakeOptions(faults=FakeFaults(raise_at_step=4))
+    work = [(make_request(max_tokens=9, ignore_eos=True), prompt_of(i, 5)) for i in range(3)]
+    results = run(make_engine(options, slots=4), work)
+
+    assert sum(result.error is not None for result in results) <= 1
+    for (request, prompt), result in zip(work, results, strict=True):
+        if result.error is None:
+            assert result.text == alone(request, prompt).text
+
+
+def test_a_request_that_always_breaks_the_runner_fails_alone() -> None:
+    runner = FakeRunner()
+    forward = runner.forward
+
+    def picky(spans):  # type: ignore[no-untyped-def]
+        if any(255 in span.input for span in spans):
+            raise RuntimeError("cannot digest 255")
+        return forward(spans)
+
+    runner.forward = picky  # type: ignore[method-assign]
+    engine = StepEngine(runner, EngineSettings(), {})
+    good, bad = make_request(max_tokens=5), make_request(max_tokens=5)
+    results = run(engine, [(good, prompt_of(0, 5)), (bad, [97, 255, 97])])
+
+    assert results[0].error is None
+    assert isinstance(results[1].error, GenerationFailed)
+    assert "cannot digest 255" in results[1].error.message
+
+
+def test_check_names_what_is_wrong() -> None:
+    engine = make_engine(FakeOptions(context=50))
+
+    with pytest.raises(ContextLengthExceeded) as too_long:
+        engine.check(make_request(), 50)
+    assert (too_long.value.num_prompt_tokens, too_long.value.max_context) == (50, 50)
+    engine.check(make_request(), 49)
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.check(make_request(), 0)
+    with pytest.raises(InvalidRequest, match="-1, 999999"):
+        engine.check(make_request(token_ids=(5, -1, 999999)), 3)
+    with pytest.raises(InvalidRequest, match="999999") as bad_bias:
+        engine.check(make_request(sampling=SamplingParams(logit_bias={5: 1.0, 999999: 1.0})), 3)
+    assert bad_bias.value.param == "logit_bias.999999"
+
+
+def test_the_queue_is_bounded() -> None:
+    engine = make_engine(slots=1, max_queue=2)
+    engine.add(make_request(), prompt_of(0, 5))
+    engine.step()
+    assert not engine.is_full(2)
+    assert engine.is_full(3)
+    engine.add(make_request(), prompt_of(0, 5))
+    engine.add(make_request(), prompt_of(0, 5))
+
+    assert engine.is_full()
+
+
+def test_close_ends_every_request() -> None:
+    engine = make_engine(slots=1)
+    requests = [make_request(), make_request()]
+    for request in requests:
+        engine.add(request, prompt_of(0, 5))
+    engine.step()
+    outputs = engine.close()
+
+    assert {rid for rid, error in outputs if isinstance(error, EngineDead)} == {r.request_id for r in requests}

@@ -1,0 +1,102 @@
+"""The radix tree of kept sequences against the plainest possible model: a list of token lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginehouse.backend import Span
+from enginehouse.engine.prefix_cache import PrefixCache, common_prefix_length
+from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
+
+
+def make_cache(fork: str = "share", window: int | None = None) -> tuple[FakeRunner, PrefixCache]:
+    runner = FakeRunner(FakeOptions(fork=fork, window=window, max_sequences=64))  # type: ignore[arg-type]
+    return runner, PrefixCache(runner)
+
+
+def ids(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def keep(runner: FakeRunner, cache: PrefixCache, values: list[int], namespace: str = "") -> None:
+    handle = runner.open_sequence()
+    runner.forward([Span(handle, 0, ids(values), "none")])
+    cache.store(ids(values), handle, namespace)
+
+
+def num_shared(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(stored=st.lists(st.tuples(token_lists, st.sampled_from(["", "a"])), max_size=8), query=token_lists)
+@pytest.mark.parametrize("fork", ["share", "copy", "none"])
+def test_match_is_the_longest_beginning_that_was_stored(fork: str, stored: list, query: list[int]) -> None:
+    runner, cache = make_cache(fork)
+    before = runner.free_tokens()
+    for values, namespace in stored:
+        keep(runner, cache, values, namespace)
+    expected = max((num_shared(values, query) for values, namespace in stored if namespace == ""), default=0)
+    match = cache.match(ids(query), "")
+
+    assert (match.length if match else 0) == expected
+    if match:
+        handle, length = cache.open(match)
+        assert length == expected == runner.length(handle)
+        replayed = runner.open_sequence()
+        runner.forward([Span(replayed, 0, ids(query[:length]), "none")])
+        rows = runner.forward([Span(handle, length, ids([7])), Span(replayed, length, ids([7]))]).host()
+        assert np.array_equal(rows[0], rows[1]), "the reused positions must hold these very tokens"
+        runner.free_sequence(handle)
+        runner.free_sequence(replayed)
+    cache.clear()
+    assert runner.free_tokens() == before
+    assert len(cache) == cache.num_tokens == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(stored=st.lists(token_lists, max_size=8), query=token_lists)
+def test_a_runner_that_cannot_cut_reuses_whole_sequences_only(stored: list[list[int]], query: list[int]) -> None:
+    runner, cache = make_cache(window=4)
+    for values in stored:
+        keep(runner, cache, values)
+    whole = [len(values) for values in stored if query[: len(values)] == values]
+    match = cache.match(ids(query), "")
+
+    assert (match.length if match else 0) == max(whole, default=0)
+
+
+def test_a_longer_sequence_makes_its_beginning_redundant() -> None:
+    runner, cache = make_cache()
+    keep(runner, cache, [1, 2, 3])
+    keep(runner, cache, [1, 2, 3, 4])
+    keep(runner, cache, [1, 2])
+
+    assert len(cache) == 1
+    assert cache.num_tokens == 4
+
+
+def test_the_least_recently_used_goes_first_and_the_kept_one_stays() -> None:
+    runner, cache = make_cache()
+    for values in ([1, 1], [2, 2], [3, 3]):
+        keep(runner, cache, values)
+    oldest = cache.match(ids([1, 1]), "")
+    assert oldest is not None
+
+    assert cache.evict()
+    assert cache.match(ids([2, 2]), "") is None
+    assert cache.evict(keep=oldest)
+    assert not cache.evict(keep=oldest)
+    assert cache.match(ids([1, 1]), "") is not None
+
+
+def test_common_prefix_length() -> None:
+    assert common_prefix_length(ids([]), ids([1])) == 0
+    assert common_prefix_length(ids([1, 2, 3]), ids([1, 2])) == 2
+    assert common_prefix_length(ids([1, 2, 3]), ids([1, 9, 3])) == 1
