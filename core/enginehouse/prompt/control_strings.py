@@ -20,7 +20,7 @@ class ControlStrings:
     try each of them at every ``<``; here a position costs one lookup per distinct length.
     """
 
-    __slots__ = ("_any_first", "_following", "_lengths", "_strings")
+    __slots__ = ("_any_first", "_following", "_lengths", "_longest", "_strings")
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._strings = frozenset(filter(None, strings))
@@ -30,6 +30,7 @@ class ControlStrings:
             lengths.setdefault(string[0], set()).add(len(string))
             for cut in range(1, len(string)):
                 following.setdefault(string[:cut], set()).add(string[cut])
+        self._longest = max(map(len, self._strings), default=0)
         self._lengths = {first: sorted(several, reverse=True) for first, several in lengths.items()}
         self._following = following
         self._any_first = re.compile(f"[{re.escape(''.join(lengths))}]") if lengths else None
@@ -66,8 +67,7 @@ class ControlStrings:
             if none does), and all characters that would continue one of its ends.
         """
         start, continuations = len(text), set[str]()
-        longest = max(map(len, self._strings), default=0)
-        for size in range(1, min(longest, len(text) + 1)):
+        for size in range(1, min(self._longest, len(text) + 1)):
             found = self._following.get(text[len(text) - size :])
             if found:
                 start = len(text) - size
