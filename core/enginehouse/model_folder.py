@@ -1,0 +1,73 @@
+"""A Hugging Face style model folder: ``config.json`` beside ``*.safetensors``, read without any library.
+
+Called by backends that load such folders, to match a source and to estimate memory before their library
+is imported. It knows names and sizes of files and a few keys of the configuration, nothing of weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from enginehouse.backend import MemoryEstimate, ModelSource
+from enginehouse.errors import ModelLoadError
+
+__all__ = ["ModelFolder"]
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@frozen
+class ModelFolder:
+    """A folder that holds a model. ``config`` is the decoded ``config.json``."""
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def find(cls, source: ModelSource) -> ModelFolder | None:
+        """The folder of ``source``, or None when it is anything else.
+
+        Raises:
+            ModelLoadError: there is a ``config.json`` but it cannot be read.
+        """
+        path = source.path
+        if path is None or not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+            return None
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path / 'config.json'} cannot be read: {error}") from error
+        if not isinstance(config, dict):
+            raise ModelLoadError(f"{path / 'config.json'} is not a JSON object")
+        return cls(path, config)
+
+    @property
+    def is_mlx_quantized(self) -> bool:
+        """Whether the weights are packed in MLX's own format, which only MLX reads."""
+        return "quantization" in self.config
+
+    def estimate(self, context_tokens: int, dtype: str | None) -> MemoryEstimate:
+        """Memory of the weights in ``dtype`` (None: as stored) and of ``context_tokens`` KV positions.
+
+        Raises:
+            ModelLoadError: the configuration lacks the sizes.
+        """
+        text = self.config.get("text_config", self.config)
+        stored = str(text.get("dtype", text.get("torch_dtype", "float32")))
+        size_bytes = _BYTES.get(dtype or stored, 4)
+        weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        if not self.is_mlx_quantized:
+            weights = weights * size_bytes // _BYTES.get(stored, 4)
+        try:
+            heads = text["num_attention_heads"]
+            head_dim = text.get("head_dim") or text["hidden_size"] // heads
+            per_token = (
+                2 * text["num_hidden_layers"] * (text.get("num_key_value_heads") or heads) * head_dim * size_bytes
+            )
+        except KeyError as error:
+            raise ModelLoadError(f"{self.path / 'config.json'} has no {error}") from error
+        return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)

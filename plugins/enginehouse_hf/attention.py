@@ -1,0 +1,180 @@
+"""Attention over our own KV memory, plugged into transformers models.
+
+The model is called with all spans packed into one row of tokens. Each layer hands its query, key and
+value, rotary positions already applied, to :func:`slot_attention`, which appends keys and values to the
+slots of the sequences and attends per span. transformers builds no mask and keeps no cache.
+
+Source: the custom attention route that transformers documents under ``AttentionInterface``. A name that
+is not in its mask registry makes it skip mask building; causality and sliding windows are applied here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+__all__ = ["ATTENTION_NAME", "ForwardAborted", "KvMemory", "Lane", "Step", "UnsupportedAttention"]
+
+ATTENTION_NAME = "enginehouse"
+
+
+class UnsupportedAttention(Exception):
+    """The model asks for a kind of attention that this runner would get wrong."""
+
+
+class ForwardAborted(Exception):
+    """``Runner.abort`` was called; nothing that counts was written."""
+
+
+class KvMemory:
+    """Keys and values of every slot.
+
+    Per layer two tensors of (num_slots, num_kv_heads, max_context, head_dim), allocated when the layer
+    first runs, since only then its shape is known. On the CPU the pages of unused positions are never touched.
+    """
+
+    def __init__(self, num_slots: int, max_context: int) -> None:
+        self._num_slots, self._max_context = num_slots, max_context
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory of one layer for keys and values shaped as ``key`` and ``value``, (1, H, T, D)."""
+        if index not in self._layers:
+            keys, values = (
+                new.new_empty(self._num_slots, new.shape[1], self._max_context, new.shape[3]) for new in (key, value)
+            )
+            self._layers[index] = keys, values
+        return self._layers[index]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` positions of one slot to another."""
+        for memory in self._layers.values():
+            for tensor in memory:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+
+@frozen
+class Lane:
+    """One span in the packed row: columns ``begin`` to ``end`` are positions ``start`` to ``stop`` of ``slot``."""
+
+    slot: int
+    start: int
+    begin: int
+    end: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.start + self.end - self.begin
+
+
+@define
+class Step:
+    """One forward pass: where its tokens belong.
+
+    Attributes:
+        aborted: looked at once per layer.
+        windows: filled with what each layer that ran asked for: its sliding window in tokens or None.
+    """
+
+    memory: KvMemory
+    lanes: Sequence[Lane]
+    aborted: threading.Event
+    windows: dict[int, int | None] = field(factory=dict)
+    _masks: dict[tuple[int, int | None], Tensor] = field(factory=dict)
+
+    def attend(
+        self, index: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **scores: Any
+    ) -> Tensor:
+        """Append and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
+        if self.aborted.is_set():
+            raise ForwardAborted
+        self.windows[index] = window
+        keys, values = self.memory.layer(index, key, value)
+        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        for lane in self.lanes:
+            columns = slice(lane.begin, lane.end)
+            keys[lane.slot, :, lane.start : lane.stop] = key[0, :, columns]
+            values[lane.slot, :, lane.start : lane.stop] = value[0, :, columns]
+            output[0, columns] = self._attend_lane(lane, query[:, :, columns], keys, values, window=window, **scores)
+        return output
+
+    def _attend_lane(
+        self,
+        lane: Lane,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        num_heads, num_tokens, num_kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+        low = 0 if window is None else max(0, lane.start - window + 1)  # the oldest key any query sees
+        seen_keys = keys[lane.slot : lane.slot + 1, :, low : lane.stop]  # (1, Hkv, L, D)
+        seen_values = values[lane.slot : lane.slot + 1, :, low : lane.stop]
+        group = num_heads // num_kv_heads
+        # Query heads that share a key head become more rows of that head: no key is repeated in memory.
+        grouped = query.reshape(1, num_kv_heads, group * num_tokens, query.shape[3])
+        mask = None if num_tokens == 1 else self._mask(lane, low, window, query.device).repeat(group, 1)
+        if softcap is None:
+            result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scaling)
+        else:
+            scores = torch.tanh(grouped @ seen_keys.transpose(2, 3) * (scaling / softcap)) * softcap
+            scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+            result = torch.softmax(scores, -1, dtype=torch.float32).to(seen_values.dtype) @ seen_values
+        return result.reshape(num_heads, num_tokens, -1).transpose(0, 1)
+
+    def _mask(self, lane: Lane, low: int, window: int | None, device: torch.device) -> Tensor:
+        """(num_tokens, L) bool, True where a query sees a key; the same in all layers with this window."""
+        if (lane.slot, window) not in self._masks:
+            query_positions = torch.arange(lane.start, lane.stop, device=device)[:, None]
+            key_positions = torch.arange(low, lane.stop, device=device)[None]
+            mask = key_positions <= query_positions
+            if window is not None:
+                mask &= key_positions > query_positions - window
+            self._masks[lane.slot, window] = mask
+        return self._masks[lane.slot, window]
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    enginehouse_step: Step,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_ignored: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in each layer, in its signature.
+
+    Raises:
+        UnsupportedAttention: attention sinks, masks made by the model, or attention that is not causal.
+        ForwardAborted: the step was aborted.
+    """
+    if s_aux is not None:
+        raise UnsupportedAttention("attention sinks")
+    if attention_mask is not None:
+        raise UnsupportedAttention("a mask of the model's own")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedAttention("attention that is not causal")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    index = int(module.layer_idx)  # type: ignore[arg-type]
+    output = enginehouse_step.attend(index, query, key, value, scaling=scale, window=sliding_window, softcap=softcap)
+    return output, None
+
+
+AttentionInterface.register(ATTENTION_NAME, slot_attention)

@@ -1,0 +1,142 @@
+"""Runner over a transformers causal model: all spans of a step packed into one forward pass.
+
+It knows sequences, slots and logits; nothing of files (see ``loader.py``), requests or sampling. This is
+the plain version: eager torch, one attention call per span, float32 on the CPU by default. The later,
+fast version brings CUDA graphs, attention kernels over slots and sampling on the device behind the same class.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from enginehouse.backend import RunnerCapabilities, Span
+from enginehouse.errors import EngineError, InvalidSpan, StepAborted
+from enginehouse.slot_table import SlotTable
+from enginehouse.types import ModelInfo
+from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
+from enginehouse_hf.tokenizer import ModelText
+
+__all__ = ["HfRunner", "LogitsRows", "run_model"]
+
+
+class LogitsRows:
+    """Rows of one forward pass; ``logits`` is (num_rows, vocab_size) on the model's device."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.num_rows = int(logits.shape[0])
+        self._logits = logits
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32, writable."""
+        rows: NDArray[np.float32] = self._logits.to("cpu", torch.float32).numpy()
+        return rows
+
+
+def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """One forward pass.
+
+    Args:
+        model: a transformers causal model with our attention.
+        step: which columns of ``token_ids`` belong to which slot and positions.
+        token_ids: (T,) int64, on the model's device.
+        rows: (num_rows,) int64 columns whose logits are wanted, perhaps none.
+
+    Returns:
+        (num_rows, vocab_size) logits in the model's dtype.
+    """
+    positions = torch.cat([torch.arange(lane.start, lane.stop, device=token_ids.device) for lane in step.lanes])
+    with torch.inference_mode():
+        logits = model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            enginehouse_step=step,
+        ).logits[0]
+        return logits if len(logits) == len(rows) else logits[rows]  # old model classes give every column
+
+
+class HfRunner:
+    """Implements :class:`enginehouse.backend.Runner`; a sequence is a slot of :class:`KvMemory`."""
+
+    def __init__(
+        self, model: Any, memory: KvMemory, capabilities: RunnerCapabilities, text: ModelText, info: ModelInfo
+    ) -> None:
+        self.capabilities = capabilities
+        self.tokenizer = text.tokenizer
+        self.info = info
+        self._model = model
+        self._memory = memory
+        self._device = model.device
+        self._table = SlotTable(capabilities, info.vocab_size)
+        self._aborted = threading.Event()
+
+    def open_sequence(self) -> int:
+        """A new, empty sequence."""
+        return self._table.open()
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the slot back."""
+        self._table.free(sequence)
+
+    def length(self, sequence: int) -> int:
+        """Tokens that the sequence holds."""
+        return self._table.length(sequence)
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
+        return self._table.truncate(sequence, length)
+
+    def fork(self, source: int, length: int) -> tuple[int, int]:
+        """Copy the first ``length`` positions into a new slot."""
+        sequence, kept = self._table.fork(source, length)
+        self._memory.copy(source, sequence, kept)
+        return sequence, kept
+
+    def free_tokens(self) -> int:
+        """Positions that no sequence holds."""
+        return self._table.free_tokens()
+
+    def forward(self, spans: Sequence[Span]) -> LogitsRows:
+        """Append all spans in one pass; aborted or failed, no sequence has grown."""
+        self._table.check(spans)
+        self._aborted.clear()
+        step, token_ids, rows = self._pack(spans)
+        try:
+            logits = run_model(self._model, step, token_ids, rows)
+        except ForwardAborted:
+            raise StepAborted({span.sequence: span.start for span in spans}) from None
+        except RuntimeError as error:  # torch's base error, out of memory included
+            raise EngineError(f"hf: the forward pass failed: {error}") from error
+        self._table.advance(spans)
+        return LogitsRows(logits)
+
+    def abort(self) -> None:
+        """Stop a running forward before its next layer."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """Drop weights and KV memory."""
+        del self._model, self._memory
+
+    def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, torch.Tensor]:
+        lanes: list[Lane] = []
+        rows: list[int] = []
+        inputs: list[NDArray[np.int32]] = []
+        end = 0
+        for span in spans:
+            if not isinstance(span.input, np.ndarray):
+                raise InvalidSpan("this runner needs token ids")
+            begin, end = end, end + len(span.input)
+            lanes.append(Lane(span.sequence, span.start, begin, end))
+            inputs.append(span.input)
+            rows += {"none": [], "last": [end - 1], "all": list(range(begin, end))}[span.outputs]
+        token_ids = torch.from_numpy(np.concatenate(inputs).astype(np.int64)).to(self._device)
+        step = Step(self._memory, lanes, self._aborted)
+        return step, token_ids, torch.tensor(rows, dtype=torch.int64, device=self._device)

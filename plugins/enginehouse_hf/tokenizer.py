@@ -1,0 +1,76 @@
+"""Loads a model's tokenizer through transformers and wraps it in core's Tokenizer contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from transformers import AutoTokenizer
+
+from enginehouse.errors import ModelLoadError
+from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates
+
+__all__ = ["ModelFiles", "ModelText", "load_text"]
+
+
+@frozen
+class ModelFiles:
+    """Where transformers finds a model: a folder, and perhaps the GGUF file in it that holds everything."""
+
+    folder: Path
+    gguf_file: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of every ``from_pretrained``. Nothing is downloaded and no code of the model is run."""
+        gguf = {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+        return {
+            "pretrained_model_name_or_path": str(self.folder),
+            "local_files_only": True,
+            "trust_remote_code": False,
+            **gguf,
+        }
+
+
+@frozen
+class ModelText:
+    """The text side of a model. ``bos_token`` and ``eos_token`` are "" when there is none."""
+
+    tokenizer: FastTokenizer
+    chat_templates: dict[str, str]
+    bos_token: str
+    eos_token: str
+
+
+def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
+    """Load the tokenizer of ``model`` (a transformers model, for its configured special ids).
+
+    Raises:
+        ModelLoadError: there is no fast tokenizer.
+    """
+    loaded = AutoTokenizer.from_pretrained(**files.arguments)
+    if getattr(loaded, "backend_tokenizer", None) is None:
+        raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
+    # transformers 5.17 reads a GGUF tokenizer's own special ids wrongly; those in the configuration are right.
+    tokenizer_ids = [] if files.gguf_file else [loaded.eos_token_id]
+    configured = [_ids(config.eos_token_id) for config in (model.generation_config, model.config.get_text_config())]
+    ends = [i for ids in (*configured, tokenizer_ids) for i in ids if i is not None]
+    tokenizer = FastTokenizer(loaded.backend_tokenizer, vocab_size, ends)
+    if files.gguf_file:
+        bos, eos = (_name(tokenizer, getattr(model.config, f"{kind}_token_id", None)) for kind in ("bos", "eos"))
+    else:
+        bos, eos = str(loaded.bos_token or ""), str(loaded.eos_token or "")
+    return ModelText(tokenizer, chat_templates(loaded.chat_template), bos, eos)
+
+
+def _ids(value: int | list[int] | None) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif value is not None:
+        yield from value
+
+
+def _name(tokenizer: FastTokenizer, token_id: int | None) -> str:
+    return "" if token_id is None else tokenizer.token_bytes[token_id].decode(errors="replace")
