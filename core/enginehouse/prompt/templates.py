@@ -1,34 +1,42 @@
-"""Chat messages to segments: a pure function around one sandboxed rendering.
+"""Chat messages to segments: a pure function around sandboxed renderings.
 
 Called in the rendering processes (:mod:`enginehouse.prompt.render_process`); every place that needs a
 model's template goes through here. Knows the customs of chat templates; knows no model by name.
 
-Customs, applied in this order:
+Control-token strings in untrusted values are marked for the time of a rendering
+(:mod:`enginehouse.prompt.markers`). A last message by the assistant is continued: its turn stays open
+and nothing follows its text.
 
-1. The role ``developer`` becomes ``system`` where the template does not mention it.
-2. Control-token strings in untrusted values are marked (:mod:`enginehouse.prompt.markers`).
-3. A last message by the assistant is continued: its turn stays open and nothing follows its text.
-4. *Folding.* When the template refuses messages among which is a system message, or knows no such role
-   and leaves its text out, system texts are put in front of the next user message (behind the last one
-   when none follows), separated by an empty line, and it is tried again. If that is refused, too, the
-   first refusal counts. Other refusals, for example of two user messages in a row, are the client's.
+Instructions (messages with role ``system`` or ``developer``) are offered in up to three forms, because
+templates differ in what they know. The first one counts that is rendered and, where the template may not
+know the role, shows the text:
+
+1. ``developer`` as it is, if the template mentions the word at all;
+2. ``developer`` as ``system``;
+3. folded: no such messages; each text goes in front of the next user message (behind the last one when
+   none follows), separated by an empty line.
+
+When all forms fail, the first error is reported. Other refusals, for example of two user messages in a
+row, are not worked around: they are the client's to solve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from enginehouse.errors import RenderError
 from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.control_strings import control_strings
+from enginehouse.prompt.control_strings import ControlStrings, control_strings
 from enginehouse.prompt.markers import Markers
-from enginehouse.prompt.sandbox import ChatTemplate, TemplateRefused, compile_template
+from enginehouse.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
 from enginehouse.types import Message, Segment
 
 __all__ = ["check", "render"]
+
+_INSTRUCTING = frozenset({"developer", "system"})
 
 
 def check(template: str) -> None:
@@ -43,22 +51,42 @@ def render(prompt: ChatPrompt, max_chars: int) -> tuple[Segment, ...]:
         RenderError: the template refused the messages, failed, or wrote more than ``max_chars`` characters.
     """
     template = compile_template(prompt.template)
-    messages = _with_known_roles(prompt.messages, template)
-    system_texts = [message.content.strip() for message in messages if message.role == "system"]
-    try:
-        segments = _render(template, prompt, messages, max_chars)
-    except TemplateRefused as refusal:
-        if not system_texts:
-            raise
+    first_error: RenderError | None = None
+    incomplete: tuple[Segment, ...] | None = None
+    for messages, must_show in _forms(prompt.messages, template):
         try:
-            return _render(template, prompt, _folded(messages), max_chars)
-        except RenderError:
-            raise refusal from None
-    if system_texts and "system" not in template.source:
-        text = "".join(segment.text for segment in segments)
-        if not all(system_text in text for system_text in system_texts):
-            return _render(template, prompt, _folded(messages), max_chars)
-    return segments
+            segments = _render(template, prompt, messages, max_chars)
+        except TemplateExhausted:
+            raise
+        except RenderError as error:
+            first_error = first_error or error
+            continue
+        if not must_show or _shows_instructions(segments, messages):
+            return segments
+        incomplete = segments if incomplete is None else incomplete
+    if incomplete is not None:
+        return incomplete
+    assert first_error is not None
+    raise first_error
+
+
+def _forms(messages: Sequence[Message], template: ChatTemplate) -> Iterator[tuple[Sequence[Message], bool]]:
+    """(messages, whether instructions must be found in the rendered text), most literal form first."""
+    roles = {message.role for message in messages}
+    if "developer" in roles:
+        if "developer" in template.source:
+            yield messages, True
+        messages = [attrs.evolve(one, role="system") if one.role == "developer" else one for one in messages]
+    instructed = bool(roles & _INSTRUCTING)
+    # A template that knows the role may leave text out for a reason, for example a switch like "/no_think".
+    yield messages, instructed and ("system" not in template.source or roles <= _INSTRUCTING)
+    if instructed:
+        yield _folded(messages), False
+
+
+def _shows_instructions(segments: Sequence[Segment], messages: Sequence[Message]) -> bool:
+    text = "".join(segment.text for segment in segments)
+    return all(message.content.strip() in text for message in messages if message.role in _INSTRUCTING)
 
 
 def _render(
@@ -68,7 +96,7 @@ def _render(
     contents = [[message.content, message.name or ""] for message in messages]
     markers = Markers(control, [contents, prompt.extra])
     # Reasoning tags, in practice; the ends of turns never.
-    visible = {text for text in template.inspected if text in control} - {prompt.bos_token, prompt.eos_token}
+    visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
     marked = [_marked(message, markers, visible) for message in messages]
     end = ""
     if prompt.add_generation_prompt and messages and messages[-1].role == "assistant":
@@ -90,6 +118,14 @@ def _render(
     return markers.split(_up_to(end, text) if end else text)
 
 
+def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]:
+    """Control-token strings that the template looks for, and their counterparts (``<think>``, ``</think>``)."""
+    tags = {text for text in template.inspected if text in control}
+    closing = {tag[:1] + "/" + tag[1:] for tag in tags}
+    opening = {tag.replace("/", "", 1) for tag in tags}
+    return tags | {tag for tag in closing | opening if tag in control}
+
+
 def _marked(message: Message, markers: Markers, visible: set[str]) -> dict[str, Any]:
     content = markers.mark(message.content, visible if message.role == "assistant" else ())
     marked = {"role": message.role, "content": content}
@@ -103,12 +139,6 @@ def _up_to(end: str, text: str) -> str:
     if cut < 0:
         raise RenderError("The chat template does not let a last assistant message be continued.", "messages")
     return text[:cut]
-
-
-def _with_known_roles(messages: Sequence[Message], template: ChatTemplate) -> Sequence[Message]:
-    if "developer" in template.source:
-        return messages
-    return [attrs.evolve(message, role="system") if message.role == "developer" else message for message in messages]
 
 
 def _folded(messages: Sequence[Message]) -> Sequence[Message]:
