@@ -1,0 +1,1 @@
+"""The parts of the runner contract suite; use :class:`enginehouse.testing.runner_contract.RunnerContract`."""
