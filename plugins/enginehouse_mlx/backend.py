@@ -1,0 +1,75 @@
+"""What the plugin registers: cheap, and free of mlx until ``open``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Literal
+
+from attrs import field, frozen, validators
+
+from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
+from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse.model_folder import ModelFolder
+
+__all__ = ["DEFAULT_CONTEXT", "MlxBackend", "MlxOptions"]
+
+DEFAULT_CONTEXT = 4096
+"""Longest sequence in tokens when neither the user nor a shorter model says so."""
+
+
+@frozen(kw_only=True)
+class MlxOptions:
+    """Settings of a model of this backend.
+
+    Attributes:
+        context: longest sequence in tokens; None is the model's own, at most 4096.
+        slots: sequences that decode at once. As many finished ones are kept for prefix reuse.
+        dtype: of weights and KV; None is what the files hold.
+    """
+
+    context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
+    slots: int = field(default=8, validator=validators.ge(1))
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+
+
+class MlxBackend:
+    """Opens mlx-lm models as runners."""
+
+    name = "mlx"
+    api_version = 1
+    options = MlxOptions
+    opens: Literal["runner"] = "runner"
+
+    def probe(self) -> Probe:
+        """Whether mlx and mlx-lm are installed."""
+        missing = [package for package in ("mlx", "mlx_lm") if find_spec(package) is None]
+        if missing:
+            return Probe(False, reason=MissingDependency(missing[0].replace("_", "-"), self.name).message)
+        return Probe(True, ("gpu",) if sys.platform == "darwin" else ("cpu",))
+
+    def match(self, source: ModelSource) -> Match:
+        """Made for folders that MLX quantised; good for others on a Mac, possible on Linux."""
+        folder = ModelFolder.find(source)
+        if folder is None:
+            return Match(0.0, "not a folder with config.json and safetensors")
+        if folder.is_mlx_quantized:
+            return Match(1.0, "quantised in MLX's own format")
+        if sys.platform == "darwin":
+            return Match(0.9, "a folder with config.json and safetensors, on a Mac")
+        return Match(0.5, "a folder with config.json and safetensors")
+
+    def estimate(self, source: ModelSource, options: MlxOptions) -> MemoryEstimate:
+        """Memory from ``config.json`` and the sizes of the files."""
+        folder = ModelFolder.find(source)
+        if folder is None:
+            raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
+        return folder.estimate(options.slots * (options.context or DEFAULT_CONTEXT), options.dtype)
+
+    def open(self, source: ModelSource, options: MlxOptions, progress: Progress) -> Runner:
+        """Load the model on this thread; see :func:`enginehouse_mlx.loader.open_runner`."""
+        try:
+            from enginehouse_mlx.loader import open_runner  # noqa: PLC0415 - imports mlx
+        except ImportError as error:
+            raise MissingDependency(error.name or "mlx-lm", self.name) from error
+        return open_runner(source, options, progress)

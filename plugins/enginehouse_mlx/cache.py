@@ -1,0 +1,176 @@
+"""KV memory in slots, given to mlx-lm models in the place of their own caches.
+
+An mlx-lm layer asks its cache for three things: the position offset of the new tokens, all keys and
+values after appending the new ones, and the attention mask. :class:`LayerCache` answers for whichever
+sequences are in the current :class:`Batch`, so that any set of slots can share a forward pass, and a
+sequence can be cut or copied at any length, sliding-window layers included (they keep every position
+and mask what is out of the window).
+
+Source: the attributes that mlx-lm's models use of its ``BatchKVCache`` (mlx_lm/models/cache.py);
+the memory layout and the masks are ours.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+from attrs import frozen
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from enginehouse.errors import ModelLoadError
+
+__all__ = ["Batch", "LayerCache", "SlotMemory"]
+
+_GROWTH_TOKENS = 256
+
+
+@frozen(slots=False)
+class Batch:
+    """Spans of equal length in one forward pass: ``num_tokens`` new tokens of each slot from its start on."""
+
+    slots: tuple[int, ...]
+    starts: tuple[int, ...]
+    num_tokens: int
+
+    @property
+    def max_length(self) -> int:
+        """Length of the longest sequence after the pass."""
+        return max(self.starts) + self.num_tokens
+
+    @cached_property
+    def offset(self) -> int | mx.array:
+        """Position of the first new token: a number, or (B,) int32 when there are several sequences."""
+        return self.starts[0] if len(self.starts) == 1 else mx.array(self.starts, mx.int32)
+
+    @cached_property
+    def columns(self) -> tuple[mx.array, mx.array]:
+        """Slots (B, 1) and positions (B, N) of the new tokens."""
+        starts = mx.array(self.starts, mx.int32)[:, None]
+        return mx.array(self.slots, mx.int32)[:, None], starts + mx.arange(self.num_tokens, dtype=mx.int32)
+
+
+class LayerCache:
+    """What one layer sees as its cache. ``keys`` and ``values`` are (num_slots, num_kv_heads, capacity, head_dim)."""
+
+    def __init__(self, window: int | None) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.batch: Batch | None = None
+        self._window = window
+
+    @property
+    def offset(self) -> int | mx.array:
+        """See :attr:`Batch.offset`."""
+        return self._batch.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append (B, H, N, D) keys and values; all of them, (B, H, max_length, D), masked ones included."""
+        self.keys, self.values = self._append(self.keys, keys), self._append(self.values, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the batch sees, as in ``update_and_fetch``; models that share KV between layers ask again."""
+        assert self.keys is not None and self.values is not None
+        return self._rows(self.keys), self._rows(self.values)
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The mask in mlx-lm's form: None, ``"causal"``, or (B, 1, N, max_length) bool, True where seen."""
+        batch = self._batch
+        window = window_size or self._window
+        if window is not None and batch.max_length <= window:
+            window = None
+        if window is None and len(batch.slots) == 1 and not return_array:
+            return None if N == 1 else "causal"
+        queries = batch.columns[1][:, None, :, None]
+        keys = mx.arange(batch.max_length)
+        mask = keys <= queries
+        return mask if window is None else mask & (keys > queries - window)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` positions of one slot to another."""
+        if self.keys is None or self.values is None or length == 0:
+            return
+        for memory in (self.keys, self.values):
+            memory[target, :, :length] = memory[source, :, :length]
+
+    def reserve(self, num_slots: int, num_tokens: int) -> None:
+        """Make room. Before the first pass the shape is unknown, and ``update_and_fetch`` makes it."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = (_grown(m, num_slots, num_tokens) for m in (self.keys, self.values))
+
+    @property
+    def _batch(self) -> Batch:
+        assert self.batch is not None, "the model ran outside SlotMemory.run"
+        return self.batch
+
+    def _append(self, memory: mx.array | None, new: mx.array) -> mx.array:
+        batch = self._batch
+        if memory is None:
+            memory = mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
+        memory = _grown(memory, max(batch.slots) + 1, batch.max_length)
+        if len(batch.slots) == 1:
+            memory[batch.slots[0], :, batch.starts[0] : batch.max_length] = new[0]
+        else:
+            slots, positions = batch.columns
+            memory[slots, :, positions] = new.transpose(0, 2, 1, 3)
+        return memory
+
+    def _rows(self, memory: mx.array) -> mx.array:
+        slots, length = self._batch.slots, self._batch.max_length
+        if slots == tuple(range(slots[0], slots[0] + len(slots))):
+            return memory[slots[0] : slots[0] + len(slots), :, :length]  # neighbours: no copy
+        return memory[:, :, :length][mx.array(slots)]
+
+
+class SlotMemory:
+    """The caches of all layers."""
+
+    def __init__(self, model: Any) -> None:
+        """Make a cache for each layer of an mlx-lm model.
+
+        Raises:
+            ModelLoadError: the model needs a cache that is not keys and values (state-space layers and the like).
+        """
+        self.layers = [LayerCache(_window(cache)) for cache in make_prompt_cache(model)]
+
+    def begin(self, batch: Batch) -> list[LayerCache]:
+        """The caches to call the model with for this batch."""
+        for layer in self.layers:
+            layer.batch = batch
+        return self.layers
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` positions of one slot to another, in all layers."""
+        for layer in self.layers:
+            layer.reserve(target + 1, length)
+            layer.copy(source, target, length)
+        mx.eval(self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All memory, to be evaluated."""
+        return [memory for layer in self.layers for memory in (layer.keys, layer.values) if memory is not None]
+
+
+def _grown(memory: mx.array, num_slots: int, num_tokens: int) -> mx.array:
+    """The same memory with room for ``num_slots`` and ``num_tokens``; grows seldom, by whole blocks of tokens."""
+    old_slots, num_heads, old_tokens, head_dim = memory.shape
+    if num_slots <= old_slots and num_tokens <= old_tokens:
+        return memory
+    tokens = -(-num_tokens // _GROWTH_TOKENS) * _GROWTH_TOKENS
+    shape = max(num_slots, old_slots), num_heads, max(tokens, old_tokens), head_dim
+    grown = mx.zeros(shape, memory.dtype)
+    if old_slots and old_tokens:
+        grown[:old_slots, :, :old_tokens] = memory
+    return grown
+
+
+def _window(cache: Any) -> int | None:
+    """The sliding window that a model's own cache stands for, in tokens."""
+    if type(cache) is KVCache:
+        return None
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return int(cache.max_size)
+    raise ModelLoadError(f"a model with {type(cache).__name__} layers is not supported by the mlx backend")

@@ -1,0 +1,92 @@
+"""A model cut before its vocabulary projection, after proof by numbers that the parts give the same logits.
+
+mlx-lm models project every position to the vocabulary, which costs most of a prefill's memory. Most are built
+as ``model.model`` and ``lm_head`` (or tied embeddings); a few do more in between (such as soft capping), and
+a few cannot take sequences of unequal lengths in one call. Instead of a list of model names, both are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from attrs import evolve, frozen
+
+from enginehouse_mlx.cache import Batch, SlotMemory
+
+__all__ = ["ModelHalves", "cut_model"]
+
+_PROBE = (0, 1, 2, 3)
+
+
+@frozen
+class ModelHalves:
+    """The parts of a model.
+
+    Attributes:
+        body: (token ids (B, N), caches) to (B, N, width).
+        head: (num_rows, width) to (num_rows, vocab_size); the identity when the model could not be cut.
+        can_batch: several sequences may share a call.
+    """
+
+    body: Callable[[mx.array, Any], mx.array]
+    head: Callable[[mx.array], mx.array]
+    can_batch: bool
+
+
+def cut_model(model: Any) -> tuple[ModelHalves, int]:
+    """Cut an mlx-lm model if that is safe.
+
+    Returns:
+        Its parts and the width of a row of logits.
+
+    Raises:
+        ModelLoadError: the model needs a cache that is not keys and values.
+    """
+    uncut = ModelHalves(model, lambda logits: logits, can_batch=False)
+    expected = _run_alone(uncut, SlotMemory(model))
+    mx.eval(expected)
+    halves = uncut
+    if (head := _find_head(model)) is not None:
+        cut = ModelHalves(model.model, head, can_batch=False)
+        halves = cut if _agrees(expected, lambda: _run_alone(cut, SlotMemory(model)), 1e-4) else uncut
+    # Low precision rounds differently in a batch; a wrong position or mask is off by far more.
+    tolerance = 1e-3 if expected.dtype == mx.float32 else 3e-2
+    can_batch = _agrees(expected[2:], lambda: _run_together(halves, SlotMemory(model)), tolerance)
+    return evolve(halves, can_batch=can_batch), int(expected.shape[-1])
+
+
+def _find_head(model: Any) -> Callable[[mx.array], mx.array] | None:
+    """The vocabulary projection of models built in mlx-lm's usual way, else None."""
+    body = getattr(model, "model", None)
+    if body is None:
+        return None
+    own: Callable[[mx.array], mx.array] | None = getattr(model, "lm_head", None)
+    return own if own is not None else getattr(getattr(body, "embed_tokens", None), "as_linear", None)
+
+
+def _run_alone(halves: ModelHalves, memory: SlotMemory) -> mx.array:
+    """(4, vocab_size) logits of the probe as one sequence."""
+    caches = memory.begin(Batch((0,), (0,), len(_PROBE)))
+    return halves.head(halves.body(mx.array([_PROBE]), caches)[0])
+
+
+def _run_together(halves: ModelHalves, memory: SlotMemory) -> mx.array:
+    """The last two rows of the probe, from two sequences of unequal length in one call."""
+    for slot, length in ((0, 2), (1, 3)):
+        halves.body(mx.array([_PROBE[:length]]), memory.begin(Batch((slot,), (0,), length)))
+    caches = memory.begin(Batch((0, 1), (2, 3), 1))
+    return halves.head(halves.body(mx.array([[_PROBE[2]], [_PROBE[3]]]), caches)[:, 0])
+
+
+def _agrees(expected: mx.array, compute: Callable[[], mx.array], tolerance: float) -> bool:
+    """Whether ``compute`` works and gives ``expected`` within ``tolerance`` of its largest value."""
+    try:
+        actual = compute()
+        if actual.shape != expected.shape:
+            return False
+        scale = mx.abs(expected).max().item()
+        return bool(mx.abs(actual - expected).max().item() <= tolerance * scale)
+    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
+        return False  # the model is built in another way

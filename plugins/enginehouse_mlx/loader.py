@@ -1,0 +1,89 @@
+"""Opens a model: a folder to a ready runner, with mlx-lm's errors mapped to ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm import load
+
+from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
+from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
+from enginehouse.model_folder import ModelFolder
+from enginehouse.types import ModelInfo
+from enginehouse_mlx.backend import DEFAULT_CONTEXT, MlxOptions
+from enginehouse_mlx.cache import SlotMemory
+from enginehouse_mlx.halves import cut_model
+from enginehouse_mlx.runner import MlxRunner
+from enginehouse_mlx.tokenizer import wrap_text
+
+__all__ = ["open_runner"]
+
+_MAX_BATCH_TOKENS = 2048
+
+
+def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) -> MlxRunner:
+    """Load weights and tokenizer, then find out by numbers how the model may be called.
+
+    Raises:
+        MissingDependency: mlx-lm needs a package for this model that is not installed.
+        ModelLoadError: anything else.
+    """
+    folder = ModelFolder.find(source)
+    if folder is None:
+        raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
+    try:
+        progress(0.0, "loading weights")
+        model, tokenizer = load(str(folder.path))
+        if options.dtype is not None:
+            model.set_dtype(getattr(mx, options.dtype))
+        progress(0.8, "warming up")
+        runner = _build(folder, model, tokenizer, options)
+    except EnginehouseError:
+        raise
+    except ImportError as error:
+        raise MissingDependency(error.name or "a package that mlx-lm needs", "mlx") from error
+    except Exception as error:
+        raise ModelLoadError(f"{source.text}: mlx-lm cannot open it: {error}") from error
+    progress(1.0, "ready")
+    return runner
+
+
+def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOptions) -> MlxRunner:
+    max_context = _max_context(folder.config, options.context)
+    capabilities = RunnerCapabilities(
+        max_sequences=2 * options.slots,
+        max_batch_tokens=_MAX_BATCH_TOKENS,
+        max_context=max_context,
+        cache_tokens=options.slots * max_context,
+        fork="copy",
+    )
+    halves, vocab_size = cut_model(model)
+    text = wrap_text(tokenizer, vocab_size)
+    parameters = dict(tree_flatten(model.parameters()))
+    info = ModelInfo(
+        backend="mlx",
+        max_context=max_context,
+        vocab_size=vocab_size,
+        chat_templates=text.chat_templates,
+        special_tokens=dict(text.tokenizer.special_tokens),
+        bos_token=text.bos_token,
+        eos_token=text.eos_token,
+        metadata={
+            "architecture": str(folder.config.get("model_type", "")),
+            "weights_bytes": str(sum(array.nbytes for array in parameters.values())),
+            "device": str(mx.default_device()),
+        },
+    )
+    return MlxRunner(halves, SlotMemory(model), capabilities, text, info)
+
+
+def _max_context(config: dict[str, Any], wanted: int | None) -> int:
+    """The context to serve, at most what the model was made for."""
+    text = config.get("text_config", config)
+    limit = int(text.get("max_position_embeddings") or DEFAULT_CONTEXT)
+    if wanted is not None and wanted > limit:
+        raise ModelLoadError(f"context = {wanted} is more than this model supports ({limit})")
+    return wanted or min(limit, DEFAULT_CONTEXT)

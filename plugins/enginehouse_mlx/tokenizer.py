@@ -1,0 +1,36 @@
+"""Wraps the tokenizer that mlx-lm loads in core's Tokenizer contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from enginehouse.errors import ModelLoadError
+from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates
+
+__all__ = ["ModelText", "wrap_text"]
+
+
+@frozen
+class ModelText:
+    """The text side of a model. ``bos_token`` and ``eos_token`` are "" when there is none."""
+
+    tokenizer: FastTokenizer
+    chat_templates: dict[str, str]
+    bos_token: str
+    eos_token: str
+
+
+def wrap_text(loaded: Any, vocab_size: int) -> ModelText:
+    """Wrap mlx-lm's ``TokenizerWrapper``, which forwards to a transformers tokenizer and knows all end ids.
+
+    Raises:
+        ModelLoadError: it is not a fast tokenizer.
+    """
+    backend_tokenizer = getattr(loaded, "backend_tokenizer", None)
+    if backend_tokenizer is None:
+        raise ModelLoadError("the model has no fast tokenizer")
+    tokenizer = FastTokenizer(backend_tokenizer, vocab_size, loaded.eos_token_ids)
+    templates = chat_templates(loaded.chat_template)
+    return ModelText(tokenizer, templates, str(loaded.bos_token or ""), str(loaded.eos_token or ""))
