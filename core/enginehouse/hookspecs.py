@@ -22,7 +22,15 @@ import pluggy
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.sampler import SamplerPlugin
 
-__all__ = ["API_VERSION", "AddPlugin", "hookimpl", "hookspec"]
+__all__ = [
+    "API_VERSION",
+    "AddPlugin",
+    "hookimpl",
+    "hookspec",
+    "register_backends",
+    "register_model_sources",
+    "register_samplers",
+]
 
 API_VERSION = 1
 """Version of the objects that hooks hand over; objects of this and the previous version are taken."""

@@ -34,7 +34,7 @@ _TEST_BACKENDS = {
     "fake": "enginehouse.testing.fake_runner:FakeBackend",
     "scripted": "enginehouse.testing.scripted:ScriptedBackend",
 }
-FindSource = Callable[[], ModelSource | None]
+_FindSource = Callable[[], ModelSource | None]
 
 
 @frozen(kw_only=True)
@@ -77,7 +77,7 @@ class PluginRegistry:
 
     backends: Mapping[str, Backend]
     samplers: Mapping[str, SamplerPlugin]
-    model_sources: Mapping[str, FindSource]
+    model_sources: Mapping[str, _FindSource]
     request_fields: Mapping[str, RequestField]
     plugins: Sequence[PluginRecord]
 
@@ -144,7 +144,7 @@ class _Loader:
     options: dict[str, Any] = field(factory=dict)
     backends: dict[str, Backend] = field(factory=dict)
     samplers: dict[str, SamplerPlugin] = field(factory=dict)
-    model_sources: dict[str, FindSource] = field(factory=dict)
+    model_sources: dict[str, _FindSource] = field(factory=dict)
     request_fields: dict[str, RequestField] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -273,7 +273,7 @@ class _Loader:
         self.samplers[sampler.name] = sampler
         self.request_fields.update({declaration.name: declaration for declaration in declared})
 
-    def register_model_source(self, plugin: str, name: str, find: FindSource) -> None:
+    def register_model_source(self, plugin: str, name: str, find: _FindSource) -> None:
         """Check and keep a model source."""
         if name in self.model_sources:
             raise PluginError(f"the model source {name!r} is taken", plugin)

@@ -28,7 +28,7 @@ from enginehouse.errors import ConfigError
 
 __all__ = ["Problem", "closest", "find_problems", "strict_converter"]
 
-Hook = Callable[[Any, Any], Any]
+_Hook = Callable[[Any, Any], Any]
 
 _NOUNS = {
     bool: "true or false",
@@ -114,7 +114,7 @@ def _is_homogeneous_tuple(kind: Any) -> bool:
     return get_origin(kind) is tuple and get_args(kind)[-1:] == (...,)
 
 
-def _exact(wanted: type) -> Hook:
+def _exact(wanted: type) -> _Hook:
     accepted = (int, float) if wanted is float else (wanted,)
 
     def structure(value: Any, _: Any) -> Any:
@@ -125,7 +125,7 @@ def _exact(wanted: type) -> Hook:
     return structure
 
 
-def _literal(kind: Any) -> Hook:
+def _literal(kind: Any) -> _Hook:
     choices = get_args(kind)
 
     def structure(value: Any, _: Any) -> Any:
@@ -136,10 +136,12 @@ def _literal(kind: Any) -> Hook:
     return structure
 
 
-def _guarded(converter: Converter, factory: Callable[[Any, Converter], Hook], accepted: type) -> Callable[[Any], Hook]:
+def _guarded(
+    converter: Converter, factory: Callable[[Any, Converter], _Hook], accepted: type
+) -> Callable[[Any], _Hook]:
     """Let ``factory``'s hook see only ``accepted`` values; cattrs itself takes whatever iterates."""
 
-    def guarded_factory(kind: Any) -> Hook:
+    def guarded_factory(kind: Any) -> _Hook:
         structure_items = factory(kind, converter)
 
         def structure(value: Any, kind: Any) -> Any:
@@ -153,7 +155,7 @@ def _guarded(converter: Converter, factory: Callable[[Any, Converter], Hook], ac
     return guarded_factory
 
 
-def _attrs_class(kind: Any, converter: Converter) -> Hook:
+def _attrs_class(kind: Any, converter: Converter) -> _Hook:
     attrs.resolve_types(kind)
     return make_dict_structure_fn_from_attrs(
         attrs.fields(kind),

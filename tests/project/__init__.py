@@ -1,0 +1,1 @@
+"""Guards of the repository itself: layout, hooks, documents, package, examples."""

@@ -1,0 +1,154 @@
+"""Makes the parts of docs/ that come from the source. Run it in the folder ``tests``: ``python -m project.pages``.
+
+A test compares; a page that is out of date fails and names this command.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import attrs
+
+from enginehouse import hookspecs
+from enginehouse.config import PluginsSettings, Settings
+from enginehouse.plugins import PluginRegistry
+
+from .repository import ROOT, source_files, syntax_of
+
+__all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
+
+COMMAND = "cd tests && python -m project.pages"
+
+
+def page_parts() -> dict[str, dict[str, str]]:
+    """Page to name of a generated part to its text."""
+    return {
+        "docs/architecture.md": {"modules": _modules()},
+        "docs/configuration.md": {"settings": _settings()},
+        "docs/plugins.md": {"hooks": _hooks()},
+    }
+
+
+def fill(page: str, texts: dict[str, str]) -> str:
+    """The page with its generated parts replaced."""
+    for name, text in texts.items():
+        begin, end = f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->"
+        head, rest = page.split(begin, 1)
+        page = head + begin + text + end + rest.split(end, 1)[1]
+    return page
+
+
+def hook_names() -> list[str]:
+    """Names of all hooks, in the order of hookspecs.py."""
+    return [name for name, value in vars(hookspecs).items() if hasattr(value, "enginehouse_spec")]
+
+
+def _modules() -> str:
+    """One line per package and module: the first sentence of its docstring."""
+    lines = []
+    for path in source_files():
+        name = path.relative_to(ROOT).as_posix()
+        folder = path.name == "__init__.py"
+        depth = name.count("/") - (2 if folder else 1)
+        shown = path.name if not folder else f"{path.parent.relative_to(ROOT) if depth == 0 else path.parent.name}/"
+        sentence = re.split(r"(?<=\.)\s|\n\n", ast.get_docstring(syntax_of(path)) or "", maxsplit=1)[0]
+        lines.append(f"{'  ' * depth}- `{shown}`: {_plain(sentence)}\n")
+    return "".join(lines)
+
+
+def _plain(docstring: str) -> str:
+    """One line of Markdown of reStructuredText."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
+    return " ".join(text.split())
+
+
+def settings_tables() -> list[tuple[str, type[Any]]]:
+    """Name of each table of the configuration file and the class that reads it."""
+    hints = get_type_hints(Settings)
+    return [
+        (f"{name}.<name>", get_args(kind)[1]) if get_origin(kind) is dict else (name, kind)
+        for name, kind in hints.items()
+    ]
+
+
+def _settings() -> str:
+    text = "".join(f"## `[{table}]`\n\n{_table(kind, {'options'})}\n" for table, kind in settings_tables())
+    for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
+        text += f"## `[models.<name>]` with the backend `{name}`\n\n{_table(backend.options, {'context', 'slots'})}\n"
+    return text
+
+
+def _table(kind: type[Any], left_out: set[str]) -> str:
+    """One row per attribute of a settings class."""
+    attrs.resolve_types(kind)
+    meanings = _attribute_docs(kind)
+    rows = [
+        f"| `{attribute.name}` | {_type(attribute.type)} | {_default(attribute)} | {meanings[attribute.name]} |\n"
+        for attribute in attrs.fields(kind)
+        if attribute.name not in left_out
+    ]
+    return "".join(["| key | type | default | meaning |\n", "|---|---|---|---|\n", *rows])
+
+
+def _attribute_docs(kind: type[Any]) -> dict[str, str]:
+    """Attribute to what the class docstring says about it."""
+    attributes = inspect.cleandoc(kind.__doc__ or "").split("Attributes:\n", 1)[1]
+    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", attributes, flags=re.MULTILINE)
+    return {name: _plain(text) for name, text in found}
+
+
+def _default(attribute: attrs.Attribute[Any]) -> str:
+    value = attribute.default
+    if value is attrs.NOTHING:
+        return "required"
+    if value is None:
+        return "unset"
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        return "empty"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "empty" if value == () else f"`{value}`"
+
+
+def _type(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(kind))
+    if type(None) in get_args(kind):
+        return _type(next(choice for choice in get_args(kind) if choice is not type(None)))
+    if get_origin(kind) is tuple:
+        return "list of strings"
+    if get_origin(kind) is dict:
+        return "table"
+    return {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
+
+
+def _hooks() -> str:
+    text = ""
+    for name in hook_names():
+        hook = getattr(hookspecs, name)
+        text += f"### `{name}`\n\n{_as_markdown(inspect.getdoc(hook) or '')}\n\n"
+    return text
+
+
+def _as_markdown(docstring: str) -> str:
+    """A Google docstring with ``code`` as Markdown."""
+    text = docstring.replace("``", "`")
+    text = re.sub(r"^(\w+)::\n\n((?:    .*\n?|\n)+)", _code_block, text, flags=re.MULTILINE)
+    text = re.sub(r"^Args:\n", "Arguments:\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^        +", "  ", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^    ([\w, ]+): ", lambda match: f"- `{match[1].replace(', ', '`, `')}`: ", text, flags=re.MULTILINE
+    )
+
+
+def _code_block(match: re.Match[str]) -> str:
+    return f"{match[1]}:\n\n```python\n{inspect.cleandoc(match[2])}\n```\n"
+
+
+if __name__ == "__main__":
+    for page, texts in page_parts().items():
+        path = ROOT / page
+        path.write_text(fill(path.read_text(encoding="utf-8"), texts), encoding="utf-8")
