@@ -1,0 +1,78 @@
+"""Bytes of a request body -> plain JSON data. Knows no fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from attrs import frozen
+
+from enginehouse.api.exchange import Receive
+from enginehouse.errors import EnginehouseError, InvalidRequest
+
+__all__ = ["BodyTooLarge", "ClientLeft", "parse_object", "read_body"]
+
+
+class BodyTooLarge(EnginehouseError):
+    """The body is longer than ``limits.max_body_bytes``."""
+
+
+class ClientLeft(EnginehouseError):
+    """The client closed the connection before its request was complete."""
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        BodyTooLarge: it has more than ``max_bytes`` bytes.
+        ClientLeft: the connection closed before the end.
+    """
+    chunks: list[bytes] = []
+    num_bytes, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("The client left while it sent its request.")
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+        if num_bytes > max_bytes:
+            raise BodyTooLarge(f"The request body is longer than {max_bytes} bytes (limits.max_body_bytes).")
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
+    """A JSON object; members that are null are left out, for null means absent.
+
+    Raises:
+        InvalidRequest: the body is no JSON object in UTF-8, or is nested deeper than ``max_depth``.
+    """
+    try:
+        data = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise InvalidRequest(f"The JSON is nested deeper than {max_depth} levels.") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidRequest("The request body must be a JSON object.")
+    cleaned = _Cleaner(max_depth).clean(data, 1)
+    assert isinstance(cleaned, dict)
+    return cleaned
+
+
+@frozen
+class _Cleaner:
+    """Drops null members and bounds the depth."""
+
+    max_depth: int
+
+    def clean(self, value: Any, depth: int) -> Any:
+        """``value`` without null members; returns scalars as they are."""
+        if not isinstance(value, dict | list):
+            return value
+        if depth > self.max_depth:
+            raise InvalidRequest(f"The JSON is nested deeper than {self.max_depth} levels.")
+        if isinstance(value, dict):
+            return {key: self.clean(item, depth + 1) for key, item in value.items() if item is not None}
+        return [self.clean(item, depth + 1) if isinstance(item, dict | list) else item for item in value]

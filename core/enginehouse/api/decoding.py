@@ -1,0 +1,203 @@
+"""Request bodies: plain JSON data -> strict attrs classes, with every field applied, refused or listed.
+
+A decoder is made once, for the endpoint's body class and the fields that plugins declare. Nothing is
+coerced; errors carry the path of the field. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+import attrs
+from attrs import field, frozen
+from attrs.validators import ge, le
+from cattrs import Converter
+
+from enginehouse.api.body import parse_object
+from enginehouse.api.unsupported import find_unsupported, is_known, refuse
+from enginehouse.config import LimitsSettings
+from enginehouse.errors import InvalidRequest
+from enginehouse.parameters import ParameterFields, read_extensions, request_converter
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structuring import find_problems
+from enginehouse.types import GenerateRequest
+
+__all__ = ["BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_problem", "name_list"]
+
+_B_co = TypeVar("_B_co", bound="GenerationBody", covariant=True)
+_MAX_HEADER_CHARS = 1000
+
+
+@frozen(kw_only=True)
+class StreamOptions:
+    """``stream_options``. Obfuscation pads streams against eavesdropping on lengths; accepted, without effect."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+@frozen(kw_only=True)
+class GenerationBody(ParameterFields):
+    """Fields that both generating endpoints take besides the sampling parameters.
+
+    Attributes:
+        n: number of answers.
+        priority: lower numbers are served earlier.
+        cache_salt: prompts share the prefix cache only with those of the same salt.
+        user: this and the following fields are accepted so that clients work; they have no effect.
+    """
+
+    model: str | None = None
+    n: int = field(default=1, validator=ge(1))
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
+    cache_salt: str = ""
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def check(self, limits: LimitsSettings) -> None:
+        """Check what depends on several fields or on the server's limits. Raises InvalidRequest."""
+        if self.n > limits.max_choices:
+            raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
+        if isinstance(self.stop, tuple) and len(self.stop) > limits.max_stop:
+            raise InvalidRequest(f"stop: at most {limits.max_stop} strings are allowed, not {len(self.stop)}", "stop")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
+
+    @staticmethod
+    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
+        """Paths of unknown fields inside known ones; ``data`` is what was decoded."""
+        known = {attribute.name for attribute in attrs.fields(StreamOptions)}
+        yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+@frozen(kw_only=True)
+class Decoded(Generic[_B_co]):
+    """A decoded body.
+
+    Attributes:
+        extensions: plugin name to that plugin's request fields.
+        ignored: paths of fields that nobody knows.
+        unsupported: paths of fields that cannot be honoured; empty unless the settings say ``report``.
+    """
+
+    body: _B_co
+    extensions: dict[str, dict[str, Any]]
+    ignored: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
+
+    def request(self, request_id: str, **prompt: Any) -> GenerateRequest:
+        """The request that this body makes; ``prompt`` is one of messages, text and token_ids."""
+        body = self.body
+        return GenerateRequest(
+            request_id=request_id,
+            model=body.model,
+            num_choices=body.n,
+            sampling=body.sampling(),
+            stopping=body.stopping(),
+            extensions=self.extensions,
+            priority=body.priority,
+            namespace=body.cache_salt,
+            **prompt,
+        )
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Response headers that name what had no effect."""
+        headers = []
+        if self.ignored:
+            headers.append(("x-enginehouse-ignored", name_list(self.ignored)))
+        if self.unsupported:
+            headers.append(("x-enginehouse-unsupported", name_list(self.unsupported)))
+        return headers
+
+
+class BodyDecoder(Generic[_B_co]):
+    """Decodes the bodies of one endpoint.
+
+    Args:
+        body_class: what to decode into.
+        samplers: plugins whose request fields are accepted as well.
+        unsupported: ``reject`` refuses known fields that cannot be honoured, ``report`` lists them.
+    """
+
+    def __init__(
+        self,
+        body_class: type[_B_co],
+        samplers: Mapping[str, SamplerPlugin],
+        limits: LimitsSettings,
+        unsupported: Literal["reject", "report"],
+    ) -> None:
+        self._body_class = body_class
+        self._samplers = samplers
+        self._limits = limits
+        self._rejects = unsupported == "reject"
+        self._converter: Converter = request_converter()
+        self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
+        self._declared = frozenset(
+            a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)
+        )
+
+    def decode(self, body: bytes) -> Decoded[_B_co]:
+        """Decode and check.
+
+        Raises:
+            InvalidRequest: a field is wrong; ``param`` says which.
+            UnsupportedParameter: a field cannot be honoured.
+        """
+        data = parse_object(body, self._limits.max_json_depth)
+        unsupported = find_unsupported(data, self._declared, self._own)
+        if unsupported and self._rejects:
+            raise refuse(unsupported[0])
+        known = {name: value for name, value in data.items() if name not in unsupported}
+        try:
+            structured = self._converter.structure(known, self._body_class)
+            extensions = read_extensions(self._converter, known, self._samplers)
+        except Exception as error:
+            raise decode_problem(error) from error
+        structured.check(self._limits)
+        return Decoded(
+            body=structured,
+            extensions=extensions,
+            ignored=tuple(self._find_ignored(data)),
+            unsupported=tuple(unsupported),
+        )
+
+    def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
+        for name in data:
+            if name not in self._own and name not in self._declared and not is_known(name):
+                yield name
+        yield from self._body_class.find_ignored(data)
+
+
+def decode_problem(error: Exception, path: str = "") -> InvalidRequest:
+    """What a strict converter found wrong, as one refusal; ``param`` is the first field."""
+    problems = list(find_problems(error, path))
+    # The converter speaks of tables, as configuration files do.
+    message = "; ".join(map(str, problems[:5])).replace("a table", "an object")
+    return InvalidRequest(message, problems[0].path or None)
+
+
+def name_list(names: Iterable[str]) -> str:
+    """Field names as a header value: clients choose them, so they may hold anything and be of any number."""
+    shown: list[str] = []
+    num_chars, names = 0, list(names)
+    for name in names:
+        text = name[:100].encode("ascii", "backslashreplace").decode()
+        text = "".join(char if char.isprintable() and char not in ',"' else "?" for char in text)
+        num_chars += len(text) + 2
+        if num_chars > _MAX_HEADER_CHARS:
+            shown.append(f"and {len(names) - len(shown)} more")
+            break
+        shown.append(text)
+    return ", ".join(shown)

@@ -1,0 +1,110 @@
+"""JSON pieces that both dialects write: lines for streams, log-probabilities, the head of a response."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Collection, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from enginehouse.types import ModelInfo, TokenLogprob
+
+__all__ = ["LegacyLogprobs", "chat_logprobs", "encode_json", "encode_line", "fingerprint", "token_text"]
+
+encode_json = msgspec.json.Encoder().encode
+"""Any plain data to JSON bytes."""
+
+_LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have; the value that OpenAI uses."""
+
+_LINE_BREAKS = (
+    ("\u2028".encode(), b"\\u2028"),
+    ("\u2029".encode(), b"\\u2029"),
+    ("\x85".encode(), b"\\u0085"),
+)
+"""Characters that JSON may hold as they are, but at which careless stream readers split lines."""
+
+
+def encode_line(value: Any) -> bytes:
+    """JSON that stays on one line for every client."""
+    encoded = encode_json(value)
+    if not encoded.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            if raw in encoded:
+                encoded = encoded.replace(raw, escaped)
+    return encoded
+
+
+def fingerprint(info: ModelInfo) -> str:
+    """A string that changes when the same request may get another answer: other model, backend or version."""
+    try:
+        release = version("enginehouse")
+    except PackageNotFoundError:
+        release = "0"
+    described = f"{release}|{info.backend}|{info.vocab_size}|{sorted(info.metadata.items())}"
+    return "eh-" + hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def token_text(token: bytes) -> str:
+    r"""A token as text; one that holds only part of a character is written ``bytes:\xf0\x9f``, as OpenAI does."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _logprob(value: float) -> float:
+    return value if value > _LOWEST_LOGPROB else _LOWEST_LOGPROB
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """OpenAI's chat form."""
+    content = [
+        {
+            **_chat_entry(entry.token, entry.logprob),
+            "top_logprobs": [_chat_entry(other.token, other.logprob) for other in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token_text(token), "logprob": _logprob(logprob), "bytes": list(token)}
+
+
+class LegacyLogprobs:
+    """OpenAI's form for completions, piece by piece: ``text_offset`` goes on from the piece before.
+
+    Args:
+        hidden_token_ids: tokens without visible text; they do not move the offset.
+    """
+
+    def __init__(self, hidden_token_ids: Collection[int]) -> None:
+        self._hidden = hidden_token_ids
+        self._num_chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The four lists for the next tokens of the choice."""
+        offsets = []
+        for entry in entries:
+            offsets.append(self._num_chars)
+            if entry.token_id not in self._hidden:
+                self._num_chars += len(self._decoder.decode(entry.token))
+        return {
+            "tokens": [token_text(entry.token) for entry in entries],
+            "token_logprobs": [_logprob(entry.logprob) for entry in entries],
+            "top_logprobs": [self._ranked(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    @staticmethod
+    def _ranked(entry: TokenLogprob) -> dict[str, float]:
+        """The alternatives by text; the drawn token is always among them."""
+        ranked = {token_text(other.token): _logprob(other.logprob) for other in entry.top}
+        ranked.setdefault(token_text(entry.token), _logprob(entry.logprob))
+        return ranked

@@ -1,0 +1,127 @@
+"""Errors on the wire: which HTTP status and which OpenAI error object an exception becomes.
+
+Every refusal and failure of the server passes here, so every body is
+``{"error": {"message", "type", "param", "code"}}``. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import msgspec
+from attrs import frozen
+from litestar.exceptions import HTTPException
+
+from enginehouse.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    EnginehouseError,
+    GenerationFailed,
+    InvalidRequest,
+    ModelLoadError,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    RenderError,
+    RequestError,
+    ServerStopping,
+    UnsupportedParameter,
+)
+
+__all__ = ["ErrorAnswer", "describe", "http_error"]
+
+_log = logging.getLogger("enginehouse.server")
+
+# Most specific first: status, type, code.
+_KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
+    (UnsupportedParameter, 400, "invalid_request_error", "unsupported_parameter"),
+    (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
+    (RenderError, 400, "invalid_request_error", "template_error"),
+    (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
+    (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
+    (RequestError, 400, "invalid_request_error", "invalid_request"),
+    (Overloaded, 429, "overloaded_error", "queue_full"),
+    (ServerStopping, 503, "server_error", "server_stopping"),
+    (ModelNotReady, 503, "server_error", "model_not_ready"),
+    (ModelLoadError, 503, "server_error", "model_load_failed"),
+    (EngineDead, 503, "server_error", "engine_dead"),
+    (GenerationFailed, 500, "server_error", "generation_failed"),
+    (EnginehouseError, 500, "server_error", "internal_error"),
+)
+
+_HTTP_CODES = {
+    400: "bad_request",
+    401: "invalid_api_key",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+}
+
+
+@frozen
+class ErrorAnswer:
+    """An error ready to send: as a response before the first byte, as an event after it."""
+
+    status: int
+    message: str
+    kind: str
+    code: str
+    param: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def body(self) -> bytes:
+        """The JSON error object."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        # Whatever a client sent may be quoted in a message; a lone surrogate would not encode.
+        if not self.message.isascii():
+            error["message"] = self.message.encode("utf-8", "replace").decode()
+        return msgspec.json.encode({"error": error})
+
+
+def http_error(status: int, message: str, code: str | None = None, **headers: str) -> ErrorAnswer:
+    """An error of HTTP itself (wrong method, missing key); keyword names become headers, ``_`` to ``-``."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    fields = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+    return ErrorAnswer(status, message, kind, code or _HTTP_CODES.get(status, "error"), headers=fields)
+
+
+def describe(error: BaseException) -> ErrorAnswer:
+    """What the client is told of ``error``. Unexpected ones are logged here and not shown."""
+    if isinstance(error, HTTPException):
+        return _describe_http(error)
+    if not isinstance(error, EnginehouseError):
+        _log.error("unexpected error while serving a request", exc_info=error)
+        return ErrorAnswer(500, "The server failed; its log says why.", "server_error", "internal_error")
+    status, kind, code = next((status, kind, code) for cls, status, kind, code in _KINDS if isinstance(error, cls))
+    param = getattr(error, "param", None)
+    return ErrorAnswer(status, error.message, kind, code, param, _retry_headers(error, status))
+
+
+def _retry_headers(error: EnginehouseError, status: int) -> tuple[tuple[str, str], ...]:
+    if status not in (429, 503):
+        return ()
+    seconds = float(getattr(error, "retry_after_s", 1.0))
+    return (("retry-after", str(max(1, math.ceil(seconds)))),)
+
+
+def _describe_http(error: HTTPException) -> ErrorAnswer:
+    """Errors that Litestar raises by itself: routing, body size, broken clients."""
+    messages = {
+        404: "There is nothing at this address.",
+        405: "This address does not take that method.",
+        413: "The request body is longer than this server accepts (limits.max_body_bytes).",
+    }
+    headers: dict[str, Any] = dict(error.headers or {})
+    if error.status_code == 405:
+        headers = {"allow": ", ".join(sorted({*_allowed(headers), "OPTIONS"}))}
+    answer = http_error(error.status_code, messages.get(error.status_code, error.detail))
+    return ErrorAnswer(answer.status, answer.message, answer.kind, answer.code, None, tuple(headers.items()))
+
+
+def _allowed(headers: dict[str, Any]) -> list[str]:
+    listed = next((value for name, value in headers.items() if name.lower() == "allow"), "")
+    return [method.strip() for method in listed.split(",") if method.strip()]

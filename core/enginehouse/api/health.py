@@ -1,0 +1,44 @@
+"""``GET /health``: whether requests can be served now. Public, so it names states only, no reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Response, route
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.state import ApiState
+from enginehouse.models import ModelStatus
+
+__all__ = ["health_route"]
+
+
+def health_route(state: ApiState) -> HTTPRouteHandler:
+    """The route.
+
+    200 when every model that can still come is there and at least one is (``ok``, or ``degraded`` when
+    another one failed); 503 while one loads or restarts, when none could be loaded, and during shutdown.
+    """
+
+    @route("/health", http_method=["GET", "HEAD"], status_code=200)
+    async def check_health() -> Response[dict[str, Any]]:
+        """Tell whether requests can be served now."""
+        statuses = state.manager.statuses()
+        word = "stopping" if state.exchanges.stopping else _word(statuses)
+        models = {status.name: {"state": status.state, "progress": status.progress} for status in statuses}
+        status_code = 200 if word in ("ok", "degraded") else 503
+        headers = {"retry-after": "1"} if status_code == 503 else {}
+        return Response({"status": word, "models": models}, status_code=status_code, headers=headers)
+
+    return check_health
+
+
+def _word(statuses: Sequence[ModelStatus]) -> str:
+    states = {status.state for status in statuses}
+    for state in ("loading", "restarting"):
+        if state in states:
+            return state
+    if "ready" not in states:
+        return "failed"
+    return "degraded" if "failed" in states else "ok"

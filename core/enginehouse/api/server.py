@@ -1,0 +1,202 @@
+"""The HTTP server process: an early-opened port, models that load behind it, and a clean end.
+
+Called by the command line and by tests. Knows uvicorn and signals; knows no routes (``app``) and
+nothing about models beyond starting and closing their manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from litestar.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from enginehouse.api.app import build_app
+from enginehouse.api.errors import http_error
+from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.state import ApiState
+from enginehouse.config import ServerSettings, Settings
+from enginehouse.errors import ConfigError, ServerStopping
+from enginehouse.models import ModelManager
+from enginehouse.pipeline import Pipeline
+from enginehouse.plugins import PluginRegistry
+from enginehouse.prompt.renderer import Renderer
+
+__all__ = ["OnProgress", "listen", "run", "serve", "url_of"]
+
+_log = logging.getLogger("enginehouse.server")
+
+OnProgress = Callable[[str, float, str], None]
+"""Called with a model's name, the share loaded (0 to 1) and what is being done; any thread."""
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
+_CLOSING_SHARE = 0.4
+"""Part of ``shutdown_s`` kept for ending what still runs and closing the workers."""
+
+
+def run(
+    settings: Settings,
+    registry: PluginRegistry,
+    on_progress: OnProgress | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        on_progress: told how far each model has loaded.
+        on_listening: told the server's URL once, when the port is open; models may still be loading.
+
+    Returns:
+        The exit code: 0 after a signal, 1 when no model could be loaded.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    listener = listen(settings.server)
+    if on_listening is not None:
+        on_listening(url_of(listener))
+
+    async def main() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows
+                loop.add_signal_handler(number, stop.set)
+        return await serve(settings, registry, listener, stop, on_progress)
+
+    with asyncio.Runner(loop_factory=_uvicorn_config(None, settings.server).get_loop_factory()) as runner:
+        return runner.run(main())
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """Open the port. Raises ConfigError when it is taken or the address does not exist here."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host!r}: {error.strerror}", "server.host") from error
+    try:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        raise ConfigError(message, "server.port") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """``http://host:port`` of an open listener."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    settings: Settings,
+    registry: PluginRegistry,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    on_progress: OnProgress | None = None,
+) -> int:
+    """Serve on ``listener`` until ``stop`` is set or no model can be loaded; returns the exit code.
+
+    Raises:
+        ConfigError: the settings of a model are wrong.
+    """
+    manager = ModelManager(settings, registry, on_progress)
+    renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
+    pipeline = Pipeline(settings, registry, manager, renderer)
+    exchanges = OpenExchanges()
+    app = build_app(
+        ApiState(settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=exchanges)
+    )
+    server = _Server(_uvicorn_config(app, settings.server))
+    _log.info("listening on %s", url_of(listener))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.gather(manager.start(), renderer.start())
+        is_failed = await _until_stopped_or_failed(stop, manager, serving)
+        await _shut_down(server, serving, exchanges, settings.server.shutdown_s)
+    finally:
+        server.should_exit = server.force_exit = True
+        await asyncio.gather(manager.close(), renderer.close())
+        await asyncio.wait([serving], timeout=1.0)
+        listener.close()
+    return 1 if is_failed else 0
+
+
+async def _until_stopped_or_failed(stop: asyncio.Event, manager: ModelManager, serving: asyncio.Task[None]) -> bool:
+    """Wait for ``stop``; True when every model failed before one was ready, so that there is nothing to serve."""
+    stopped = asyncio.create_task(stop.wait())
+    settled = asyncio.create_task(manager.wait_settled(math.inf))
+    await asyncio.wait({stopped, settled, serving}, return_when=asyncio.FIRST_COMPLETED)
+    settled.cancel()
+    states = {status.state for status in manager.statuses()}
+    if not stopped.done() and states == {"failed"}:
+        stopped.cancel()
+        return True
+    await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return False
+
+
+async def _shut_down(
+    server: uvicorn.Server, serving: asyncio.Task[None], exchanges: OpenExchanges, shutdown_s: float
+) -> None:
+    """Close the port, let requests finish, then end the rest with an error that says so."""
+    exchanges.stopping = True
+    server.should_exit = True
+    _log.info("stopping; %d requests are running", len(exchanges))
+    finish_s = shutdown_s * (1 - _CLOSING_SHARE)
+    await asyncio.wait([serving], timeout=finish_s)
+    if not serving.done():
+        exchanges.end_all(ServerStopping("The server is shutting down and had to end this request."))
+        await asyncio.wait([serving], timeout=(shutdown_s - finish_s) / 2)
+
+
+def _uvicorn_config(app: ASGIApp | None, settings: ServerSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]  # None where only the loop is wanted
+        http="h11" if sys.platform == "win32" else _JsonErrorsProtocol,
+        loop="auto",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to :func:`run`: uvicorn would raise them again at the end, and the exit code would not be 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+class _JsonErrorsProtocol(HttpToolsProtocol):
+    """Answers even what is no HTTP with the usual error object."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer and close the connection."""
+        body = http_error(400, msg).body()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()

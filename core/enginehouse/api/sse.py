@@ -1,0 +1,110 @@
+"""The one writer of server-sent events.
+
+Order: the dialect's opening, one event per piece, the usage event when asked for, ``[DONE]``. An error
+after the first byte becomes ``data: {"error": {...}}`` and ends the body without ``[DONE]``, so that no
+client takes a broken answer for a complete one. While nothing happens (queue, prefill) the comment ``: ping``
+keeps proxies from closing the connection. Writes ASGI messages itself: one per batch of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from litestar.types import Send
+
+from enginehouse.api.answer import Assembly, Dialect
+from enginehouse.api.errors import describe
+from enginehouse.api.exchange import Exchange
+from enginehouse.errors import EnginehouseError
+from enginehouse.types import Event
+
+__all__ = ["EventStream", "event"]
+
+_DONE = b"data: [DONE]\n\n"
+_PING = b": ping\n\n"
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the events otherwise
+)
+
+
+def event(payload: bytes) -> bytes:
+    """One event; ``payload`` is one line of JSON."""
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream:
+    """Writes one streamed answer.
+
+    Args:
+        include_usage: end with the dialect's usage event.
+        headers: further response headers.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        exchange: Exchange,
+        dialect: Dialect,
+        *,
+        include_usage: bool,
+        headers: Sequence[tuple[str, str]],
+    ) -> None:
+        self._send = send
+        self._exchange = exchange
+        self._dialect = dialect
+        self._include_usage = include_usage
+        self._headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers)]
+        self._is_sending = False
+
+    async def write(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> None:
+        """Write everything; returns when the answer is complete, failed, or nobody reads it any more."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await self._write(self._dialect.opening() or _PING)
+        self._exchange.on_idle = self._ping
+        try:
+            tail = await self._write_pieces(assembly, batches)
+        except Exception as error:  # noqa: BLE001 - request border: the status is out, so it becomes an event
+            tail = self._failure(assembly, error)
+        finally:
+            self._exchange.on_idle = None
+        if not self._exchange.disconnected:
+            await self._send({"type": "http.response.body", "body": tail, "more_body": False})
+
+    async def _write_pieces(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> bytes:
+        """Write the pieces as they come; returns the last bytes of the body."""
+        push, encode = assembly.push, self._dialect.event
+        async for prompt, events in batches:
+            pieces = [piece for item in events if (piece := push(prompt, item)) is not None]
+            if pieces:
+                await self._write(encode(pieces[0]) if len(pieces) == 1 else b"".join(map(encode, pieces)))
+                assembly.record.mark_first_token()
+        if self._exchange.error is not None:
+            raise self._exchange.error
+        if self._exchange.disconnected:
+            assembly.record.outcome = "cancelled"
+            return b""
+        assembly.complete()
+        return (self._dialect.usage_event(assembly.usage()) if self._include_usage else b"") + _DONE
+
+    def _failure(self, assembly: Assembly, error: Exception) -> bytes:
+        """The error event. Other choices of the same request are stopped: their answer is lost."""
+        self._exchange.cancel()
+        if self._exchange.disconnected and isinstance(error, EnginehouseError):
+            assembly.record.outcome = "cancelled"
+            return b""
+        answer = describe(error)
+        assembly.record.outcome = answer.code
+        return event(answer.body())
+
+    async def _write(self, data: bytes) -> None:
+        self._is_sending = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_sending = False
+        self._exchange.sent()
+
+    async def _ping(self) -> None:
+        # A client that does not read makes a write wait; a ping behind it would help nobody.
+        if not self._is_sending:
+            await self._write(_PING)

@@ -1,0 +1,119 @@
+"""One request's way: model -> effective parameters -> rendered prompt -> engine -> events.
+
+The API calls it with a decoded request; it can be used without HTTP. It knows neither wire formats nor
+how engines work inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from enginehouse.backend import Generation
+from enginehouse.config import ModelSettings, Settings
+from enginehouse.errors import ConfigError, InvalidRequest
+from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.parameters import Defaults, Parameters, effective_parameters, read_defaults
+from enginehouse.plugins import PluginRegistry
+from enginehouse.prompt.chat_prompt import ChatPrompt
+from enginehouse.prompt.fallback import fallback_template
+from enginehouse.prompt.renderer import Renderer
+from enginehouse.types import EngineRequest, GenerateRequest, Message, Segment
+
+__all__ = ["Pipeline", "RunningRequest"]
+
+
+@frozen(eq=False)
+class RunningRequest:
+    """A request that an engine has accepted. Iterate or cancel ``generation``."""
+
+    request: GenerateRequest
+    model: LoadedModel
+    parameters: Parameters
+    generation: Generation
+
+
+class Pipeline:
+    """Leads requests to engines. Used on one event loop.
+
+    Raises:
+        ConfigError: the defaults of a model are wrong, or its chat template file cannot be read.
+    """
+
+    def __init__(self, settings: Settings, registry: PluginRegistry, manager: ModelManager, renderer: Renderer) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._renderer = renderer
+        self._defaults = {
+            name: read_defaults(model.defaults, f"models.{name}.defaults", registry.samplers)
+            for name, model in settings.models.items()
+        }
+        self._templates = {name: _read_template(name, model) for name, model in settings.models.items()}
+
+    async def submit(self, request: GenerateRequest) -> RunningRequest:
+        """Bring a request to its engine; returns when it is accepted, before any token is made.
+
+        Raises:
+            RequestError: the request cannot be served as asked.
+            Overloaded: too many requests wait.
+            EngineError: the model is not ready or its engine died.
+        """
+        model = await self._manager.wait(request.model)
+        parameters = effective_parameters(
+            request, self._defaults.get(model.name, Defaults()), model.info.vocab_size, self._settings.limits
+        )
+        if request.token_ids is not None:
+            _check_token_ids(request.token_ids, model.info.vocab_size)
+        engine_request = EngineRequest(
+            request_id=request.request_id,
+            segments=await self._segments(request, model),
+            token_ids=request.token_ids,
+            add_special=request.text is not None,
+            num_choices=request.num_choices,
+            sampling=parameters.sampling,
+            stopping=parameters.stopping,
+            priority=request.priority,
+            namespace=request.namespace,
+        )
+        generation = await model.engine.submit(engine_request)
+        return RunningRequest(request, model, parameters, generation)
+
+    def _chat_prompt(self, messages: tuple[Message, ...], model: LoadedModel) -> ChatPrompt:
+        info = model.info
+        own = self._templates.get(model.name) or info.chat_templates.get("default")
+        return ChatPrompt(
+            template=own or fallback_template(info.special_tokens),
+            messages=messages,
+            bos_token=info.bos_token,
+            eos_token=info.eos_token,
+            special_tokens=tuple(info.special_tokens),
+        )
+
+    async def _segments(self, request: GenerateRequest, model: LoadedModel) -> tuple[Segment, ...]:
+        if request.messages is not None:
+            return await self._renderer.render(self._chat_prompt(request.messages, model))
+        if request.text is not None:
+            # A raw prompt is the client's own: control-token strings in it are control tokens.
+            return (Segment(request.text, trusted=True),)
+        return ()
+
+
+def _read_template(name: str, model: ModelSettings) -> str | None:
+    """The chat template file that the settings name."""
+    if model.chat_template is None:
+        return None
+    try:
+        return Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        path = f"models.{name}.chat_template"
+        raise ConfigError(f"{path}: cannot read {model.chat_template!r}: {error}", path) from error
+
+
+def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"prompt: the token id {wrong} is not in 0 to {vocab_size - 1}", "prompt")
