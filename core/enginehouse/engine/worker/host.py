@@ -73,6 +73,7 @@ class WorkerHost:
         self._on_server_gone = on_server_gone
         self._inbox: SimpleQueue[Load | Cancel | GetStats | Close | _Enter] = SimpleQueue()
         self._intake: Intake | None = None
+        self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
     # -- engine thread -----------------------------------------------------------------------------
@@ -87,6 +88,7 @@ class WorkerHost:
         finally:
             if self._intake is not None:
                 self._intake.close()
+            self._is_ended = True  # the reader thread sees the link's end now, but it is not the server's doing
             self._link.close()
 
     def _load(self, message: Load) -> StepEngine | None:
@@ -189,7 +191,7 @@ class WorkerHost:
                 self._dispatch(decode_to_worker(payload))
         except (FrameTooLarge, msgspec.DecodeError):
             _log.exception("the server sent something that is no message")
-        if self._on_server_gone is not None:
+        if self._on_server_gone is not None and not self._is_ended:
             self._on_server_gone()
         self._inbox.put(Close())
 

@@ -1,0 +1,167 @@
+"""The intake thread: order, refusals, and cancellations that never wait for a long prompt."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.intake import Intake
+from enginehouse.engine.worker.messages import (
+    Accepted,
+    CallFailed,
+    Detokenize,
+    Detokenized,
+    FromWorker,
+    Rejected,
+    Submit,
+    Tokenize,
+    Tokenized,
+)
+from enginehouse.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
+from enginehouse.testing.fake_tokenizer import FakeTokenizer
+from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, Segment
+
+
+class GatedTokenizer(FakeTokenizer):
+    """Waits at a gate before each prompt that says "slow", as a very long prompt would keep it busy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.is_busy = threading.Event()
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        if "slow" in text:
+            self.is_busy.set()
+            assert self.gate.wait(10)
+        if "broken" in text:
+            raise KeyError("a bug of the tokenizer")
+        return super().encode(text, special)
+
+
+class Bench:
+    """An intake with everything around it recorded."""
+
+    def __init__(self, max_queue: int = 128) -> None:
+        self.tokenizer = GatedTokenizer()
+        self.sent: list[FromWorker] = []
+        self.entered: list[str] = []
+        engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(max_queue=max_queue), {})
+        self.intake = Intake(engine, self.tokenizer, self.sent.append, self._enter)
+        self.intake.start()
+
+    def _enter(self, request: EngineRequest, token_ids: list[int]) -> None:
+        self.entered.append(request.request_id)
+
+    def submit(self, request_id: str, text: str = "hello", **fields: object) -> None:
+        request = EngineRequest(request_id=request_id, segments=(Segment(text),), **fields)  # type: ignore[arg-type]
+        self.intake.submit(Submit(request))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < deadline, self.sent
+            time.sleep(0.002)
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    yield bench
+    bench.tokenizer.gate.set()
+    bench.intake.close()
+
+
+def test_request_is_accepted_with_its_length_before_it_enters(bench):
+    bench.submit("a")
+    bench.wait(lambda: bench.entered == ["a"])
+
+    num_tokens = len(FakeTokenizer().encode("hello", False))
+    assert bench.sent == [Accepted("a", num_tokens)]
+
+
+def test_prompt_of_token_ids_is_taken_as_it_is(bench):
+    bench.submit("a", token_ids=(1, 2, 3))
+    bench.wait(lambda: bench.entered == ["a"])
+
+    assert bench.sent == [Accepted("a", 3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"text": "x" * 500}, ContextLengthExceeded),
+        ({"text": ""}, InvalidRequest),
+        ({"token_ids": (1, 999_999)}, InvalidRequest),
+        ({"token_ids": (-1,)}, InvalidRequest),
+        ({"sampling": SamplingParams(logit_bias={999_999: 1.0})}, InvalidRequest),
+        ({"text": "broken"}, GenerationFailed),
+    ],
+)
+def test_request_that_cannot_be_served_is_rejected_and_the_next_one_is_not(bench, fields, error):
+    bench.submit("bad", **fields)
+    bench.submit("good")
+    bench.wait(lambda: bench.entered == ["good"])
+
+    rejected = bench.sent[0]
+    assert isinstance(rejected, Rejected)
+    assert rejected.request_id == "bad"
+    assert type(rejected.failure.to_error()) is error
+
+
+def test_cancel_does_not_wait_for_a_long_prompt_and_the_request_never_enters(bench):
+    bench.submit("long", "slow")
+    bench.submit("queued")
+    bench.submit("last")
+    assert bench.tokenizer.is_busy.wait(5)
+
+    assert bench.intake.cancel("long"), "cancelled while it is tokenized"
+    assert bench.intake.cancel("queued"), "cancelled before its turn"
+    assert not bench.intake.cancel("unknown")
+    bench.tokenizer.gate.set()
+    bench.wait(lambda: bench.entered == ["last"])
+    assert not bench.intake.cancel("last"), "the engine thread has it now"
+
+
+def test_queue_bound_counts_what_the_engine_does_not_know_yet():
+    bench = Bench(max_queue=2)
+    bench.submit("a", "slow")
+    bench.submit("b")
+    bench.submit("c")
+    rejected = [message for message in bench.sent if isinstance(message, Rejected)]
+
+    assert [message.request_id for message in rejected] == ["c"], "refused at once, although the thread is busy"
+    error = rejected[0].failure.to_error()
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s > 0
+    bench.intake.cancel("b")
+    bench.submit("d")
+    bench.tokenizer.gate.set()
+    bench.wait(lambda: bench.entered == ["a", "d"])
+    bench.submit("e")
+    assert bench.sent[-1] == Rejected("e", rejected[0].failure), "handed over, but not yet added to the engine"
+    bench.intake.entered()
+    bench.submit("f")
+    bench.wait(lambda: bench.entered == ["a", "d", "f"])
+    bench.intake.close()
+
+
+def test_calls_are_answered_in_order(bench):
+    ids = FakeTokenizer().encode("hello", False)
+    bench.intake.call(Tokenize(1, (Segment("hello"),), False))
+    bench.intake.call(Detokenize(2, tuple(ids)))
+    bench.intake.call(Detokenize(3, (-1,)))
+    bench.intake.call(Tokenize(4, (Segment("broken"),), False))
+    bench.wait(lambda: len(bench.sent) == 4)
+
+    assert bench.sent[:2] == [Tokenized(1, ids), Detokenized(2, "hello")]
+    failed = bench.sent[2:]
+    assert [type(message.failure.to_error()) for message in failed if isinstance(message, CallFailed)] == [
+        InvalidRequest,
+        GenerationFailed,
+    ]
