@@ -48,6 +48,18 @@ _SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
 _STOPPING_NAMES = frozenset(StopParams.__struct_fields__)
 
 
+def _check_logit_bias(_: Any, attribute: Any, value: dict[str, float] | None) -> None:
+    wrong = [key for key, bias in (value or {}).items() if not -100 <= bias <= 100]
+    if wrong:
+        named = ", ".join(map(repr, wrong[:20]))
+        raise ValueError(f"'{attribute.name}' values must be from -100 to 100; wrong for {named}")
+
+
+def _check_stop(_: Any, attribute: Any, value: StopField) -> None:
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise ValueError(f"'{attribute.name}' must not hold an empty string")
+
+
 @frozen(kw_only=True)
 class ParameterFields:
     """Request fields that every way of generating text takes. None is "not given".
@@ -70,22 +82,11 @@ class ParameterFields:
     repetition_penalty: float | None = field(default=None, validator=optional([gt(0), le(1000)]))
     presence_penalty: float | None = field(default=None, validator=optional([ge(-2), le(2)]))
     frequency_penalty: float | None = field(default=None, validator=optional([ge(-2), le(2)]))
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = field(default=None, validator=_check_logit_bias)
     seed: int | None = field(default=None, validator=optional(int64))
-    stop: str | tuple[str, ...] | None = None
+    stop: str | tuple[str, ...] | None = field(default=None, validator=_check_stop)
     max_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
     ignore_eos: bool | None = None
-
-    @logit_bias.validator
-    def _check_logit_bias(self, _: Any, value: dict[str, float] | None) -> None:
-        wrong = [key for key, bias in (value or {}).items() if not -100 <= bias <= 100]
-        if wrong:
-            raise ValueError(f"'logit_bias' values must be from -100 to 100; wrong for {', '.join(map(repr, wrong))}")
-
-    @stop.validator
-    def _check_stop(self, _: Any, value: StopField) -> None:
-        if value == "" or (isinstance(value, tuple) and "" in value):
-            raise ValueError("'stop' must not hold an empty string")
 
     def sampling(self) -> dict[str, Any]:
         """The given fields of :class:`SamplingParams`; ``logit_bias`` still with the keys that the client wrote."""
