@@ -89,8 +89,11 @@ class SequenceSampler:
     def is_plain_greedy(self) -> bool:
         """Whether the token is simply the argmax of the raw row, with no logprobs asked for."""
         params = self._params
-        plain = self._bias is None and self._penalties is None and params.num_logprobs is None
-        return plain and params.temperature == 0
+        return params.temperature == 0 and params.num_logprobs is None and not self._changes_logits
+
+    @property
+    def _changes_logits(self) -> bool:
+        return self._bias is not None or self._penalties is not None
 
     def sample(self, logits: NDArray[np.float32], position: int) -> Sampled:
         """Draw a token. Changes no state, but may overwrite ``logits``.
@@ -106,9 +109,10 @@ class SequenceSampler:
         if self._params.num_logprobs is None:
             return Sampled(self._draw(logits, position))
         with np.errstate(over="ignore"):
-            raw = RawLogprobs.of(LogitRow(logits, _maximum(logits)), self._params.num_logprobs)
-        before = logits.copy() if self._bias or self._penalties else logits
-        token_id = self._draw(logits, position)
+            row = LogitRow(logits, _maximum(logits))
+            raw = RawLogprobs.of(row, self._params.num_logprobs)
+        before = logits.copy() if self._changes_logits else logits
+        token_id = self._draw(logits, position, row)
         return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
 
     def accept(self, token_id: int) -> None:
@@ -124,7 +128,8 @@ class SequenceSampler:
         if self._penalties:
             self._penalties.rollback(num_tokens)
 
-    def _draw(self, logits: NDArray[np.float32], position: int) -> int:
+    def _draw(self, logits: NDArray[np.float32], position: int, raw: LogitRow | None = None) -> int:
+        """Steps from the bias to the draw. ``raw`` is the row as it came, when somebody has read it already."""
         if self._bias:
             _maximum(logits)  # a forced token would hide a broken row
             self._bias.apply(logits)
@@ -134,12 +139,13 @@ class SequenceSampler:
             token_id = int(logits.argmax())  # the first NaN, if there is one
             _check(float(logits[token_id]), self._bias)
             return token_id
-        row = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
+        if raw is None or self._changes_logits or self._temperature != 1.0:
+            raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
         number = partial(uniform, self._params.seed, self._choice, position)
         with np.errstate(over="ignore"):
             if not self._steps:
-                return row.draw(number())
-            head = self._truncate(row, number)
+                return raw.draw(number())
+            head = self._truncate(raw, number)
         return int(head.token_ids[pick(head.weights, number())])
 
     def _truncate(self, row: LogitRow, number: partial[float]) -> Head:
