@@ -54,8 +54,9 @@ class ControlStrings:
             if start < end:
                 continue
             for length in self._lengths[text[start]]:
-                if text[start : start + length] in self._strings:
-                    end = start + length
+                found = text[start : start + length]
+                if found in self._strings:
+                    end = start + len(found)  # near the end of the text it is a shorter one
                     yield start, end
                     break
 

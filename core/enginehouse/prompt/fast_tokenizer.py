@@ -73,16 +73,18 @@ class FastTokenizer:
         """
         spec = json.loads(tokenizer.to_str())
         spec.update(truncation=None, padding=None)
-        spec["added_tokens"] = [entry for entry in spec["added_tokens"] if entry["id"] < vocab_size]
+        added = spec["added_tokens"] = [entry for entry in spec["added_tokens"] if entry["id"] < vocab_size]
+        ends = frozenset(token_id for token_id in end_token_ids if 0 <= token_id < vocab_size)
+        for entry in added:
+            entry["special"] |= entry["id"] in ends  # whatever ends a generation is no text
         text = json.dumps(spec)
         self._special, self._plain = type(tokenizer).from_str(text), type(tokenizer).from_str(text)
         self._plain.encode_special_tokens = True  # tokenizers' name for "control-token strings are plain text"
         self.vocab_size = vocab_size
-        self.special_tokens: Mapping[str, int] = {e["content"]: e["id"] for e in spec["added_tokens"] if e["special"]}
-        self.control_token_ids = frozenset(self.special_tokens.values())
+        self.special_tokens: Mapping[str, int] = {entry["content"]: entry["id"] for entry in added if entry["special"]}
+        self.end_token_ids = ends | {token_id for name, token_id in self.special_tokens.items() if name in _TURN_ENDS}
+        self.control_token_ids = ends | frozenset(self.special_tokens.values())
         self.token_bytes: Sequence[bytes] = self._bytes_table(_byte_decoder(spec["decoder"]))
-        known_ends = {self.special_tokens[name] for name in _TURN_ENDS if name in self.special_tokens}
-        self.end_token_ids = frozenset(i for i in end_token_ids if 0 <= i < vocab_size) | known_ends
         self.prefix_token_ids = self._prefix()
 
     def encode(self, text: str, special: bool) -> list[int]:
