@@ -23,7 +23,10 @@ __all__ = ["LoadedModel", "ModelState", "ModelStatus", "OnProgress", "ServedMode
 ModelState = Literal["loading", "ready", "restarting", "failed"]
 
 OnProgress = Callable[[str, float, str], None]
-"""Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done."""
+"""Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done.
+
+The last call of a load says ``ready`` or ``failed``.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +200,8 @@ class ServedModel:
         self.progress, self.progress_text = (1.0, "") if state == "ready" else (0.0, "")
         if state in ("ready", "failed"):
             self._settled.set()
+            if self.on_progress is not None:
+                self.on_progress(self.name, 1.0, state)
         else:
             self._settled.clear()
 
