@@ -58,7 +58,8 @@ def serve(
     write_logs(console, log_level)
     for record in registry.plugins:
         if record.problem:
-            console.print(f"Plugin not loaded: {record.problem}", style="yellow", markup=False, highlight=False)
+            line = f"Plugin with an error: {record.problem}"
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     with Startup(console, settings.models) as startup:
         exit_code = run(settings, registry, on_progress=startup.on_progress, on_listening=startup.on_listening)
     ctx.exit(exit_code)

@@ -41,9 +41,8 @@ class Startup:
         self._progress.stop()
 
     def on_listening(self, url: str) -> None:
-        """The port is open; models may still be loading."""
+        """The port is open; models may still be loading. The server's own log line says so to the user."""
         self._url = url
-        self._say(f"Enginehouse listens on {url} (models are loading; {url}/health says when they are ready)")
 
     def on_progress(self, model: str, share: float, text: str) -> None:
         """``model`` has loaded ``share`` (0 to 1) of itself. ``ready`` and ``failed`` as ``text`` end the load."""
@@ -64,7 +63,7 @@ class Startup:
         if not self._waiting:
             self._progress.stop()
         if outcome == "ready":
-            self._say(f"{model} is ready. Try it:\n\n{_curl_example(self._url, model)}\n")
+            self._say(f"{model} is ready at {self._url}/v1. Try it:\n\n{_curl_example(self._url, model)}\n")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
