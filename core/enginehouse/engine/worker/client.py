@@ -121,7 +121,8 @@ class WorkerEngine(asyncio.Protocol):
         """Stop; running requests end with EngineDead."""
         self._is_closing = True
         self._end_everything("The server is shutting down.")
-        if hasattr(self, "info") and not self._carrier.ended.done():
+        is_serving = self._loaded.done() and not self._loaded.cancelled() and self._loaded.exception() is None
+        if is_serving and self._transport is not None and not self._transport.is_closing():
             self._send(Close())
             await self._wait_ended(_CLOSE_S)
         self._carrier.kill()
