@@ -55,9 +55,10 @@ class KvMemory:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another."""
-        for memory in self._layers.values():
-            for tensor in memory:
-                tensor[target, :, :length] = tensor[source, :, :length]
+        with torch.inference_mode():
+            for memory in self._layers.values():
+                for tensor in memory:
+                    tensor[target, :, :length] = tensor[source, :, :length]
 
 
 @frozen

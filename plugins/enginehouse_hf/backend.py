@@ -24,6 +24,7 @@ class HfOptions:
     Attributes:
         context: longest sequence in tokens; None is the model's own, at most 4096.
         slots: sequences that decode at once. As many finished ones are kept for prefix reuse.
+        max_batch_tokens: most tokens in one forward pass; bounds the memory of a prefill.
         device: a torch device, such as ``cpu`` or ``cuda:0``.
         dtype: of weights and KV; None is float32 on the CPU and bfloat16 elsewhere.
         threads: torch's threads, for the whole process; None leaves torch's choice.
@@ -31,6 +32,7 @@ class HfOptions:
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     slots: int = field(default=8, validator=validators.ge(1))
+    max_batch_tokens: int = field(default=2048, validator=validators.ge(1))
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

@@ -20,7 +20,6 @@ from enginehouse_hf.tokenizer import ModelFiles, load_text
 
 __all__ = ["open_runner"]
 
-_MAX_BATCH_TOKENS = 2048
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -76,7 +75,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions) -> HfRunner:
     max_context = _max_context(model.config.get_text_config(), options.context)
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
-        max_batch_tokens=_MAX_BATCH_TOKENS,
+        max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=max_context,
         cache_tokens=options.slots * max_context,
         fork="copy",

@@ -71,8 +71,8 @@ class HfRunner:
         self.capabilities = capabilities
         self.tokenizer = text.tokenizer
         self.info = info
-        self._model = model
-        self._memory = memory
+        self._model: Any = model
+        self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
         self._aborted = threading.Event()
@@ -122,8 +122,8 @@ class HfRunner:
         self._aborted.set()
 
     def close(self) -> None:
-        """Drop weights and KV memory."""
-        del self._model, self._memory
+        """Drop weights and KV memory; again is no error."""
+        self._model = self._memory = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, torch.Tensor]:
         lanes: list[Lane] = []

@@ -21,8 +21,6 @@ from enginehouse_mlx.tokenizer import wrap_text
 
 __all__ = ["open_runner"]
 
-_MAX_BATCH_TOKENS = 2048
-
 
 def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) -> MlxRunner:
     """Load weights and tokenizer, then find out by numbers how the model may be called.
@@ -55,7 +53,7 @@ def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOp
     max_context = _max_context(folder.config, options.context)
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
-        max_batch_tokens=_MAX_BATCH_TOKENS,
+        max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=max_context,
         cache_tokens=options.slots * max_context,
         fork="copy",

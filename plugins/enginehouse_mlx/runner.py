@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -53,8 +54,8 @@ class MlxRunner:
         self.capabilities = capabilities
         self.tokenizer = text.tokenizer
         self.info = info
-        self._halves = halves
-        self._memory = memory
+        self._halves: Any = halves
+        self._memory: Any = memory
         self._table = SlotTable(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
@@ -104,8 +105,8 @@ class MlxRunner:
         """No effect: MLX evaluates a step as a whole."""
 
     def close(self) -> None:
-        """Drop weights and KV memory."""
-        del self._halves, self._memory
+        """Drop weights and KV memory; again is no error."""
+        self._halves = self._memory = None
         mx.clear_cache()
 
     def _groups(self, spans: Sequence[Span]) -> list[list[int]]:
