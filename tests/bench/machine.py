@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
 from attrs import frozen
 
-__all__ = ["Machine", "describe_machine", "usable_cores"]
+__all__ = ["Machine", "describe_machine", "on_cores", "usable_cores"]
 
 _DISTRIBUTIONS = ("enginehouse", "llama-cpp-python", "xllamacpp", "litestar", "uvicorn", "numpy")
 
@@ -40,6 +42,17 @@ class Machine:
 def usable_cores() -> list[int]:
     """The cores that this process may run on."""
     return sorted(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int] | None) -> Iterator[None]:
+    """Run on these cores only; processes started inside inherit them from their first instruction. None is all."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before if cores is None else cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def describe_machine() -> Machine:

@@ -22,14 +22,16 @@ class Key:
 
 @frozen
 class Comparison:
-    """A ratio that matters: ``key`` over ``baseline``, which should be at least (or at most) ``target``."""
+    """What matters: ``key`` over ``baseline`` (None: the value itself), at least, or at most, ``target``."""
 
     key: Key
-    baseline: Key
+    baseline: Key | None = None
     target: float | None = None
     target_is_upper: bool = False
 
     def __str__(self) -> str:
+        if self.baseline is None:
+            return f"{self.key.scenario}: {self.key.subject}"
         same_scenario = self.key.scenario == self.baseline.scenario
         if self.key.subject == self.baseline.subject:
             return f"{self.key.subject}: {self.key.scenario} / {self.baseline.scenario}"
@@ -61,7 +63,9 @@ class Record:
         for key, values in self.values.items():
             yield key, estimate(values)
 
-    def ratio(self, comparison: Comparison) -> Estimate | None:
-        """The paired ratio; None when one of the two was not measured."""
-        values, baseline = self.values.get(comparison.key), self.values.get(comparison.baseline)
-        return estimate_ratio(values, baseline) if values and baseline else None
+    def compare(self, comparison: Comparison) -> Estimate:
+        """The paired ratio, or the value itself where there is no baseline."""
+        values = self.values[comparison.key]
+        if comparison.baseline is None:
+            return estimate(values)
+        return estimate_ratio(values, self.values[comparison.baseline])

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .machine import Machine
-from .record import Comparison, Key, Record
+from .record import Comparison, Record
 from .statistics import Estimate
 
 __all__ = ["Report"]
 
 _KEY_COLUMNS = ("scenario", "subject", "metric", "median", "95 % interval")
-_RATIO_COLUMNS = ("ratio", "metric", "median", "95 % interval", "target", "verdict")
+_COMPARISON_COLUMNS = ("compared", "metric", "median", "95 % interval", "target", "verdict")
 
 
 @frozen
@@ -35,8 +35,8 @@ class Report:
         """Print the tables."""
         console.print(f"\n[bold]{self.title}[/bold]  {self.machine.started}\n{self.machine}")
         console.print(_table(_KEY_COLUMNS, self._key_rows()))
-        if rows := self._ratio_rows():
-            console.print(_table(_RATIO_COLUMNS, rows))
+        if rows := self._comparison_rows():
+            console.print(_table(_COMPARISON_COLUMNS, rows))
         for note in self._all_notes():
             console.print(note, markup=False)
 
@@ -53,8 +53,8 @@ class Report:
         versions = ", ".join(f"{name} {version}" for name, version in self.machine.versions.items())
         lines = [f"### {self.title}", "", f"{self.machine.started}: {self.machine}; {versions}.", ""]
         lines += [*_markdown_table(_KEY_COLUMNS, self._key_rows()), ""]
-        if rows := self._ratio_rows():
-            lines += [*_markdown_table(_RATIO_COLUMNS, rows), ""]
+        if rows := self._comparison_rows():
+            lines += [*_markdown_table(_COMPARISON_COLUMNS, rows), ""]
         lines += [f"- {note}" for note in self._all_notes()]
         return "\n".join(lines).rstrip() + "\n"
 
@@ -70,41 +70,34 @@ class Report:
             for key, found in self.record.estimates()
         ]
 
-    def _ratio_rows(self) -> list[tuple[str, ...]]:
+    def _comparison_rows(self) -> list[tuple[str, ...]]:
         rows = []
         for comparison in self.comparisons:
-            ratio = self.record.ratio(comparison)
-            if ratio is not None:
-                sign = "<=" if comparison.target_is_upper else ">="
-                target = "" if comparison.target is None else f"{sign} {comparison.target:g}"
-                cells = (f"{ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
-                rows.append((str(comparison), comparison.key.metric, *cells, target, comparison.verdict(ratio)))
+            found = self.record.compare(comparison)
+            sign = "<=" if comparison.target_is_upper else ">="
+            target = "" if comparison.target is None else f"{sign} {comparison.target:g}"
+            cells = (_number(found.median), _interval(found))
+            rows.append((str(comparison), comparison.key.metric, *cells, target, comparison.verdict(found)))
         return rows
 
     def _plain(self) -> dict[str, object]:
-        ratios = [(comparison, self.record.ratio(comparison)) for comparison in self.comparisons]
         return {
             "benchmark": self.title,
             "machine": attrs.asdict(self.machine),
             "notes": self._all_notes(),
-            "measured": [_plain_values(key, values) for key, values in self.record.values.items()],
-            "ratios": [
-                {"ratio": str(comparison), "metric": comparison.key.metric, "target": comparison.target}
-                | attrs.asdict(ratio)
-                | {"verdict": comparison.verdict(ratio)}
-                for comparison, ratio in ratios
-                if ratio is not None
-            ],
+            "measured": [attrs.asdict(key) | {"rounds": values} for key, values in self.record.values.items()],
+            "compared": [self._plain_comparison(comparison) for comparison in self.comparisons],
         }
 
-
-def _plain_values(key: Key, values: list[float]) -> dict[str, object]:
-    return attrs.asdict(key) | {"rounds": values}
+    def _plain_comparison(self, comparison: Comparison) -> dict[str, object]:
+        found = self.record.compare(comparison)
+        facts = {"what": str(comparison), "metric": comparison.key.metric, "target": comparison.target}
+        return facts | attrs.asdict(found) | {"verdict": comparison.verdict(found)}
 
 
 def _number(value: float) -> str:
-    """Three significant digits or all digits before the point, whichever are more."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Three significant digits, or all digits before the point where these are more."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _interval(found: Estimate) -> str:

@@ -65,7 +65,4 @@ def test_comparison_claims_a_target_only_when_the_interval_leaves_no_doubt(value
     record = Record({ours: values, theirs: [1.0, 1.0, 1.0]})
     comparison = Comparison(ours, theirs, target=1.0, target_is_upper=target_is_upper)
 
-    ratio = record.ratio(comparison)
-
-    assert ratio is not None
-    assert comparison.verdict(ratio) == verdict
+    assert comparison.verdict(record.compare(comparison)) == verdict

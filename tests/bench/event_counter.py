@@ -1,0 +1,104 @@
+"""A client so cheap that the server stays the bottleneck: it counts ``data: `` in bytes and parses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+from attrs import frozen
+
+__all__ = ["EventCount", "count_events"]
+
+_EVENT = b"data: "
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+@frozen
+class EventCount:
+    """Server-sent events of all streams, the time from first request to last byte, and the CPU time used here."""
+
+    num_events: int
+    wall_s: float
+    client_cpu_s: float
+
+    @property
+    def events_per_s(self) -> float:
+        """Events over all streams, per second."""
+        return self.num_events / self.wall_s
+
+
+def count_events(url: str, num_streams: int, max_tokens: int) -> EventCount:
+    """Open ``num_streams`` connections at once, ask each for a chat stream of ``max_tokens`` and read all of it.
+
+    Raises:
+        ConnectionError: a connection was lost, or did not answer with 200.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_count(url, num_streams, max_tokens))
+
+
+async def _count(url: str, num_streams: int, max_tokens: int) -> EventCount:
+    address = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    streams = [(await loop.create_connection(_Stream, address.hostname, address.port))[1] for _ in range(num_streams)]
+    request = _request(address.netloc, max_tokens)
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    for stream in streams:
+        stream.send(request)
+    await asyncio.gather(*(stream.finished for stream in streams))
+    wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+    for stream in streams:
+        stream.close()
+    return EventCount(sum(stream.num_events for stream in streams), wall_s, cpu_s)
+
+
+def _request(host: str, max_tokens: int) -> bytes:
+    messages = [{"role": "user", "content": "Go."}]
+    body = msgspec.json.encode({"model": "script", "messages": messages, "max_tokens": max_tokens, "stream": True})
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class _Stream(asyncio.Protocol):
+    """One connection: counts events until the last HTTP chunk."""
+
+    def __init__(self) -> None:
+        self.num_events = 0
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end = b""  # of what came so far, as a marker may be cut in two
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def send(self, request: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        seen = self._end + data
+        if not self._end and not seen.startswith(b"HTTP/1.1 200"):
+            self._fail(ConnectionError(seen[:500].decode(errors="replace")))
+            return
+        self.num_events += seen.count(_EVENT) - self._end.count(_EVENT)
+        self._end = seen[-len(_LAST_CHUNK) :]
+        if self._end == _LAST_CHUNK and not self.finished.done():
+            self.finished.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(ConnectionError(f"The connection was lost: {error}"))
+
+    def close(self) -> None:
+        assert self._transport is not None
+        self._transport.close()
+
+    def _fail(self, error: ConnectionError) -> None:
+        if not self.finished.done():
+            self.finished.set_exception(error)

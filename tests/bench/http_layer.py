@@ -1,0 +1,73 @@
+"""The HTTP layer alone: the instant scripted engine behind it, the server on one core and the client on another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from attrs import frozen
+from rich.console import Console
+
+from .event_counter import count_events
+from .machine import on_cores, usable_cores
+from .peers import Peer, running
+from .plan import Plan
+from .record import Comparison, Key, Record
+
+__all__ = ["measure_http"]
+
+_NUM_STREAMS = 64
+_TARGET_EVENTS_PER_S = 50_000
+_SCENARIO = f"{_NUM_STREAMS} streams"
+_EVENTS = "events/s"
+
+
+@frozen
+class _ScriptedEnginehouse:
+    """Ours, replaying a script: everything but the model is real."""
+
+    name: str = "enginehouse (scripted)"
+    ready_path: str = "/health"
+
+    def command(self, port: int, folder: Path) -> list[str]:
+        script, config = folder / "script.json", folder / "scripted.toml"
+        script.write_text(json.dumps({"tokens": [{"text": " word"}, {"text": " and"}], "loop": True}))
+        config.write_text(
+            f'[models.script]\nsource = "{script.resolve()}"\nbackend = "scripted"\nslots = {_NUM_STREAMS}\n'
+        )
+        program = str(Path(sys.executable).with_name("enginehouse"))
+        return [program, "serve", "--config", str(config.resolve()), "--port", str(port)]
+
+
+@frozen
+class _BareLitestar:
+    """Litestar on uvicorn writing fixed bytes."""
+
+    name: str = "bare Litestar"
+    ready_path: str = "/health"
+
+    def command(self, port: int, folder: Path) -> list[str]:
+        return [sys.executable, "-m", "uvicorn", "bench.bare_server:app", "--port", str(port), "--no-access-log"]
+
+
+def measure_http(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
+    """Server-sent events per second over 64 streams, beside a server that does no work at all."""
+    cores = usable_cores()
+    server_core, client_core = cores[:1], cores[1:2] or cores
+    record = Record()
+    max_tokens = 200 if plan.quick else 2000
+    peers: list[Peer] = [_ScriptedEnginehouse(), _BareLitestar()]
+    for round_number, peer in plan.interleave(peers):
+        with running(peer, plan.folder / "logs", server_core) as server, on_cores(client_core):
+            count_events(server.url, _NUM_STREAMS, max_tokens // 4)  # warm-up
+            before_s = server.cpu_seconds()
+            count = count_events(server.url, _NUM_STREAMS, max_tokens)
+            server_share = (server.cpu_seconds() - before_s) / count.wall_s
+        client_share = count.client_cpu_s / count.wall_s
+        record.add(Key(_SCENARIO, peer.name, _EVENTS), count.events_per_s)
+        record.add(Key(_SCENARIO, peer.name, "server core in use, %"), 100 * server_share)
+        record.add(Key(_SCENARIO, peer.name, "client core in use, %"), 100 * client_share)
+        console.print(f"round {round_number + 1}/{plan.num_rounds}  {peer.name}: {count.events_per_s:,.0f} events/s")
+    ours, bare = (Key(_SCENARIO, peer.name, _EVENTS) for peer in peers)
+    return record, [Comparison(ours, target=_TARGET_EVENTS_PER_S), Comparison(ours, bare)]
