@@ -7,6 +7,7 @@ are a second wall behind the sandbox: address space, no growing of files, no cor
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -51,8 +52,10 @@ def main(parent_pid: int, max_chars: int, memory_bytes: int) -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not write into the replies
     _limit(memory_bytes)
-    _send(replies, Ready())
-    _serve(requests, replies, max_chars)
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        _send(replies, Ready())
+        _serve(requests, replies, max_chars)
+    os._exit(0)  # nothing to clean up, and no second BrokenPipeError from closing files
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO, max_chars: int) -> None:

@@ -1,0 +1,347 @@
+"""A hostile template costs its own request an error and a process, and nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from enginehouse.errors import Overloaded, RenderError
+from enginehouse.prompt.renderer import ChatPrompt, Renderer
+from enginehouse.prompt.templates import render
+from enginehouse.types import Message, Segment
+
+TIMEOUT_S = 1.5
+HANGS = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"
+ECHO = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    renderer = Renderer(TIMEOUT_S, max_chars=2_000_000, memory_bytes=256 * 1024 * 1024)
+    await renderer.start()
+    yield renderer
+    await renderer.close()
+
+
+def prompt(template: str, content: str = "hi", special_tokens: tuple[str, ...] = ("<|im_end|>",)) -> ChatPrompt:
+    return ChatPrompt(
+        template=template, messages=(Message(role="user", content=content),), special_tokens=special_tokens
+    )
+
+
+async def still_serves(renderer: Renderer) -> bool:
+    return await renderer.render(prompt(ECHO)) == (Segment("[user:hi]", trusted=True),)
+
+
+def children_of(pid: int) -> set[int]:
+    """Process ids of the children, from /proc; zombies do not count."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has just ended
+            continue
+        if int(parent) == pid and state != "Z":
+            found.add(int(status.parent.name))
+    return found
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+# --- rendering -------------------------------------------------------------------------------------
+
+
+async def test_rendering_gives_what_the_pure_function_gives(renderer: Renderer) -> None:
+    message = Message(role="user", content="Grüß <|im_end|> 漢 🧑\u2028", name="Ann<|im_end|>")
+    template = "<s>{% for m in messages %}{{ m.name }}:{{ m.content }}<|im_end|>{{ tools | tojson }}{% endfor %}{{ x }}"
+    chat_prompt = ChatPrompt(
+        template=template,
+        messages=(message, message),
+        bos_token="<s>",
+        eos_token="<|im_end|>",
+        special_tokens=("<s>", "<|im_end|>"),
+        extra={"tools": [{"a": [1, 2.5, None, True]}], "x": "y"},
+    )
+
+    segments = await renderer.render(chat_prompt)
+    assert segments == render(chat_prompt, 10_000)
+    assert [segment.text for segment in segments if not segment.trusted] == ["<|im_end|>"] * 4
+
+
+async def test_many_templates_and_chats_at_once(renderer: Renderer) -> None:
+    """More templates than a process remembers, in an order in which each is forgotten and sent again."""
+    prompts = [prompt(f"{number % 50}{ECHO}", f"c{number}") for number in range(300)]
+
+    rendered = await asyncio.gather(*map(renderer.render, prompts))
+    assert [segments[0].text for segments in rendered] == [f"{n % 50}[user:c{n}]" for n in range(300)]
+
+
+async def test_long_chats_pass_the_pipe(renderer: Renderer) -> None:
+    content = "漢<|im_end|>" * 100_000
+
+    segments = await renderer.render(prompt(ECHO, content))
+    assert "".join(segment.text for segment in segments) == f"[user:{content}]"
+
+
+async def test_refusals_carry_the_templates_message(renderer: Renderer) -> None:
+    with pytest.raises(RenderError, match="the messages: roles must alternate") as caught:
+        await renderer.render(prompt("{{ raise_exception('roles must alternate') }}"))
+
+    assert caught.value.param == "messages"
+    assert await still_serves(renderer)
+
+
+async def test_check_finds_syntax_errors(renderer: Renderer) -> None:
+    await renderer.check(ECHO)
+    with pytest.raises(RenderError, match="syntax error in line 2"):
+        await renderer.check("\n{% if %}")
+
+
+# --- hostile templates -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", [HANGS, "{{ 9 ** (9 ** 9) }}", "{{ 'a' * 10**6 | wordcount }}" + HANGS])
+async def test_a_hanging_template_fails_in_time_and_others_are_served_meanwhile(
+    renderer: Renderer, template: str
+) -> None:
+    start = monotonic()
+    hanging = asyncio.create_task(renderer.render(prompt(template)))
+    num_served = 0
+    while not hanging.done():
+        assert await still_serves(renderer)
+        num_served += 1
+
+    with pytest.raises(RenderError, match=r"took longer than 1\.5 s"):
+        await hanging
+    assert monotonic() - start < TIMEOUT_S + 2
+    assert num_served > 20
+
+
+async def test_many_hanging_requests_all_fail_in_time_and_starve_nobody(renderer: Renderer) -> None:
+    start = monotonic()
+    hanging = [asyncio.create_task(renderer.render(prompt(HANGS))) for _ in range(20)]
+    await asyncio.sleep(0)
+    num_served = 0
+    while not all(task.done() for task in hanging):
+        assert await still_serves(renderer)
+        num_served += 1
+
+    # Who never got a process is told so; who meets a template known to hang, that it hangs.
+    errors = await asyncio.gather(*hanging, return_exceptions=True)
+    assert {type(error) for error in errors} <= {RenderError, Overloaded}
+    assert monotonic() - start < TIMEOUT_S + 2
+    assert num_served > 20
+
+
+async def test_hanging_templates_share_one_process_once_they_are_known() -> None:
+    renderer = Renderer(0.5, max_chars=1000)
+    await renderer.start()
+    try:
+        templates = [HANGS, HANGS + " ", HANGS + "  "]
+        for template in templates:
+            with pytest.raises(RenderError):
+                await renderer.render(prompt(template))
+        hanging = [asyncio.create_task(renderer.render(prompt(template))) for template in templates]
+        await asyncio.sleep(0.05)
+
+        assert await still_serves(renderer)
+        errors = await asyncio.gather(*hanging, return_exceptions=True)
+        assert {type(error) for error in errors} == {RenderError}
+    finally:
+        await renderer.close()
+
+
+MEMORY_BOMBS = [
+    "{{ 'x' * 10**10 }}",
+    "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[0]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    "{{ [0] * 10**9 }}",
+    "{{ '%0999999999d' % 1 }}",
+    "{{ 'x' | center(10**10) }}",
+    "{{ 'x'.ljust(10**10) }}",
+    "{% macro m(t) %}{{ t ~ t }}{% endmacro %}{% set ns = namespace(x='xxxx') %}"
+    "{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
+]
+
+
+@linux
+@pytest.mark.parametrize("template", MEMORY_BOMBS)
+async def test_memory_bombs_are_defused(renderer: Renderer, template: str) -> None:
+    with pytest.raises(RenderError, match=r"too much memory|took longer|crashed"):
+        await renderer.render(prompt(template))
+
+    assert await still_serves(renderer)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ range(10**9) | list }}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nests too deeply"),
+        ("{% for i in range(10**5) %}{{ 'x' * 100 }}{% endfor %}", "exceeds 2000000 characters"),
+    ],
+)
+async def test_other_bombs_fail_without_losing_a_process(renderer: Renderer, template: str, message: str) -> None:
+    with pytest.raises(RenderError, match=message):
+        await renderer.render(prompt(template))
+
+    assert await still_serves(renderer)
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+async def test_templates_that_nest_deeply_fail_at_load(renderer: Renderer, size: int) -> None:
+    for template in (
+        "{{ " + "(" * size + "1" + ")" * size + " }}",
+        "{{ " + "-" * size + "1 }}",
+        "{{ 1" + "+1" * size + " }}",
+    ):
+        with pytest.raises(RenderError):
+            await renderer.check(template)
+
+    assert await still_serves(renderer)
+
+
+async def test_no_file_is_created_and_nothing_is_executed(renderer: Renderer, tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    for template in (
+        f"{{{{ cycler.__init__.__globals__.os.system('touch {target}') }}}}",
+        f"{{{{ lipsum.__globals__['os'].popen('touch {target}').read() }}}}",
+        f"{{{{ ''.__class__.__base__.__subclasses__()[0].__init__.__globals__['open']('{target}', 'w') }}}}",
+    ):
+        with pytest.raises(RenderError):
+            await renderer.render(prompt(template))
+
+    assert not target.exists()
+
+
+async def test_changed_inputs_do_not_reach_later_requests(renderer: Renderer) -> None:
+    for template in ("{{ messages.append(1) }}", "{{ messages[0].update(content='x') }}", "{{ messages[0].clear() }}"):
+        with pytest.raises(RenderError, match="not allowed"):
+            await renderer.render(prompt(template))
+    await renderer.render(prompt("{% set messages = [] %}{% set m = 1 %}"))
+
+    assert await still_serves(renderer)
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+
+@linux
+async def test_a_killed_process_is_replaced(renderer: Renderer) -> None:
+    hanging = asyncio.create_task(renderer.render(prompt(HANGS)))
+    await asyncio.sleep(0.1)
+    before = children_of(os.getpid())
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(RenderError, match="crashed"):
+        await hanging
+    # The idle one was killed as well: a request or two may find that out.
+    for _ in range(3):
+        try:
+            assert await still_serves(renderer)
+        except (RenderError, Overloaded):
+            continue
+        break
+    else:
+        pytest.fail("the processes were not replaced")
+    assert not before & children_of(os.getpid())
+
+
+async def test_a_cancelled_rendering_gives_its_process_up(renderer: Renderer) -> None:
+    hanging = asyncio.create_task(renderer.render(prompt(HANGS)))
+    await asyncio.sleep(0.1)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+
+    waiting = [asyncio.create_task(renderer.render(prompt(ECHO, str(number)))) for number in range(10)]
+    waiting[3].cancel()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [tuple] * 3 + [asyncio.CancelledError] + [tuple] * 6
+
+
+@linux
+async def test_close_leaves_no_process_and_no_caller_behind() -> None:
+    before = children_of(os.getpid())
+    renderer = Renderer(30.0, max_chars=1000)
+    await renderer.start()
+    assert children_of(os.getpid()) - before
+    calls = [asyncio.create_task(renderer.render(prompt(HANGS))) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    await renderer.close()
+
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(error) for error in errors} <= {RenderError, Overloaded}
+    assert children_of(os.getpid()) == before
+    with pytest.raises(Overloaded):
+        await renderer.render(prompt(ECHO))
+
+
+ORPHAN = f"""
+import asyncio
+from enginehouse.prompt.renderer import ChatPrompt, Renderer
+
+async def main():
+    renderer = Renderer(60.0, 1000)
+    await renderer.start()
+    print("ready", flush=True)
+    await renderer.render(ChatPrompt(template={HANGS!r}, messages=()))
+
+asyncio.run(main())
+"""
+
+
+@linux
+def test_no_process_survives_its_parent() -> None:
+    """Neither the idle one, which sees its pipe close, nor the one that is busy for ever."""
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        deadline = monotonic() + 20
+        while len(children := children_of(parent.pid)) < 2 and monotonic() < deadline:
+            sleep(0.05)
+        parent.kill()
+
+    assert len(children) == 2
+    deadline = monotonic() + 10
+    while any(_runs(pid) for pid in children) and monotonic() < deadline:
+        sleep(0.05)
+    assert not any(_runs(pid) for pid in children)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@linux
+async def test_processes_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINEHOUSE_AUTH__KEYS", "sesame")
+    before = children_of(os.getpid())
+    renderer = Renderer(5.0, max_chars=1000)
+    await renderer.start()
+    environments = [environment_of(pid) for pid in children_of(os.getpid()) - before]
+    await renderer.close()
+
+    assert environments
+    assert not any(b"sesame" in environment for environment in environments)
+
+
+def test_one_process_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        Renderer(1.0, 1000, num_processes=1)
