@@ -17,6 +17,8 @@ from attrs import field, frozen
 
 __all__ = [
     "ChoiceFinished",
+    "Constraint",
+    "ConstraintKind",
     "EngineRequest",
     "EngineSettings",
     "EngineStats",
@@ -89,6 +91,24 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
+ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
+"""What a constraint's text is: nothing, a JSON Schema, a regular expression, a JSON list of strings, a grammar."""
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the answer's text must look like, from its first character (after reasoning) to its last.
+
+    Attributes:
+        kind: how to read ``text``.
+        text: JSON for ``json_schema`` and ``choice``, the expression or grammar for the others.
+        param: the request field it came from, for errors.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    param: str = "response_format"
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an engine gets: a rendered prompt and everything needed to answer it.
 
@@ -99,6 +119,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for
             rendered chats, whose template writes it.
         num_choices: how many answers to draw from one prefill.
+        constraint: what every answer must look like; enforced token by token.
         priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
     """
@@ -110,6 +131,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_choices: int = 1
     sampling: SamplingParams = SamplingParams()
     stopping: StopParams = StopParams()
+    constraint: Constraint | None = None
     priority: int = 0
     namespace: str = ""
 
@@ -160,11 +182,19 @@ class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice")
 
 
 class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request"):
-    """The last event of a request. Times are in seconds, measured in the worker."""
+    """The last event of a request. Times are in seconds, measured in the worker.
+
+    Attributes:
+        num_prompt_tokens: tokens of the prompt, counted once however many choices.
+        num_cached_tokens: of these, how many were reused from the prefix cache.
+        num_completion_tokens: generated tokens over all choices, hidden ones too.
+        num_forced_tokens: of these, how many a constraint forced, so that they were not sampled.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_completion_tokens: int
+    num_forced_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -8,26 +8,28 @@ HTTP, messages, templates or processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import ForwardOutput, Runner
-from enginehouse.engine.sampling import Sampled, SequenceSampler, build_steps
-from enginehouse.engine.scheduler import Batch, Scheduler
+from enginehouse.backend import Runner
+from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
+from enginehouse.engine.delivery import summary, text_delta, token_logprob
+from enginehouse.engine.forward import forward
+from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.scheduler import Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import (
-    CacheFull,
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
     GenerationFailed,
     InvalidRequest,
-    StepAborted,
 )
 from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
 from enginehouse.types import (
     ChoiceFinished,
     EngineRequest,
@@ -35,10 +37,6 @@ from enginehouse.types import (
     EngineStats,
     Event,
     FinishReason,
-    RequestFinished,
-    TextDelta,
-    TokenLogprob,
-    TopLogprob,
 )
 
 __all__ = ["EngineOutput", "StepEngine"]
@@ -54,6 +52,7 @@ class StepEngine:
         runner: an opened model; closed by ``close``.
         settings: slots, queue and chunk sizes.
         samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
+        decoders: plugins that enforce ``EngineRequest.constraint``.
         clock: seconds, monotonic.
     """
 
@@ -62,6 +61,7 @@ class StepEngine:
         runner: Runner,
         settings: EngineSettings,
         samplers: Mapping[str, SamplerPlugin],
+        decoders: Iterable[StructuredDecoder] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -69,6 +69,8 @@ class StepEngine:
         self._settings = settings
         self._samplers = samplers
         self._clock = clock
+        self._constraints = Constraints(decoders, runner.tokenizer)
+        self._masks = Masks()
         self._scheduler = Scheduler(runner, settings)
         self._requests: dict[str, ActiveRequest] = {}
         self._outputs: list[EngineOutput] = []
@@ -82,7 +84,11 @@ class StepEngine:
         self._admit()
         batch = self._scheduler.schedule()
         if batch.spans:
-            rows = self._forward(batch)
+            self._num_steps += 1
+            masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint is not None])
+            rows = forward(self._scheduler, batch, self._fail)
+            if masks is not None:
+                masks.result()
             for sequence, row in rows:
                 self._sample(sequence, row)
         outputs, self._outputs = self._outputs, []
@@ -94,101 +100,64 @@ class StepEngine:
             if sequence.owner.started_s is None:
                 sequence.owner.started_s = now
 
-    def _forward(self, batch: Batch) -> list[tuple[Sequence, NDArray[np.float32]]]:
-        """Run the batch; the sequences that got a row of logits, with their rows."""
-        self._num_steps += 1
-        while batch.spans:
-            try:
-                return self._collect(batch, self._runner.forward(batch.spans))
-            except CacheFull as error:
-                if not self._scheduler.make_room():
-                    self._fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {error}"))
-                batch = self._scheduler.schedule()
-            except StepAborted:
-                self._scheduler.resync()
-                break
-            except Exception as error:  # noqa: BLE001 - a runner's fault must not end the other requests
-                self._scheduler.resync()
-                if len(batch.spans) == 1:
-                    self._fail(batch.sequences[0].owner, _runner_failure(error))
-                    break
-                return self._forward_one_by_one(batch)
-        return []
-
-    def _forward_one_by_one(self, batch: Batch) -> list[tuple[Sequence, NDArray[np.float32]]]:
-        """After a failed batch: find out which sequence the runner fails on, and fail only that one."""
-        rows: list[tuple[Sequence, NDArray[np.float32]]] = []
-        for sequence, span in zip(batch.sequences, batch.spans, strict=True):
-            if sequence.num_computed != span.start or sequence not in self._scheduler.running:
-                continue
-            single = Batch((sequence,), (span,))
-            try:
-                rows += [(s, row.copy()) for s, row in self._collect(single, self._runner.forward(single.spans))]
-            except CacheFull:
-                continue
-            except Exception as error:  # noqa: BLE001 - see above
-                self._scheduler.resync()
-                self._fail(sequence.owner, _runner_failure(error))
-        return [(sequence, row) for sequence, row in rows if sequence in self._scheduler.running]
-
-    def _collect(self, batch: Batch, output: ForwardOutput) -> list[tuple[Sequence, NDArray[np.float32]]]:
-        for sequence, span in zip(batch.sequences, batch.spans, strict=True):
-            sequence.num_computed += len(span.input)  # type: ignore[arg-type]  # core sends ids only
-        finished = [s for s, span in zip(batch.sequences, batch.spans, strict=True) if span.outputs == "last"]
-        return list(zip(finished, output.host(), strict=True)) if finished else []
-
     # -- one token ---------------------------------------------------------------------------------
 
     def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
-        """Draw the next token of a sequence and pass on what it makes visible."""
+        """Draw the next token of a sequence and take it, with the tokens that a constraint then forces."""
         if sequence not in self._scheduler.running:
             return  # its request failed earlier in this step
         try:
-            sampled = sequence.sampler.sample(row, sequence.num_generated)
-            sequence.sampler.accept(sampled.token_id)
+            constraint = sequence.constraint
+            allowed = constraint.bitmask() if constraint is not None else None
+            sampled = sequence.sampler.sample(row, sequence.num_generated, allowed)
+            if sampled.logprob is not None:
+                sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
+            goes_on = self._take(sequence, sampled.token_id)
+            if constraint is not None and sampled.logprob is None:
+                while goes_on and (forced := constraint.forced_token_ids()):
+                    goes_on = self._take_forced(sequence, forced)
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
-            return
         except Exception as error:  # noqa: BLE001 - one request's sampling must not end the others
             self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
-            return
+
+    def _take_forced(self, sequence: Sequence, token_ids: Iterable[int]) -> bool:
+        for token_id in token_ids:
+            sequence.owner.num_forced_tokens += 1
+            if not self._take(sequence, token_id):
+                return False
+        return True
+
+    def _take(self, sequence: Sequence, token_id: int) -> bool:
+        """Append a token and pass on what it makes visible; False when the sequence ended with it."""
         owner = sequence.owner
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
         owner.num_completion_tokens += 1
-        sequence.append(sampled.token_id)
-        is_end = sampled.token_id in self._tokenizer.end_token_ids
-        if is_end and not owner.request.stopping.ignore_eos:
-            self._finish(sequence, sequence.text.flush(), "stop", sampled.token_id)
-            return
-        if sampled.logprob is not None:
-            sequence.pending_logprobs.append(self._token_logprob(sampled))
-        piece = sequence.text.push(sampled.token_id)
+        sequence.append(token_id)
+        sequence.sampler.accept(token_id)
+        if token_id in self._tokenizer.end_token_ids and not owner.request.stopping.ignore_eos:
+            self._finish(sequence, sequence.text.flush(), "stop", token_id)
+            return False
+        if sequence.constraint is not None:
+            sequence.constraint.accept(token_id)
+        piece = sequence.text.push(token_id)
         if piece.stop is not None:
             self._finish(sequence, piece, "stop", piece.stop)
-        elif sequence.length == sequence.max_length:
-            self._emit(sequence, piece)
+            return False
+        self._emit(sequence, piece)
+        if sequence.constraint is not None and sequence.constraint.is_finished():
+            self._finish(sequence, sequence.text.flush(), "stop", None)
+            return False
+        if sequence.length == sequence.max_length:
             self._finish(sequence, sequence.text.flush(), "length", None)
-        else:
-            self._emit(sequence, piece)
-
-    def _token_logprob(self, sampled: Sampled) -> TokenLogprob:
-        token_bytes = self._tokenizer.token_bytes
-        top: tuple[TopLogprob, ...] = ()
-        if sampled.top_ids is not None and sampled.top_logprobs is not None:
-            pairs = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
-            top = tuple(TopLogprob(token_id, token_bytes[token_id], logprob) for token_id, logprob in pairs)
-        assert sampled.logprob is not None
-        return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top)
+            return False
+        return True
 
     def _emit(self, sequence: Sequence, piece: Piece) -> None:
-        if not piece.token_ids and not piece.text:
-            return
-        logprobs = None
-        if sequence.owner.request.sampling.num_logprobs is not None:
-            logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
-        event = TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs)
-        self._outputs.append((sequence.owner.request.request_id, event))
+        event = text_delta(sequence, piece)
+        if event is not None:
+            self._outputs.append((sequence.owner.request.request_id, event))
 
     def _finish(self, sequence: Sequence, piece: Piece, reason: FinishReason, stop_reason: str | int | None) -> None:
         self._emit(sequence, piece)
@@ -200,20 +169,7 @@ class StepEngine:
         owner.num_unfinished -= 1
         if owner.num_unfinished == 0:
             del self._requests[request_id]
-            self._outputs.append((request_id, self._summary(owner)))
-
-    def _summary(self, owner: ActiveRequest) -> RequestFinished:
-        now = self._clock()
-        started = owner.started_s if owner.started_s is not None else now
-        first = owner.first_token_s if owner.first_token_s is not None else now
-        return RequestFinished(
-            num_prompt_tokens=len(owner.prompt),
-            num_cached_tokens=owner.num_cached_tokens or 0,
-            num_completion_tokens=owner.num_completion_tokens,
-            queue_s=started - owner.received_s,
-            prefill_s=first - started,
-            decode_s=now - first,
-        )
+            self._outputs.append((request_id, summary(owner, self._clock())))
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -222,7 +178,7 @@ class StepEngine:
 
         Raises:
             ContextLengthExceeded: prompt and one token do not fit.
-            InvalidRequest: empty prompt, or token ids outside the vocabulary.
+            InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
         """
         max_context = self._runner.capabilities.max_context
         vocab_size = self._tokenizer.vocab_size
@@ -239,6 +195,8 @@ class StepEngine:
             message = f"logit_bias keys must be token ids in [0, {vocab_size}); got {', '.join(map(str, bad_keys))}."
             raise InvalidRequest(message, f"logit_bias.{bad_keys[0]}")
         build_steps(request.sampling, self._samplers)
+        if request.constraint is not None:
+            self._constraints.compile(request.constraint)
 
     def is_full(self, num_more: int = 1) -> bool:
         """Whether ``num_more`` further requests would overflow the queue. Any thread."""
@@ -269,7 +227,11 @@ class StepEngine:
             steps=build_steps(request.sampling, self._samplers),
         )
         text = TextStream(tokenizer.token_bytes, tokenizer.control_token_ids, request.stopping.stop)
-        return Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
+        constraint = None
+        if request.constraint is not None:
+            matcher = self._constraints.compile(request.constraint).start()
+            constraint = ConstraintState(matcher, tokenizer.vocab_size)
+        return Sequence(owner, choice, buffer, len(owner.prompt), sampler, text, constraint)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request in any phase; what it has computed stays in the prefix cache. Unknown ids are ignored."""
@@ -305,12 +267,7 @@ class StepEngine:
         for owner in list(self._requests.values()):
             self._fail(owner, EngineDead("The server is shutting down."))
         self._scheduler.cache.clear()
+        self._masks.close()
         self._runner.close()
         outputs, self._outputs = self._outputs, []
         return outputs
-
-
-def _runner_failure(error: Exception) -> EnginehouseError:
-    if isinstance(error, EnginehouseError):
-        return GenerationFailed(f"The model failed on this request: {error.message}")
-    return GenerationFailed(f"The model failed on this request: {type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
 """The numpy sampler: one specification that every other implementation must agree with.
 
-Order: logit bias, penalties, temperature, truncation steps by their ``order`` (core's own: top-k 10, top-p
+Order: logit bias, penalties, mask, temperature, truncation steps by their ``order`` (core's own: top-k 10, top-p
 30, min-p 40; plugins' in between), then the draw: the inverse of the running sum of probabilities, most
 probable token first, ties by id, at a number that depends on seed, choice and position only. So a token
 never depends on what else was in the batch, and can be drawn again. Each truncation step sees the
@@ -19,6 +19,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.engine.bitmasks import greedy_allowed, mask_logits
 from enginehouse.engine.candidates import Head, LogitRow
 from enginehouse.engine.draws import pick, uniform
 from enginehouse.engine.logprobs import RawLogprobs
@@ -29,7 +30,7 @@ from enginehouse.types import SamplingParams
 
 __all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
 
-_LOWEST_TEMPERATURE = 1e-30  # below, float32 arithmetic leaves its range; only exact ties survive either way
+_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # beyond, float32 arithmetic leaves its range
 
 
 @frozen(eq=False)
@@ -78,7 +79,7 @@ class SequenceSampler:
         self._params = params
         self._choice = choice
         self._vocab_size = vocab_size
-        self._temperature = max(params.temperature, _LOWEST_TEMPERATURE)
+        self._temperature = min(max(params.temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)
         self._bias = LogitBias(params.logit_bias, vocab_size) if params.logit_bias else None
         self._penalties = _penalties(params, prompt_token_ids)
         self._steps: list[Step] = sorted((*core_steps(params, vocab_size), *steps), key=lambda step: step.order)
@@ -95,24 +96,26 @@ class SequenceSampler:
     def _changes_logits(self) -> bool:
         return self._bias is not None or self._penalties is not None
 
-    def sample(self, logits: NDArray[np.float32], position: int) -> Sampled:
+    def sample(self, logits: NDArray[np.float32], position: int, allowed: NDArray[np.int32] | None = None) -> Sampled:
         """Draw a token. Changes no state, but may overwrite ``logits``.
 
         Args:
             logits: (vocab_size,) float32, raw.
             position: position of the token in its sequence, counted from any fixed point.
+            allowed: (ceil(vocab_size / 32),) int32, a bit per token id (see
+                :meth:`enginehouse.structured.Matcher.fill_bitmask`); None allows every token.
 
         Raises:
             GenerationFailed: the row holds NaN or +inf, no token can be drawn, or a plugin's step failed.
         """
         assert logits.shape == (self._vocab_size,)
         if self._params.num_logprobs is None:
-            return Sampled(self._draw(logits, position))
+            return Sampled(self._draw(logits, position, allowed))
         with np.errstate(over="ignore"):
             row = LogitRow(logits, _maximum(logits))
             raw = RawLogprobs.of(row, self._params.num_logprobs)
-        before = logits.copy() if self._changes_logits else logits
-        token_id = self._draw(logits, position, row)
+        before = logits.copy() if self._changes_logits or allowed is not None else logits
+        token_id = self._draw(logits, position, allowed, row)
         return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
 
     def accept(self, token_id: int) -> None:
@@ -128,7 +131,13 @@ class SequenceSampler:
         if self._penalties:
             self._penalties.rollback(num_tokens)
 
-    def _draw(self, logits: NDArray[np.float32], position: int, raw: LogitRow | None = None) -> int:
+    def _draw(
+        self,
+        logits: NDArray[np.float32],
+        position: int,
+        allowed: NDArray[np.int32] | None,
+        raw: LogitRow | None = None,
+    ) -> int:
         """Steps from the bias to the draw. ``raw`` is the row as it came, when somebody has read it already."""
         if self._bias:
             _maximum(logits)  # a forced token would hide a broken row
@@ -138,8 +147,11 @@ class SequenceSampler:
         if self._params.temperature == 0:
             token_id = int(logits.argmax())  # the first NaN, if there is one
             _check(float(logits[token_id]), self._bias)
-            return token_id
-        if raw is None or self._changes_logits or self._temperature != 1.0:
+            return token_id if allowed is None else greedy_allowed(logits, token_id, allowed)
+        if allowed is not None:
+            _maximum(logits, self._bias)  # the mask would hide a broken row
+            mask_logits(logits, allowed)
+        if raw is None or self._changes_logits or allowed is not None or self._temperature != 1.0:
             raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
         number = partial(uniform, self._params.seed, self._choice, position)
         with np.errstate(over="ignore"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from enginehouse.backend import Runner, Span
+from enginehouse.backend import Outputs, Runner, Span
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import CacheFull
@@ -205,7 +205,7 @@ class Scheduler:
     def _span(sequence: Sequence, num_tokens: int) -> Span:
         assert sequence.handle is not None
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        outputs = "last" if end == sequence.length else "none"
+        outputs: Outputs = "last" if end == sequence.length else "none"
         return Span(sequence.handle, start, sequence.buffer[start:end], outputs)
 
     # -- leaving -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from enginehouse.engine.constraints import ConstraintState
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import TextStream
 from enginehouse.types import EngineRequest, TokenLogprob
@@ -32,6 +33,7 @@ class ActiveRequest:
     num_unfinished: int = 0
     num_cached_tokens: int | None = None
     num_completion_tokens: int = 0
+    num_forced_tokens: int = 0
     started_s: float | None = None
     first_token_s: float | None = None
 
@@ -55,6 +57,7 @@ class Sequence:
     length: int
     sampler: SequenceSampler
     text: TextStream
+    constraint: ConstraintState | None = None
     handle: int | None = None
     num_computed: int = 0
     pending_logprobs: deque[TokenLogprob] = field(factory=deque)

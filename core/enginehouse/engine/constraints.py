@@ -1,0 +1,109 @@
+"""Constrained sequences: masks computed while the model runs, and tokens that need no sampling.
+
+The loop tells :class:`Masks` which sequences will be sampled next; their bitmasks are filled on another
+thread during the forward pass. A sequence's :class:`ConstraintState` follows its tokens and knows which
+ones are forced (jump-forward). Which constraint language is used, and by which plugin, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.backend import Tokenizer
+from enginehouse.errors import EnginehouseError, GenerationFailed, UnsupportedParameter
+from enginehouse.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
+from enginehouse.types import Constraint
+
+__all__ = ["ConstraintState", "Constraints", "Masks"]
+
+
+class Constraints:
+    """Compiles constraints with whichever decoder enforces their kind. Thread-safe.
+
+    Args:
+        decoders: in order of preference.
+        tokenizer: the model's.
+    """
+
+    def __init__(self, decoders: Iterable[StructuredDecoder], tokenizer: Tokenizer) -> None:
+        self._decoders = tuple(decoders)
+        self._tokenizer = tokenizer
+        self._compilers: dict[str, GrammarCompiler] = {}
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint.
+
+        Raises:
+            UnsupportedParameter: no decoder enforces this kind.
+            InvalidRequest: the constraint cannot be enforced.
+        """
+        for decoder in self._decoders:
+            if constraint.kind in decoder.kinds:
+                return self._compiler(decoder).compile(constraint)
+        message = f"No installed plugin enforces {constraint.kind}; run: pip install 'enginehouse[llguidance]'"
+        raise UnsupportedParameter(message, constraint.param)
+
+    def _compiler(self, decoder: StructuredDecoder) -> GrammarCompiler:
+        if decoder.name not in self._compilers:
+            self._compilers[decoder.name] = decoder.bind(self._tokenizer)
+        return self._compilers[decoder.name]
+
+
+class ConstraintState:
+    """One sequence's place in its grammar."""
+
+    def __init__(self, matcher: Matcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._bitmask = np.empty((vocab_size + 31) // 32, np.int32)
+        self._error: EnginehouseError | None = None
+
+    def fill(self) -> None:
+        """Compute the mask of the next token. Any thread, one at a time; never raises."""
+        try:
+            self._matcher.fill_bitmask(self._bitmask)
+        except EnginehouseError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - a decoder's mistake costs its own request only
+            self._error = GenerationFailed(f"The structured decoder failed: {error!r}")
+
+    def bitmask(self) -> NDArray[np.int32]:
+        """(ceil(vocab_size / 32),) int32, as last filled; raises what went wrong then."""
+        if self._error is not None:
+            raise self._error
+        return self._bitmask
+
+    def accept(self, token_id: int) -> None:
+        """The sequence grew."""
+        self._matcher.accept(token_id)
+
+    def forced_token_ids(self) -> Sequence[int]:
+        """Tokens that must follow."""
+        return self._matcher.forced_token_ids()
+
+    def is_finished(self) -> bool:
+        """Whether the text is complete."""
+        return self._matcher.is_finished()
+
+
+class Masks:
+    """Fills bitmasks during the forward pass, on one thread of its own."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "masks")
+
+    def begin(self, states: Sequence[ConstraintState]) -> Future[None] | None:
+        """Start to fill; wait for the returned future before reading a bitmask."""
+        return self._executor.submit(_fill_all, states) if states else None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._executor.shutdown()
+
+
+def _fill_all(states: Sequence[ConstraintState]) -> None:
+    for state in states:
+        state.fill()
