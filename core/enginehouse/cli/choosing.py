@@ -12,6 +12,7 @@ from attrs import evolve
 
 from enginehouse.config import ModelSettings
 from enginehouse.errors import ConfigError
+from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
 
@@ -32,6 +33,9 @@ def choose_models(
 ) -> dict[str, ModelSettings]:
     """The models to serve, by the name that requests use.
 
+    A model that only the command line names must be there and have a backend; one that is configured may fail
+    later, so that it does not take the others with it.
+
     Args:
         arguments: configured names, paths, and names of model sources. None of them: every configured model,
             and the starter model where none is configured.
@@ -41,7 +45,7 @@ def choose_models(
 
     Raises:
         ConfigError: there is no model to serve, or two would have one name.
-        ModelLoadError: an argument names no model that is here.
+        ModelLoadError: an argument names no model that is here, or none of the backends can open it.
     """
     if arguments:
         chosen: dict[str, ModelSettings] = {}
@@ -52,9 +56,12 @@ def choose_models(
             chosen[name] = model
     else:
         chosen = dict(configured) or _starter(registry)
-    if backend is None:
-        return chosen
-    return {name: evolve(model, backend=backend) for name, model in chosen.items()}
+    if backend is not None:
+        chosen = {name: evolve(model, backend=backend) for name, model in chosen.items()}
+    for name, model in chosen.items():
+        if name not in configured:
+            plan_model(name, model, registry)
+    return chosen
 
 
 def _choose(

@@ -15,8 +15,7 @@ from rich.text import Text
 from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.config import ModelSettings
 from enginehouse.errors import EnginehouseError
-from enginehouse.models.choice import choose_backend
-from enginehouse.models.sources import find_source
+from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
 
 __all__ = ["models"]
@@ -59,12 +58,11 @@ def models(config_file: Path | None, as_json: bool) -> None:
 def _describe(name: str, model: ModelSettings, registry: PluginRegistry, *, configured: bool) -> _Row:
     row = _Row(name=name, source=model.source, configured=configured)
     try:
-        source = find_source(model.source, registry.model_sources)
-        row = evolve(row, path=str(source.path) if source.path else None)
-        choice = choose_backend(source, model.backend, registry.backends, probe=model.python is None)
-        return evolve(row, backend=choice.backend.name, reason=choice.reason)
+        plan = plan_model(name, model, registry)
     except EnginehouseError as error:
         return evolve(row, error=error.message)
+    path = str(plan.source.path) if plan.source.path else None
+    return evolve(row, path=path, backend=plan.backend.name, reason=plan.reason)
 
 
 def _table(rows: list[_Row]) -> Table:

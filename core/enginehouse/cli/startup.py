@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import threading
 from collections.abc import Iterable
 from types import TracebackType
@@ -70,8 +72,6 @@ class Startup:
 
 
 def _curl_example(url: str, model: str) -> str:
-    body = '{"model": "%s", "temperature": 0, "messages": [{"role": "user", "content": "%s"}]}'
-    question = "What is the capital of France?"
-    return (
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body % (model, question)}'"
-    )
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = shlex.quote(json.dumps({"model": model, "temperature": 0, "messages": [question]}, ensure_ascii=False))
+    return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d {body}"

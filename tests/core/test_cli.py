@@ -1,0 +1,280 @@
+"""The command line: what it prints, what it refuses, and with which exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from attrs import evolve
+from click.testing import CliRunner, Result
+
+from enginehouse.backend import ModelSource
+from enginehouse.cli import main
+from enginehouse.cli.choosing import choose_models
+from enginehouse.cli.startup import Startup
+from enginehouse.config import ModelSettings, PluginsSettings
+from enginehouse.errors import ConfigError, ModelLoadError
+from enginehouse.plugins import PluginRegistry
+from enginehouse.testing.server import started_server
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Every test runs in an empty folder, without settings in the environment."""
+    for name in [name for name in os.environ if name.startswith("ENGINEHOUSE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+def write_script(folder: Path, *texts: str, **more: Any) -> Path:
+    file = folder / "script.json"
+    file.write_text(json.dumps({"tokens": [{"text": text} for text in texts], **more}))
+    return file
+
+
+def test_version() -> None:
+    assert run("--version").output.startswith("enginehouse, version 0.")
+
+
+def test_help_lists_the_commands() -> None:
+    output = run("--help").output
+
+    assert all(f"\n  {command} " in output for command in ("models", "plugins", "serve"))
+
+
+def test_unknown_command_is_misuse() -> None:
+    result = run("srve")
+
+    assert result.exit_code == 2
+    assert "No such command 'srve'" in result.output
+
+
+def test_plugins_lists_name_distribution_version_and_hooks() -> None:
+    output = run("plugins").output
+
+    assert "Distribution" in output
+    assert "register_backends" in output
+    assert "llamacpp" in output
+
+
+def test_plugins_as_json() -> None:
+    records = {record["name"]: record for record in json.loads(run("plugins", "--json").output)}
+
+    assert set(records["samplers"]) == {"name", "distribution", "version", "hooks", "error", "skipped"}
+    assert records["samplers"]["distribution"] == "enginehouse"
+
+
+def test_plugins_show_what_the_settings_exclude(folder: Path) -> None:
+    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['samplers']")
+
+    assert "the settings exclude it" in " ".join(run("plugins").output.split())
+
+
+def test_models_lists_configured_ones_with_backend_and_reason(folder: Path) -> None:
+    script = write_script(folder, "hi")
+    (folder / "enginehouse.toml").write_text(
+        f"[models.demo]\nsource = '{script.name}'\nbackend = 'scripted'\n[models.lost]\nsource = 'no.gguf'"
+    )
+
+    rows = {row["name"]: row for row in json.loads(run("models", "--json").output)}
+
+    assert rows["demo"]["backend"] == "scripted"
+    assert rows["demo"]["configured"] is True
+    assert rows["demo"]["path"] == str(script)
+    assert rows["demo"]["reason"]
+    assert rows["lost"]["backend"] is None
+    assert "no.gguf" in rows["lost"]["error"]
+    assert "no.gguf" in run("models").output
+
+
+def test_models_lists_what_plugins_offer() -> None:
+    rows = {row["name"]: row for row in json.loads(run("models", "--json").output)}
+
+    assert rows["starter"]["configured"] is False
+
+
+@pytest.mark.parametrize("command", ["serve", "models", "plugins"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[server]\nprot = 1", "server.prot: unknown setting (did you mean 'port'?)"),
+        ("[server]\nhost = '0.0.0.0'", "--insecure"),
+        ("[server", "not valid TOML"),
+        ("[plugins]\nallow = ['samplerz']", "did you mean 'samplers'"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_exit_code_2(folder: Path, command: str, text: str, words: str) -> None:
+    (folder / "enginehouse.toml").write_text(text)
+
+    result = run(command)
+
+    assert result.exit_code == 2
+    assert words in result.output
+    assert result.output.startswith("Error: ")
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-model.gguf"], "no file or folder 'no-such-model.gguf'"),
+        (["some-owner/some-model:Q4_K_M"], "does not download"),
+        (["--host", "0.0.0.0"], "auth.keys"),
+        (["--config", "none.toml"], "cannot read none.toml"),
+        (["--port", "99999"], "0<=x<=65535"),
+    ],
+)
+def test_serve_refuses_before_it_starts(arguments: list[str], words: str) -> None:
+    result = run("serve", *arguments)
+
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_serve_without_any_model_says_what_to_do(folder: Path) -> None:
+    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['starter']")
+
+    result = run("serve")
+
+    assert result.exit_code == 2
+    assert "pip install 'enginehouse[llamacpp,starter]'" in result.output
+
+
+def test_serve_reports_a_taken_port(folder: Path) -> None:
+    script = write_script(folder, "hi")
+    with started_server(script, "--backend", "scripted") as server:
+        assert server.url
+        result = run("serve", str(script), "--backend", "scripted", "--port", server.url.rpartition(":")[2])
+
+    assert result.exit_code == 2
+    assert "cannot listen on" in result.output
+
+
+def test_serve_exits_with_1_when_no_model_loads(folder: Path) -> None:
+    (folder / "broken.json").write_text("[]")
+
+    with (
+        pytest.raises(RuntimeError, match="model broken failed"),
+        started_server(folder / "broken.json", "--backend", "scripted") as server,
+    ):
+        raise AssertionError(f"it serves: {server.output}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_announces_itself_answers_and_stops(folder: Path, number: signal.Signals) -> None:
+    script = write_script(folder, "Hel", "lo")
+    with started_server(script, "--backend", "scripted") as server:
+        question = {"model": "script", "messages": [{"role": "user", "content": "hi"}]}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=question).json()
+        server.process.send_signal(number)
+        exit_code = server.process.wait(10)
+
+    assert answer["choices"][0]["message"]["content"] == "Hello"
+    assert exit_code == 0
+    assert f"script is ready at {server.url}/v1" in server.output
+    assert f"curl {server.url}/v1/chat/completions" in server.output
+    assert "Traceback" not in server.output
+
+
+def test_serve_reads_the_configured_models(folder: Path) -> None:
+    script = write_script(folder, "x")
+    (folder / "house.toml").write_text(
+        f"[models.one]\nsource = '{script.name}'\nbackend = 'scripted'\n"
+        f"[models.two]\nsource = '{script.name}'\nbackend = 'scripted'\naliases = ['zwei']"
+    )
+
+    with started_server("--config", folder / "house.toml") as server:
+        every = httpx.get(f"{server.url}/v1/models").json()
+    with started_server("--config", folder / "house.toml", "zwei") as server:
+        one = httpx.get(f"{server.url}/v1/models").json()
+
+    assert {"one", "two"} <= {model["id"] for model in every["data"]}
+    assert "one" not in {model["id"] for model in one["data"]}
+    assert "two" in {model["id"] for model in one["data"]}
+
+
+def registry(**sources: Callable[[], ModelSource | None]) -> PluginRegistry:
+    """The installed plugins and the fake backend, but with these model sources."""
+    return evolve(PluginRegistry.load(PluginsSettings(), builtin=["fake"]), model_sources=sources)
+
+
+def test_choose_models_names_files_and_folders(folder: Path) -> None:
+    (folder / "small-1.5.Q4_1.gguf").touch()
+    (folder / "Small-1.5").mkdir()
+
+    chosen = choose_models(["small-1.5.Q4_1.gguf", "Small-1.5"], "fake", {}, registry())
+
+    assert chosen == {
+        "small-1.5.Q4_1": ModelSettings(source="small-1.5.Q4_1.gguf", backend="fake"),
+        "Small-1.5": ModelSettings(source="Small-1.5", backend="fake"),
+    }
+
+
+def test_choose_models_prefers_configured_names_then_offered_ones(folder: Path) -> None:
+    configured = {"mine": ModelSettings(source="x", slots=2, aliases=("other",))}
+    offers = registry(offered=lambda: ModelSource("offered", Path()))
+
+    assert choose_models(["other", "offered"], "fake", configured, offers) == {
+        "mine": evolve(configured["mine"], backend="fake"),
+        "offered": ModelSettings(source="offered", backend="fake"),
+    }
+
+
+def test_choose_models_without_arguments() -> None:
+    configured = {"mine": ModelSettings(source="x")}
+    starter = registry(starter=lambda: ModelSource("starter", Path()))
+
+    assert choose_models([], None, configured, starter) == configured
+    assert choose_models([], "fake", configured, starter)["mine"].backend == "fake"
+    assert choose_models([], "fake", {}, starter) == {"starter": ModelSettings(source="starter", backend="fake")}
+    with pytest.raises(ConfigError, match="no model to serve"):
+        choose_models([], None, {}, registry(starter=lambda: None))
+
+
+def test_choose_models_refuses_one_name_for_two(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "model.gguf").touch()
+
+    with pytest.raises(ConfigError, match="'model'"):
+        choose_models(["a/model.gguf", "b/model.gguf"], None, {}, registry())
+
+
+def test_choose_models_refuses_what_no_backend_opens(folder: Path) -> None:
+    (folder / "notes.txt").touch()
+
+    with pytest.raises(ModelLoadError, match=r"notes\.txt"):
+        choose_models(["notes.txt"], None, {}, registry())
+    with pytest.raises(ModelLoadError, match="no backend 'none'"):
+        choose_models(["notes.txt"], "none", {}, registry())
+    with pytest.raises(ModelLoadError, match="no file or folder"):
+        choose_models(["missing.gguf"], None, {}, registry())
+
+
+def test_startup_shows_progress_and_then_the_example() -> None:
+    from rich.console import Console
+
+    console = Console(record=True, force_terminal=True, width=100, file=io.StringIO())
+    with Startup(console, ["it's"]) as startup:
+        startup.on_listening("http://127.0.0.1:1")
+        startup.on_progress("it's", 0.4, "reading weights")
+        startup._progress.refresh()
+        startup.on_progress("it's", 1.0, "ready")
+        startup.on_progress("it's", 1.0, "ready")  # a restart, much later
+        text = console.export_text()
+
+    assert text.count("is ready at http://127.0.0.1:1/v1") == 1
+    assert """'{"model": "it'"'"'s\"""" in text
