@@ -36,19 +36,27 @@ class _ScriptedEnginehouse:
         config.write_text(
             f'[models.script]\nsource = "{script.resolve()}"\nbackend = "scripted"\nslots = {_NUM_STREAMS}\n'
         )
-        program = str(Path(sys.executable).with_name("enginehouse"))
-        return [program, "serve", "--config", str(config.resolve()), "--port", str(port)]
+        return [sys.executable, "-m", "enginehouse", "serve", "--config", str(config.resolve()), "--port", str(port)]
 
 
 @frozen
 class _BareLitestar:
-    """Litestar on uvicorn writing fixed bytes."""
+    """Litestar on uvicorn writing fixed bytes, ``at_once`` or ``in_turns``."""
 
-    name: str = "bare Litestar"
+    app: str
+    name: str
     ready_path: str = "/health"
 
     def command(self, port: int, folder: Path) -> list[str]:
-        return [sys.executable, "-m", "uvicorn", "bench.bare_server:app", "--port", str(port), "--no-access-log"]
+        return [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            f"bench.bare_server:{self.app}",
+            "--port",
+            str(port),
+            "--no-access-log",
+        ]
 
 
 def measure_http(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
@@ -57,17 +65,25 @@ def measure_http(plan: Plan, console: Console) -> tuple[Record, list[Comparison]
     server_core, client_core = cores[:1], cores[1:2] or cores
     record = Record()
     max_tokens = 200 if plan.quick else 2000
-    peers: list[Peer] = [_ScriptedEnginehouse(), _BareLitestar()]
+    peers: list[Peer] = [
+        _ScriptedEnginehouse(),
+        _BareLitestar("at_once", "bare Litestar"),
+        _BareLitestar("in_turns", "bare Litestar, in turns"),
+    ]
     for round_number, peer in plan.interleave(peers):
         with running(peer, plan.folder / "logs", server_core) as server, on_cores(client_core):
             count_events(server.url, _NUM_STREAMS, max_tokens // 4)  # warm-up
             before_s = server.cpu_seconds()
             count = count_events(server.url, _NUM_STREAMS, max_tokens)
-            server_share = (server.cpu_seconds() - before_s) / count.wall_s
-        client_share = count.client_cpu_s / count.wall_s
-        record.add(Key(_SCENARIO, peer.name, _EVENTS), count.events_per_s)
-        record.add(Key(_SCENARIO, peer.name, "server core in use, %"), 100 * server_share)
-        record.add(Key(_SCENARIO, peer.name, "client core in use, %"), 100 * client_share)
+            server_cpu_s = server.cpu_seconds() - before_s
+        values = {
+            _EVENTS: count.events_per_s,
+            "events/s of CPU time": count.num_events / server_cpu_s,
+            "server core in use, %": 100 * server_cpu_s / count.wall_s,
+            "client core in use, %": 100 * count.client_cpu_s / count.wall_s,
+        }
+        for metric, value in values.items():
+            record.add(Key(_SCENARIO, peer.name, metric), value)
         console.print(f"round {round_number + 1}/{plan.num_rounds}  {peer.name}: {count.events_per_s:,.0f} events/s")
-    ours, bare = (Key(_SCENARIO, peer.name, _EVENTS) for peer in peers)
-    return record, [Comparison(ours, target=_TARGET_EVENTS_PER_S), Comparison(ours, bare)]
+    ours, *bare = (Key(_SCENARIO, peer.name, _EVENTS) for peer in peers)
+    return record, [Comparison(ours, target=_TARGET_EVENTS_PER_S), *(Comparison(ours, key) for key in bare)]

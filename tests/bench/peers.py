@@ -65,7 +65,7 @@ class Enginehouse:
 
     def command(self, port: int, folder: Path) -> list[str]:
         """See :class:`Peer`."""
-        serve = [str(Path(sys.executable).with_name("enginehouse")), "serve"]
+        serve = [sys.executable, "-m", "enginehouse", "serve"]
         if self.isolation is None:
             return [*serve, str(self.model_file), "--port", str(port)]
         config = folder / "enginehouse.toml"

@@ -41,8 +41,9 @@ class Report:
             console.print(note, markup=False)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write ``<title>.json`` and ``<title>.md``; returns the paths."""
+        """Write ``<title>.json`` and ``<title>.md``, for git to ignore; returns the paths."""
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n")
         json_path, markdown_path = folder / f"{self.title}.json", folder / f"{self.title}.md"
         json_path.write_text(json.dumps(self._plain(), indent=2) + "\n")
         markdown_path.write_text(self.markdown())
