@@ -118,6 +118,35 @@ async def test_killed_worker_ends_every_request_within_a_second():
             await engine.tokenize([Segment("x")], False)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_polite_signals_do_not_end_a_worker_because_the_server_decides(number):
+    async with open_engine(step_delay_s=0.005) as engine:
+        task = asyncio.create_task(drain(engine, make_request(30)))
+        await asyncio.sleep(0.05)
+        os.kill(pid_of(engine), number)
+
+        assert await task > 10, "the answer comes to its end"
+        assert (await engine.stats()).num_running == 0
+
+
+def test_uvloop_serves_and_notices_death_too():
+    uvloop = pytest.importorskip("uvloop")
+
+    async def serve_and_die() -> None:
+        async with open_engine(step_delay_s=0.005) as engine:
+            assert await drain(engine, make_request(5))
+            generation = await engine.submit(make_request())
+            os.kill(pid_of(engine), signal.SIGKILL)
+            async with asyncio.timeout(1):
+                with pytest.raises(EngineDead, match="SIGKILL"):
+                    _ = [batch async for batch in generation]
+        async with open_engine("thread") as engine:
+            assert await drain(engine, make_request(5))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_and_die())
+
+
 async def test_aborting_library_is_reported_by_its_signal(capfd):
     async with open_engine(faults={"abort_at_step": 3}) as engine:
         with pytest.raises(EngineDead, match="SIGABRT"):

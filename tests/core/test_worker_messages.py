@@ -74,7 +74,7 @@ logprobs = st.lists(st.builds(TokenLogprob, counts, st.binary(max_size=4), float
 events = (
     st.builds(TextDelta, st.integers(0, 15), texts, token_ids, st.none() | logprobs)
     | st.builds(ChoiceFinished, st.integers(0, 15), st.sampled_from(["stop", "length"]), counts, texts | counts)
-    | st.builds(RequestFinished, counts, counts, counts, floats, floats, floats)
+    | st.builds(RequestFinished, counts, counts, counts, counts, queue_s=floats, prefill_s=floats, decode_s=floats)
 )
 infos = st.builds(
     ModelInfo,

@@ -37,7 +37,10 @@ def _end_at_once() -> None:
 def _main(descriptor: int) -> None:
     _die_with_server()
     faulthandler.enable()  # an abort in a library leaves a traceback in the log
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Service managers signal every process of a service at once; when to end is the server's decision, which
+        # may let streams finish. A handler, unlike SIG_IGN, is not inherited by what libraries start.
+        signal.signal(number, lambda *_: None)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s worker %(process)d %(name)s: %(message)s")
     os.set_inheritable(descriptor, False)  # a process started here must not keep the link open
     host = WorkerHost(Link(socket.socket(fileno=descriptor)), on_server_gone=_end_at_once)

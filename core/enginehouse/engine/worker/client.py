@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, cast
-
-import msgspec
+from typing import Any
 
 from enginehouse.backend import Progress
 from enginehouse.engine.worker.carrier import Carrier, start_carrier
+from enginehouse.engine.worker.connection import Connection
 from enginehouse.engine.worker.generation import WorkerGeneration
-from enginehouse.engine.worker.link import FrameCutter, FrameTooLarge, frame
 from enginehouse.engine.worker.messages import (
     Accepted,
     CallFailed,
@@ -39,8 +36,6 @@ from enginehouse.engine.worker.messages import (
     Tokenize,
     Tokenized,
     ToWorker,
-    decode_from_worker,
-    encode,
 )
 from enginehouse.errors import EngineDead, EnginehouseError, InvalidRequest, Overloaded
 from enginehouse.types import EngineRequest, EngineStats, ModelInfo, RequestFinished, Segment
@@ -61,7 +56,7 @@ _KILL_S = 1.0
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 
-class WorkerEngine(asyncio.Protocol):
+class WorkerEngine:
     """An engine in a worker. Make one with :meth:`open`.
 
     Attributes:
@@ -72,20 +67,19 @@ class WorkerEngine(asyncio.Protocol):
     info: ModelInfo
 
     def __init__(self, carrier: Carrier, on_progress: Progress) -> None:
-        loop = asyncio.get_running_loop()
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._carrier = carrier
         self._on_progress = on_progress
-        self.died: asyncio.Future[EngineDead] = loop.create_future()
-        self._loaded: asyncio.Future[ModelInfo] = loop.create_future()
-        self._transport: asyncio.Transport | None = None
-        self._cutter = FrameCutter()
+        self._connection = Connection(self._handle, self._on_lost)
+        self.died: asyncio.Future[EngineDead] = self._loop.create_future()
+        self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._generations: dict[str, WorkerGeneration] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_numbers = itertools.count()
         self._reason: str | None = None  # the worker's own last words
+        self._is_ready = False
         self._is_closing = False
-        carrier.ended.add_done_callback(lambda _: loop.call_later(_AUTOPSY_S, self._bury))
+        carrier.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -105,12 +99,11 @@ class WorkerEngine(asyncio.Protocol):
         """
         carrier = start_carrier(isolation, python)
         engine = cls(carrier, on_progress)
-        loop = asyncio.get_running_loop()
-        connect: Callable[..., Any] = loop.create_unix_connection if os.name == "posix" else loop.create_connection
-        await connect(lambda: engine, sock=carrier.socket)
         try:
-            engine._send(load)
+            await engine._connection.open(carrier.socket)
+            engine._connection.send(load)
             engine.info = await engine._loaded
+            engine._is_ready = True
         except BaseException:
             carrier.kill()
             await engine.close()
@@ -121,17 +114,24 @@ class WorkerEngine(asyncio.Protocol):
         """Stop; running requests end with EngineDead."""
         self._is_closing = True
         self._end_everything("The server is shutting down.")
-        is_serving = self._loaded.done() and not self._loaded.cancelled() and self._loaded.exception() is None
-        if is_serving and self._transport is not None and not self._transport.is_closing():
-            self._send(Close())
+        if self._is_ready and self._connection.is_open:
+            self._connection.send(Close())
             await self._wait_ended(_CLOSE_S)
         self._carrier.kill()
-        if self._transport is not None:
-            self._transport.abort()
+        self._connection.abort()
         await self._wait_ended(_KILL_S)
 
     async def _wait_ended(self, timeout_s: float) -> None:
         await asyncio.wait([self._carrier.ended], timeout=timeout_s)
+
+    def _on_lost(self, reason: str | None) -> None:
+        """The link has ended: find out why, but not for long."""
+        self._reason = self._reason or reason
+        if self._carrier.ended.done():
+            self._bury()
+        else:
+            self._carrier.ended.add_done_callback(lambda _: self._bury())
+            self._loop.call_later(_AUTOPSY_S, self._bury)
 
     def _bury(self) -> None:
         """The worker is dead, or useless because its link is: end everything that waits for it."""
@@ -140,8 +140,7 @@ class WorkerEngine(asyncio.Protocol):
         ended = self._carrier.ended
         reason = self._reason or (ended.result() if ended.done() else "the worker closed its link")
         self._carrier.kill()
-        if self._transport is not None:
-            self._transport.abort()
+        self._connection.abort()
         self.died.set_result(EngineDead(reason))
         self._end_everything(reason)
 
@@ -150,8 +149,9 @@ class WorkerEngine(asyncio.Protocol):
         for generation in generations.values():
             generation.fail(EngineDead(reason))
         for future in (self._loaded, *self._calls.values()):
-            if not future.done():
-                future.set_exception(EngineDead(reason))
+            _settle(future, EngineDead(reason))
+            if not future.cancelled():
+                future.exception()  # counts as seen even when nobody waits for it any more
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class WorkerEngine(asyncio.Protocol):
             raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
         generation = WorkerGeneration(self._loop, lambda: self._cancel(request_id))
         self._check_room()
-        self._send(Submit(request))
+        self._connection.send(Submit(request))
         self._generations[request_id] = generation
         try:
             await generation.wait_accepted()
@@ -179,7 +179,7 @@ class WorkerEngine(asyncio.Protocol):
 
     def _cancel(self, request_id: str) -> None:
         if self._generations.pop(request_id, None) is not None:
-            self._send(Cancel(request_id))
+            self._connection.send(Cancel(request_id))
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
         """Token ids of a prompt, exactly as ``submit`` would encode it."""
@@ -200,7 +200,7 @@ class WorkerEngine(asyncio.Protocol):
         """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
         call = next(self._call_numbers)
         self._check_room()
-        self._send(message_for(call))
+        self._connection.send(message_for(call))
         answer = self._calls[call] = self._loop.create_future()
         try:
             return await answer
@@ -208,44 +208,14 @@ class WorkerEngine(asyncio.Protocol):
             del self._calls[call]
 
     def _check_room(self) -> None:
-        if self._transport is None or self._is_closing or self.died.done() or self._transport.is_closing():
-            raise EngineDead(self.died.result().message if self.died.done() else "the worker is gone")
-        if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+        if self.died.done():
+            raise EngineDead(self.died.result().message)
+        if self._is_closing or not self._connection.is_open:
+            raise EngineDead("The model's worker is gone.")
+        if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
             raise Overloaded("The model's worker does not take requests at the moment; try again.")
 
-    # -- the link ----------------------------------------------------------------------------------
-
-    def _send(self, message: ToWorker) -> None:
-        try:
-            data = frame(encode(message))
-        except UnicodeEncodeError as error:
-            raise InvalidRequest("The text holds a lone surrogate, which is not a character.", "messages") from error
-        except FrameTooLarge as error:
-            raise InvalidRequest(f"The request is too large for the model's worker: {error}.", "messages") from error
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the link's transport (called by the event loop)."""
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Handle what the worker sent (called by the event loop)."""
-        try:
-            for payload in self._cutter.feed(data):
-                self._handle(decode_from_worker(payload))
-        except (FrameTooLarge, msgspec.DecodeError) as error:
-            self._reason = f"the worker sent something that is no message: {error}"
-            assert self._transport is not None
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The worker closed its end or died (called by the event loop): find out why, but not for long."""
-        if self._carrier.ended.done():
-            self._bury()
-        else:
-            self._carrier.ended.add_done_callback(lambda _: self._bury())
-            self._loop.call_later(_AUTOPSY_S, self._bury)
+    # -- what comes back ---------------------------------------------------------------------------
 
     def _handle(self, message: FromWorker) -> None:
         match message:
