@@ -1,0 +1,98 @@
+"""Greedy text of the hf runner is that of ``model.generate``, whatever shares a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginehouse.backend import ModelSource, Runner
+from enginehouse_hf.backend import HfBackend, HfOptions
+
+pytestmark = pytest.mark.hf
+
+Greedy = Callable[..., list[list[int]]]
+
+_TEXTS = (
+    "The capital of France is",
+    "def add(left, right):\n    return",
+    "Once upon a time, in a land of mountains and stops, a small engine",
+    "1, 2, 3, 4,",
+)
+_TURN = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def _open(path: Path, **options: Any) -> Runner:
+    settings = HfOptions(threads=1, slots=4, **options)
+    runner = HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
+    assert isinstance(runner, Runner)
+    return runner
+
+
+def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """What transformers itself generates, prompt by prompt, with its own attention and caches."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
+        )
+        answers.append(whole[0, len(prompt) :].tolist())
+    return answers
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Iterator[Runner]:
+    runner = _open(smollm2_gguf, context=256)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])
+def test_greedy_equals_generate_alone_batched_and_chunked(
+    tiny_model: Callable[[str], Path], greedy: Greedy, architecture: str
+) -> None:
+    folder = tiny_model(architecture)
+    runner = _open(folder, context=128)
+    prompts = [[*runner.tokenizer.prefix_token_ids, *runner.tokenizer.encode(text, False)] for text in _TEXTS]
+    expected = _generate(folder, prompts, 24)
+
+    assert [greedy(runner, [prompt], 24, chunk_tokens=128)[0] for prompt in prompts] == expected
+    assert greedy(runner, prompts, 24, chunk_tokens=128) == expected
+    assert greedy(runner, prompts, 24, chunk_tokens=5) == expected
+    runner.close()
+
+
+def test_smollm2_equals_generate(smollm2: Runner, smollm2_folder: Path, greedy: Greedy) -> None:
+    """The GGUF file through our attention against its float32 copy through transformers alone."""
+    prompts = [smollm2.tokenizer.encode(text, False) for text in _TEXTS[:3]]
+    expected = _generate(smollm2_folder, prompts, 12)
+
+    assert greedy(smollm2, prompts[:1], 12, chunk_tokens=128) == expected[:1]
+    assert greedy(smollm2, prompts, 12, chunk_tokens=6) == expected
+
+
+def test_smollm2_knows_the_capital_of_france(smollm2: Runner, greedy: Greedy) -> None:
+    prompt = smollm2.tokenizer.encode(_TURN, True)
+    (answer,) = greedy(smollm2, [prompt], 8, chunk_tokens=128)
+
+    assert b"Paris" in b"".join(smollm2.tokenizer.token_bytes[token_id] for token_id in answer)
+    assert answer[-1] in smollm2.tokenizer.end_token_ids
+
+
+def test_smollm2_text_side_comes_from_the_gguf(smollm2: Runner) -> None:
+    tokenizer, info = smollm2.tokenizer, smollm2.info
+
+    assert "<|im_start|>" in info.chat_templates["default"]
+    assert (info.bos_token, info.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert tokenizer.prefix_token_ids == ()
+    assert tokenizer.special_tokens["<|im_end|>"] in tokenizer.end_token_ids
+    assert tokenizer.encode("in 2024", False) == tokenizer.encode("in 2024", True)
+    assert tokenizer.token_bytes[tokenizer.encode(" Paris", False)[0]] == b" Paris"

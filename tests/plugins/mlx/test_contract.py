@@ -1,0 +1,44 @@
+"""The mlx runner keeps the Runner contract, on models with and without sliding windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginehouse.backend import ModelSource, Runner
+from enginehouse.testing.runner_contract import RunnerContract
+from enginehouse_mlx.backend import MlxBackend, MlxOptions
+
+pytestmark = pytest.mark.mlx
+
+
+class _TinyModelContract(RunnerContract):
+    """A cache of four contexts for eight sequences, so that it can be full; the window of 8 is passed often."""
+
+    architecture: str
+    max_logit_difference = 1e-3
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls, tiny_model: Callable[[str], Path]) -> Callable[[], Runner]:
+        path = tiny_model(cls.architecture)
+        options = MlxOptions(context=64, slots=4, max_batch_tokens=128)
+        return lambda: MlxBackend().open(ModelSource(str(path), path), options, lambda _share, _what: None)
+
+
+class TestLlama(_TinyModelContract):
+    architecture = "llama"
+
+
+class TestGemma3(_TinyModelContract):
+    architecture = "gemma3"
+
+
+class TestGemma2(_TinyModelContract):
+    architecture = "gemma2"
+
+
+class TestQwen3(_TinyModelContract):
+    architecture = "qwen3"
