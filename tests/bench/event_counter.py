@@ -43,8 +43,9 @@ def count_events(url: str, num_streams: int, max_tokens: int) -> EventCount:
 
 async def _count(url: str, num_streams: int, max_tokens: int) -> EventCount:
     address = urlsplit(url)
+    host, port = address.hostname or "localhost", address.port or 80
     loop = asyncio.get_running_loop()
-    streams = [(await loop.create_connection(_Stream, address.hostname, address.port))[1] for _ in range(num_streams)]
+    streams = [(await loop.create_connection(_Stream, host, port))[1] for _ in range(num_streams)]
     request = _request(address.netloc, max_tokens)
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     for stream in streams:

@@ -35,15 +35,17 @@ class PeerFailed(Exception):
 
 
 class Peer(Protocol):
-    """A server under test.
+    """A server under test."""
 
-    Attributes:
-        name: how it is called in reports.
-        ready_path: answers 200 once requests may be sent.
-    """
+    @property
+    def name(self) -> str:
+        """How it is called in reports."""
+        ...
 
-    name: str
-    ready_path: str
+    @property
+    def ready_path(self) -> str:
+        """Answers 200 once requests may be sent."""
+        ...
 
     def command(self, port: int, folder: Path) -> list[str]:
         """The command that serves on ``port``; ``folder`` is a place for files that it needs."""

@@ -72,7 +72,7 @@ class Report:
         ]
 
     def _comparison_rows(self) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for comparison in self.comparisons:
             found = self.record.compare(comparison)
             sign = "<=" if comparison.target_is_upper else ">="

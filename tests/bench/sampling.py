@@ -110,7 +110,7 @@ def _chain_draw(params: SamplingParams, vocab_size: int) -> _Draw:
     return draw
 
 
-def _chain_members(params: SamplingParams) -> list[library.llama_sampler_p_ctypes]:
+def _chain_members(params: SamplingParams) -> list[ctypes.c_void_p]:
     if params.temperature == 0:
         return [library.llama_sampler_init_greedy()]
     members = [library.llama_sampler_init_top_k(params.top_k)] if params.top_k else []

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from enginehouse.backend import ModelSource
+from enginehouse.backend import ModelSource, Runner
 from enginehouse.config import PluginsSettings
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
@@ -78,6 +78,7 @@ class _Engine:
         backend = PluginRegistry.load(PluginsSettings()).backends["llamacpp"]
         settings = backend.options(context=8192, slots=_MAX_SEQUENCES, **options)
         runner = backend.open(ModelSource(str(model_file), model_file), settings, lambda share, what: None)
+        assert isinstance(runner, Runner)
         self._engine = StepEngine(runner, EngineSettings(slots=_MAX_SEQUENCES, prefix_cache=False), {})
 
     def time_steps(self, prompts: NDArray[np.int32], num_steps: int) -> list[float]:
