@@ -1,0 +1,62 @@
+"""Top-n-sigma: keep the tokens whose logit lies within n standard deviations of the largest one.
+
+Source: Tang et al., "Top-n sigma: Not All Logits Are You Need" (https://arxiv.org/abs/2411.07641), with the
+details of llama.cpp: the standard deviation is that of the population, over all tokens that are not banned.
+As in the paper it is taken of the logits before temperature, so the set does not depend on temperature; the
+row is the one after bias and penalties.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import field, frozen, validators
+from numpy.typing import NDArray
+
+from enginehouse.sampler import Candidates
+
+__all__ = ["TopNSigmaFields", "TopNSigmaSampler", "TopNSigmaStep"]
+
+
+@frozen
+class TopNSigmaFields:
+    """Request fields of top-n-sigma."""
+
+    top_n_sigma: float = field(
+        default=0.0,
+        validator=validators.ge(-1.0),
+        metadata={
+            "description": "Keep tokens whose logit is at most this many standard deviations of all logits below "
+            "the largest one. 0 and negative values are off."
+        },
+    )
+
+
+@frozen
+class TopNSigmaStep:
+    """Keeps candidates within ``num_sigmas`` standard deviations of the largest logit."""
+
+    num_sigmas: float
+
+    def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
+        """(num_candidates,) bool, True where a token survives; the most probable candidate always does."""
+        row = candidates.row
+        maximum = row.max()
+        possible = row if row.min() > -np.inf else row[row > -np.inf]
+        threshold = float(maximum) - self.num_sigmas * float(possible.std(dtype=np.float64))
+        keep: NDArray[np.bool_] = row[candidates.token_ids].astype(np.float64) >= threshold
+        keep[0] = True  # also when an earlier step (XTC) has removed everything near the maximum
+        return keep
+
+
+class TopNSigmaSampler:
+    """The plugin. It reads the row itself, so it needs no more candidates than it may keep."""
+
+    name = "top_n_sigma"
+    api_version = 1
+    request_fields = TopNSigmaFields
+    order = 60
+    full_row = False
+
+    def create(self, fields: TopNSigmaFields) -> TopNSigmaStep | None:
+        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        return TopNSigmaStep(fields.top_n_sigma) if fields.top_n_sigma > 0 else None

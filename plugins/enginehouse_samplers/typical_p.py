@@ -1,0 +1,66 @@
+"""Locally typical sampling: keep the tokens whose surprise is closest to what the model expects.
+
+Source: Meister, Pimentel, Wiher and Cotterell, "Locally Typical Sampling" (TACL 2023,
+https://arxiv.org/abs/2202.00666). Differences between implementations and what is done here: the smallest
+set whose probability *reaches* ``typical_p`` is kept, as in Hugging Face's warper (llama.cpp goes on until
+it is exceeded); tokens that are equally typical are taken most probable first; entropy and probabilities are
+those of the candidates that earlier steps (top-k) left, as in both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import field, frozen, validators
+from numpy.typing import NDArray
+
+from enginehouse.sampler import Candidates
+
+__all__ = ["TypicalFields", "TypicalSampler", "TypicalStep"]
+
+
+@frozen
+class TypicalFields:
+    """Request fields of locally typical sampling."""
+
+    typical_p: float = field(
+        default=1.0,
+        validator=[validators.gt(0.0), validators.le(1.0)],
+        metadata={
+            "description": "Keep the most typical tokens until their probability reaches this (locally typical "
+            "sampling). 1.0 is off."
+        },
+    )
+
+
+@frozen
+class TypicalStep:
+    """Keeps the most typical candidates that hold ``mass`` of the probability."""
+
+    mass: float
+
+    def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
+        """(num_candidates,) bool, True where a token survives."""
+        shifted = candidates.logits.astype(np.float64) - float(candidates.logits[0])
+        logprobs = shifted - np.log(np.exp(shifted).sum())
+        probabilities = np.exp(logprobs)
+        entropy = -float((probabilities * logprobs).sum())
+        most_typical = np.argsort(np.abs(-logprobs - entropy), kind="stable")
+        sums = np.cumsum(probabilities[most_typical])
+        num_kept = int(np.searchsorted(sums, self.mass * sums[-1])) + 1
+        keep = np.zeros(shifted.size, np.bool_)
+        keep[most_typical[:num_kept]] = True
+        return keep
+
+
+class TypicalSampler:
+    """The plugin. It needs the full row, because entropy is a property of all tokens."""
+
+    name = "typical_p"
+    api_version = 1
+    request_fields = TypicalFields
+    order = 20
+    full_row = True
+
+    def create(self, fields: TypicalFields) -> TypicalStep | None:
+        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        return None if fields.typical_p == 1.0 else TypicalStep(fields.typical_p)

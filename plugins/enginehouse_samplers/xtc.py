@@ -1,0 +1,65 @@
+"""XTC, "exclude top choices": now and then remove all likely tokens but the least likely of them.
+
+Source: p-e-w's pull request 6335 to text-generation-webui (2024), which defined it, and llama.cpp's
+version: with ``xtc_probability``, if at least two candidates reach ``xtc_threshold``, all of these but the
+last are removed. A threshold above 0.5 could never act, so it is refused instead of ignored. Here the
+step runs after temperature (llama.cpp's default order has temperature last), and whether it acts at a
+position is a function of seed, choice and position, so an answer can be replayed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import field, frozen, validators
+from numpy.typing import NDArray
+
+from enginehouse.sampler import Candidates
+
+__all__ = ["XtcFields", "XtcSampler", "XtcStep"]
+
+
+@frozen
+class XtcFields:
+    """Request fields of XTC."""
+
+    xtc_probability: float = field(
+        default=0.0,
+        validator=[validators.ge(0.0), validators.le(1.0)],
+        metadata={"description": "Chance, per token, that the likeliest choices are excluded (XTC). 0 is off."},
+    )
+    xtc_threshold: float = field(
+        default=0.1,
+        validator=[validators.ge(0.0), validators.le(0.5)],
+        metadata={"description": "Probability from which a token counts as one of the likeliest choices (XTC)."},
+    )
+
+
+@frozen
+class XtcStep:
+    """Removes all candidates of at least ``threshold`` but the last, with a chance of ``probability``."""
+
+    probability: float
+    threshold: float
+
+    def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
+        """(num_candidates,) bool, True where a token survives."""
+        keep = np.ones(candidates.token_ids.size, np.bool_)
+        if candidates.uniform("act") < self.probability:
+            weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits[0]))
+            num_likely = int((weights >= self.threshold * weights.sum()).sum())
+            keep[: max(num_likely - 1, 0)] = False
+        return keep
+
+
+class XtcSampler:
+    """The plugin. Tokens that are unlikely enough to be left out of the candidates cannot matter to it."""
+
+    name = "xtc"
+    api_version = 1
+    request_fields = XtcFields
+    order = 50
+    full_row = False
+
+    def create(self, fields: XtcFields) -> XtcStep | None:
+        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        return XtcStep(fields.xtc_probability, fields.xtc_threshold) if fields.xtc_probability > 0 else None
