@@ -136,6 +136,22 @@ async def test_model_that_cannot_load_fails_with_the_reason_and_the_others_serve
     assert set(errors) == {"refused", "missing", "no-backend"}
 
 
+async def test_model_source_that_raises_fails_its_own_model_only():
+    def find() -> ModelSource | None:
+        raise OSError("a bug of the plugin")
+
+    settings = Settings(models={"bad": ModelSettings(source="broken"), "good": fake_model()})
+    registry = evolve(PluginRegistry.for_settings(settings), model_sources={"broken": find})
+    manager = ModelManager(settings, registry)
+    await manager.start()
+    await manager.wait_settled(5)
+    bad, good = manager.statuses()
+    await manager.close()
+
+    assert (bad.state, bad.error) == ("failed", "OSError: a bug of the plugin")
+    assert good.state == "ready"
+
+
 async def test_wrong_option_is_a_configuration_error_of_start():
     with pytest.raises(ConfigError, match=r"models\.m\.step_delay:.*'step_delay_s'"):
         async with open_models({"m": fake_model(step_delay=1)}):

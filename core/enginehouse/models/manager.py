@@ -7,6 +7,7 @@ download anything.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from enginehouse.config import Settings
@@ -17,6 +18,8 @@ from enginehouse.models.served import LoadedModel, ModelStatus, OnProgress, Serv
 from enginehouse.plugins import PluginRegistry
 
 __all__ = ["ModelManager"]
+
+_log = logging.getLogger(__name__)
 
 # How long a request waits for a model that is being restarted before it is told to come back.
 _RESTART_WAIT_S = 30.0
@@ -61,6 +64,9 @@ class ModelManager:
                 raise
             except EnginehouseError as error:
                 model.fail(error.message)
+            except Exception as error:  # noqa: BLE001 - border to plugins: a broken one stops its own model only
+                _log.error("planning the model %s failed", model.name, exc_info=error)
+                model.fail(f"{type(error).__name__}: {error}")
         for model in self._models.values():
             if model.plan is not None:
                 task = asyncio.create_task(model.serve(self._settings), name=f"model {model.name}")

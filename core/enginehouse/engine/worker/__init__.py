@@ -1,7 +1,8 @@
 """An engine in a worker process (or thread): what the model manager needs of it.
 
-The modules, in the order in which a request passes them: ``client`` (server side), ``link`` and
-``messages`` (between), ``host`` and ``intake`` (worker side); ``carrier`` starts and ends the process.
+The modules, in the order in which a request passes them: ``client`` and ``connection`` (server side),
+``messages`` and ``link`` (between), ``host`` and ``intake`` (worker side), and back to ``generation`` (server
+side), from which its events are read. ``carrier`` starts and ends the process.
 """
 
 from __future__ import annotations
