@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 from collections.abc import Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -40,12 +41,16 @@ def encode_line(value: Any) -> bytes:
 
 def fingerprint(info: ModelInfo) -> str:
     """A string that changes when the same request may get another answer: other model, backend or version."""
-    try:
-        release = version("enginehouse")
-    except PackageNotFoundError:
-        release = "0"
-    described = f"{release}|{info.backend}|{info.vocab_size}|{sorted(info.metadata.items())}"
+    described = f"{_release()}|{info.backend}|{info.vocab_size}|{sorted(info.metadata.items())}"
     return "eh-" + hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+@functools.cache
+def _release() -> str:
+    try:
+        return version("enginehouse")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"
 
 
 def token_text(token: bytes) -> str:

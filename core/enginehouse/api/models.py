@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import get
+from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.state import ApiState
@@ -23,9 +23,9 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
         return {"object": "list", "data": [_model(status) for status in state.manager.statuses()]}
 
     @get("/v1/models/{model_id:path}")
-    async def show_model(model_id: str) -> dict[str, Any]:
+    async def show_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show one model, by its name or an alias; names may hold slashes."""
-        name = model_id.removeprefix("/")
+        name = str(request.path_params["model_id"]).removeprefix("/")
         for status in state.manager.statuses():
             if name == status.name or name in status.aliases:
                 return _model(status)

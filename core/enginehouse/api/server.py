@@ -13,7 +13,8 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -30,7 +31,7 @@ from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
 
-__all__ = ["OnProgress", "listen", "run", "serve", "url_of"]
+__all__ = ["OnProgress", "listen", "run", "run_loop", "serve", "url_of"]
 
 _log = logging.getLogger("enginehouse.server")
 
@@ -62,8 +63,6 @@ def run(
         ConfigError: the address cannot be listened on.
     """
     listener = listen(settings.server)
-    if on_listening is not None:
-        on_listening(url_of(listener))
 
     async def main() -> int:
         stop = asyncio.Event()
@@ -73,8 +72,17 @@ def run(
                 loop.add_signal_handler(number, stop.set)
         return await serve(settings, registry, listener, stop, on_progress)
 
-    with asyncio.Runner(loop_factory=_uvicorn_config(None, settings.server).get_loop_factory()) as runner:
-        return runner.run(main())
+    with listener:
+        if on_listening is not None:
+            on_listening(url_of(listener))
+        return run_loop(main())
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run ``main`` on the fastest event loop there is here."""
+    factory = uvicorn.Config(None, loop="auto", log_config=None).get_loop_factory()  # type: ignore[arg-type]  # no app, only the loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -124,7 +132,7 @@ async def serve(
     app = build_app(
         ApiState(settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=exchanges)
     )
-    server = _Server(_uvicorn_config(app, settings.server))
+    server = _Server(_uvicorn_config(app))
     _log.info("listening on %s", url_of(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -135,7 +143,6 @@ async def serve(
         server.should_exit = server.force_exit = True
         await asyncio.gather(manager.close(), renderer.close())
         await asyncio.wait([serving], timeout=1.0)
-        listener.close()
     return 1 if is_failed else 0
 
 
@@ -168,11 +175,10 @@ async def _shut_down(
         await asyncio.wait([serving], timeout=(shutdown_s - finish_s) / 2)
 
 
-def _uvicorn_config(app: ASGIApp | None, settings: ServerSettings) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        app,  # type: ignore[arg-type]  # None where only the loop is wanted
+        app,
         http="h11" if sys.platform == "win32" else _JsonErrorsProtocol,
-        loop="auto",
         ws="none",
         lifespan="off",
         log_config=None,

@@ -19,7 +19,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -52,7 +53,7 @@ from enginehouse.types import (
     TopLogprob,
 )
 
-__all__ = ["Script", "ScriptToken", "ScriptedBackend", "ScriptedEngine", "ScriptedOptions"]
+__all__ = ["Script", "ScriptToken", "ScriptedBackend", "ScriptedEngine", "ScriptedOptions", "write_script"]
 
 _NUM_BYTES = 256
 
@@ -396,3 +397,10 @@ class _Replay:
             TopLogprob(other, token_bytes[other], -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked)
         )
         return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top)
+
+
+def write_script(path: Path, tokens: Sequence[str | Mapping[str, Any]], **options: Any) -> str:
+    """Write a script file; strings stand for text tokens, ``options`` are the other keys. Returns the source."""
+    entries = [{"text": token} if isinstance(token, str) else dict(token) for token in tokens]
+    path.write_bytes(msgspec.json.encode({"tokens": entries, **options}))
+    return str(path)

@@ -1,0 +1,1 @@
+"""Behaviours of an OpenAI-compatible server, checked over HTTP."""

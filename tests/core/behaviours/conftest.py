@@ -1,0 +1,84 @@
+"""Servers for the behaviours."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.testing.scripted import write_script
+from enginehouse.testing.server_thread import server_thread
+
+from .client import Server
+
+KINDS = os.environ.get("ENGINEHOUSE_BEHAVIOURS", "scripted fake").split()
+
+FORCED = "Grüße 漢字かな 한국어 🧑🏽\u200d🚀 🇨🇦 𝔘 e\u0301"
+"""Text whose characters take one to four bytes, several code points, and a combining accent."""
+
+
+def _scripts(folder: Path) -> dict[str, ModelSettings]:
+    """One scripted model per text that a behaviour needs."""
+
+    def model(name: str, tokens: list, slots: int = 16, **options) -> ModelSettings:
+        source = write_script(folder / f"{name}.json", tokens, **options)
+        return ModelSettings(source=source, backend="scripted", slots=slots, context=50_000)
+
+    words = [f" word{n}" for n in range(150)]
+    single_bytes = [{"bytes": [byte]} for byte in FORCED.encode()]
+    pairs = [{"bytes": list(FORCED.encode()[n : n + 3])} for n in range(0, len(FORCED.encode()), 3)]
+    return {
+        "plain": model("plain", words),
+        "short": model("short", ["Hello", " there", "."]),
+        "bytes": model("bytes", single_bytes),
+        "thirds": model("thirds", pairs, tokens_per_step=2),
+        "breaks": model("breaks", ["a\nb", "\r\n", "c\u2028d", "\x85e", "\u2029", "\x00", '"\\']),
+        "colours": model("colours", ['"red', " green", " b", "lue", " violet", " orange", '"']),
+        "green": model("green", ["green", " blue", " red"]),
+        "mountain": model("mountain", ['"mountaineering', " equipment", '"']),
+        "slow": model("slow", [item for n in range(60) for item in (f" {n}", {"delay_s": 0.02})], slots=16),
+        "endless": model("endless", [" tick", {"delay_s": 0.005}], slots=1, loop=True),
+    }
+
+
+@pytest.fixture(scope="session")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose models say known texts."""
+    models = _scripts(tmp_path_factory.mktemp("scripts"))
+    with server_thread(Settings(models=models, plugins=PluginsSettings(allow=()))) as running:
+        yield from _ready(running.url, "plain")
+
+
+@pytest.fixture
+def scripted(scripted_server: Server) -> Callable[[str], Server]:
+    """Call it with the name of a scripted model."""
+    return lambda model: Server(scripted_server.client, model)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a model that says anything."""
+    kind = request.param
+    if kind == "scripted":
+        yield request.getfixturevalue("scripted_server")
+        return
+    if kind.startswith("http"):
+        yield from _ready(kind, None)
+        return
+    if kind == "fake":
+        source = str(tmp_path_factory.mktemp("fake"))
+        model = ModelSettings(source=source, backend="fake", isolation="thread", context=2048)
+    else:
+        model = ModelSettings(source=kind, context=4096)
+    plugins = PluginsSettings(allow=() if kind == "fake" else None)
+    with server_thread(Settings(models={kind: model}, plugins=plugins)) as running:
+        yield from _ready(running.url, kind)
+
+
+def _ready(url: str, model: str | None) -> Iterator[Server]:
+    server = Server.connect(url, model or "", os.environ.get("ENGINEHOUSE_BEHAVIOURS_KEY"))
+    with server.client:
+        server.wait_ready()
+        server.model = model or server.client.get("/v1/models").json()["data"][0]["id"]
+        yield server

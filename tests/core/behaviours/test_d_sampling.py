@@ -1,0 +1,176 @@
+"""Group D: n, logit_bias, nulls, ranges, unknown fields."""
+
+import pytest
+
+from .client import Server, check_client_error
+
+
+def test_h09_several_choices(server: Server) -> None:
+    answer = server.chat(n=3, temperature=1, max_tokens=8, seed=11)
+    one = server.chat(n=1, temperature=1, max_tokens=8, seed=11)
+
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert 3 <= answer["usage"]["completion_tokens"] <= 24
+    assert answer["choices"][0]["message"]["content"] == one["choices"][0]["message"]["content"]
+
+
+def test_h09_several_choices_streamed(server: Server) -> None:
+    stream = server.stream_chat(n=3, temperature=1, max_tokens=8)
+
+    for index in range(3):
+        choices = stream.choices(index)
+        assert choices[0]["delta"]["role"] == "assistant"
+        assert sum("role" in choice["delta"] for choice in choices) == 1
+        assert stream.finish_reason(index) in ("stop", "length")
+        assert choices[-1]["finish_reason"]
+
+
+def test_h09_completions(server: Server) -> None:
+    answer = server.complete(n=2, temperature=1, max_tokens=5)
+
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+
+
+@pytest.mark.parametrize("n", [0, -1, 1000, "2", 1.5, True])
+def test_h09_wrong_n(server: Server, n) -> None:
+    check_client_error(server.try_chat(n=n), "n")
+
+
+def test_h10_wrong_keys_and_values(server: Server) -> None:
+    error = check_client_error(server.try_chat(logit_bias={"abc": 1, "-3": 1, "999999999": 2}), "logit_bias")
+    assert all(key in error["message"] for key in ("abc", "-3", "999999999"))
+    for bias in ({"1": "x"}, {"1": 101}, {"1": -100.5}, {"1": None, "x": 1}, {"": 1}, {"\uff11": 1}, [1]):
+        check_client_error(server.try_chat(logit_bias=bias), "logit_bias")
+
+
+def test_h10_vocabulary_size_is_no_token_id(server: Server) -> None:
+    """The first id that is refused is the vocabulary size that the message names."""
+    message = check_client_error(server.try_chat(logit_bias={"999999999": 1}))["message"]
+    last = int(message.split("0 to ")[1].split(";")[0])
+
+    check_client_error(server.try_chat(logit_bias={str(last + 1): 1}), "logit_bias")
+    assert server.try_chat(logit_bias={str(last): 0}, max_tokens=1).status_code == 200
+
+
+NULLABLE = [
+    "stop", "temperature", "top_p", "max_tokens", "max_completion_tokens", "tools", "tool_choice", "response_format",
+    "logit_bias", "seed", "n", "stream", "user", "stream_options", "top_k", "min_p", "logprobs", "top_logprobs",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "metadata", "store", "service_tier",
+    "parallel_tool_calls", "functions", "function_call", "modalities", "audio", "prediction", "reasoning_effort",
+    "priority", "ignore_eos", "structured_outputs", "chat_template_kwargs",
+]  # fmt: skip
+
+
+def test_h11_null_is_absent(server: Server) -> None:
+    for name in NULLABLE:
+        body = server.chat_body(max_tokens=1) | {name: None}
+        response = server.post("/v1/chat/completions", body)
+        assert response.status_code == 200, (name, response.text)
+        assert "x-enginehouse-ignored" not in response.headers, name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 3),
+        ("top_p", 1.5),
+        ("top_p", 0),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -2.5),
+        ("seed", 2**70),
+        ("seed", 1.5),
+        ("n", 1000),
+        ("top_k", -2),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("stop", [""]),
+        ("stop", ""),
+        ("stop", ["x"] * 1000),
+        ("priority", "high"),
+        ("metadata", {"a": 1}),
+        ("metadata", "a"),
+    ],
+)
+def test_h11_ranges(server: Server, name: str, value) -> None:
+    check_client_error(server.try_chat(**{name: value}), name)
+    check_client_error(server.try_complete(**{name: value}), name)
+
+
+def test_h11_logprob_ranges(server: Server) -> None:
+    check_client_error(server.try_chat(logprobs=True, top_logprobs=21), "top_logprobs")
+    check_client_error(server.try_chat(top_logprobs=2), "top_logprobs")
+    check_client_error(server.try_chat(logprobs=False, top_logprobs=2), "top_logprobs")
+    check_client_error(server.try_chat(logprobs=2), "logprobs")
+    check_client_error(server.try_complete(logprobs=True), "logprobs")
+    check_client_error(server.try_complete(logprobs=-1), "logprobs")
+
+
+def test_h11_unknown_fields_are_listed(server: Server) -> None:
+    body = server.chat_body(max_tokens=1, no_such_field=1, user="u", store=True, metadata={"a": "b"})
+    body["service_tier"] = "auto"
+    body["messages"] = [{"role": "user", "content": "hi", "colour": "red"}]
+    body["bad\r\nx-evil: 1, ü"] = 1
+    response = server.post("/v1/chat/completions", body)
+
+    assert response.status_code == 200
+    ignored = response.headers["x-enginehouse-ignored"]
+    assert "no_such_field" in ignored and "messages[0].colour" in ignored
+    assert not any(name in ignored for name in ("user", "store", "metadata", "service_tier"))
+    assert "x-evil" not in response.headers
+
+
+def test_h11_very_many_unknown_fields(server: Server) -> None:
+    fields = {f"unknown_{n}" * 10: n for n in range(5000)}
+    response = server.try_chat(max_tokens=1, **fields)
+
+    assert response.status_code == 200
+    assert len(response.headers["x-enginehouse-ignored"]) < 1200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", "t"),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema"}),
+        ("structured_outputs", {"regex": "a"}),
+        ("reasoning_effort", "low"),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "x"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("peft", "x"),
+        ("loglikelihood", True),
+        ("prompt", "x"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_h11_options_of_later_versions_are_refused_by_name(server: Server, name: str, value, stream: bool) -> None:
+    error = check_client_error(server.try_chat(**{name: value}, stream=stream), name)
+
+    assert error["code"] == "unsupported_parameter"
+    assert name in error["message"]
+
+
+def test_h11_options_that_ask_for_nothing_pass(server: Server) -> None:
+    neutral = {
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "loglikelihood": False,
+    }
+    assert server.try_chat(max_tokens=1, **neutral).status_code == 200
+    assert server.try_chat(max_tokens=1, tool_choice="none").status_code == 200
+    assert server.try_complete(max_tokens=1, echo=False, suffix="", best_of=1).status_code == 200
+
+
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 2), ("messages", [])])
+def test_h11_completion_options_of_later_versions(server: Server, name: str, value) -> None:
+    assert check_client_error(server.try_complete(**{name: value}), name)["code"] == "unsupported_parameter"

@@ -1,0 +1,101 @@
+"""Group H at the HTTP level: forms of messages."""
+
+import pytest
+
+from .client import Server, check_client_error
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        (None, "messages"),
+        ("hi", "messages"),
+        ({}, "messages"),
+        ([5], "messages[0]"),
+        ([{}], "messages[0].role"),
+        ([{"role": 3}], "messages[0].role"),
+        ([{"role": "narrator", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 12}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "poem", "text": "x"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": "x"}, {"role": "user", "content": "x", "name": 5}], "messages[1].name"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_h21_wrong_messages(server: Server, messages, param: str, stream: bool) -> None:
+    check_client_error(server.try_chat(messages=messages, stream=stream), param)
+
+
+def test_h21_missing_messages(server: Server) -> None:
+    check_client_error(server.post("/v1/chat/completions", {"model": server.model}), "messages")
+
+
+def test_h21_one_text_part_is_the_string(server: Server) -> None:
+    parts = [{"type": "text", "text": "Name a colour."}]
+    as_parts = server.chat(messages=[{"role": "user", "content": parts}], max_tokens=8)
+    as_text = server.chat(messages=[{"role": "user", "content": "Name a colour."}], max_tokens=8)
+
+    assert as_parts["usage"]["prompt_tokens"] == as_text["usage"]["prompt_tokens"]
+    assert as_parts["choices"][0]["message"] == as_text["choices"][0]["message"]
+
+
+def test_h21_text_parts_are_joined_with_a_line_break(server: Server) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    as_parts = server.chat(messages=[{"role": "user", "content": parts}], max_tokens=4)
+    as_text = server.chat(messages=[{"role": "user", "content": "one\ntwo"}], max_tokens=4)
+
+    assert as_parts["usage"]["prompt_tokens"] == as_text["usage"]["prompt_tokens"]
+    assert as_parts["choices"][0]["message"] == as_text["choices"][0]["message"]
+
+
+def test_h21_developer_is_system(server: Server) -> None:
+    def ask(role: str):
+        messages = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "Hi", "name": "Ann"}]
+        return server.chat(messages=messages, max_tokens=4)
+
+    developer, system = ask("developer"), ask("system")
+    assert developer["usage"]["prompt_tokens"] == system["usage"]["prompt_tokens"]
+    assert developer["choices"][0]["message"] == system["choices"][0]["message"]
+
+
+def test_h21_last_message_by_the_assistant_is_answered(server: Server) -> None:
+    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,"}]
+
+    server.chat(messages=messages, max_tokens=4)
+
+
+def test_h21_answers_can_be_sent_back(server: Server) -> None:
+    """What this server answered is accepted as history, null fields included."""
+    first = server.chat(max_tokens=4)["choices"][0]["message"]
+    messages = [{"role": "user", "content": "Hi"}, first, {"role": "user", "content": "And?"}]
+    messages[1] = {**first, "tool_calls": None, "annotations": [], "audio": None, "function_call": None}
+
+    server.chat(messages=messages, max_tokens=4)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_h21_parts_that_are_not_text_are_refused(server: Server, kind: str) -> None:
+    content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:image/png;base64,"}}]
+    error = check_client_error(
+        server.try_chat(messages=[{"role": "user", "content": content}]), "messages[0].content[1]"
+    )
+
+    assert "text only" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "5", "tool_call_id": "x"},
+        {"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f"}}]},
+    ],
+)
+def test_h21_tool_turns_are_refused_by_name(server: Server, message) -> None:
+    error = check_client_error(server.try_chat(messages=[{"role": "user", "content": "a"}, message]), "messages[1].")
+
+    assert error["code"] == "unsupported_parameter"

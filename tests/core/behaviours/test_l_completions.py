@@ -1,0 +1,75 @@
+"""Group L: forms of the prompt."""
+
+import pytest
+
+from .client import Server, check_client_error
+
+
+def test_h35_string(server: Server) -> None:
+    answer = server.complete(max_tokens=3)
+
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert [choice["index"] for choice in answer["choices"]] == [0]
+
+
+def test_h35_choices_are_prompts_times_n(server: Server) -> None:
+    answer = server.complete(prompt=["One", "Two and three"], n=2, max_tokens=3, temperature=1)
+    alone = [server.complete(prompt=prompt, max_tokens=1) for prompt in ("One", "Two and three")]
+
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    assert answer["usage"]["completion_tokens"] <= 12
+
+
+def test_h35_each_prompt_gets_its_own_answer(server: Server) -> None:
+    prompts = ["The sky is", "Two plus two is", "My name is"]
+    alone = [server.complete(prompt=prompt, max_tokens=6)["choices"][0]["text"] for prompt in prompts]
+    together = server.complete(prompt=prompts, max_tokens=6)
+    stream = server.stream_complete(prompt=prompts, max_tokens=6, stream_options={"include_usage": True})
+
+    assert [choice["text"] for choice in together["choices"]] == alone
+    assert [stream.text(index) for index in range(3)] == alone
+    assert stream.usage == together["usage"] | {"prompt_tokens_details": stream.usage["prompt_tokens_details"]}
+
+
+def test_h35_token_ids(server: Server) -> None:
+    one = server.complete(prompt=[65, 66, 67], max_tokens=3)
+    two = server.complete(prompt=[[65, 66, 67], [68]], max_tokens=3)
+
+    assert one["usage"]["prompt_tokens"] == 3
+    assert two["usage"]["prompt_tokens"] == 4
+    assert two["choices"][0]["text"] == one["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [],
+        "",
+        [[]],
+        [""],
+        [-1],
+        [[1], []],
+        [999_999_999],
+        [[1], [999_999_999]],
+        ["a", [1]],
+        [[1], "a"],
+        [1, "a"],
+        [1.5],
+        [True],
+        [2**70],
+        {"a": 1},
+        5,
+        None,
+        [None],
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_h35_wrong_prompts(server: Server, prompt, stream: bool) -> None:
+    check_client_error(server.try_complete(prompt=prompt, stream=stream), "prompt")
+
+
+def test_h35_missing_prompt(server: Server) -> None:
+    check_client_error(server.post("/v1/completions", {"model": server.model}), "prompt")
+    server.check_alive()
