@@ -239,25 +239,36 @@ async def test_changed_inputs_do_not_reach_later_requests(renderer: Renderer) ->
 
 
 @linux
-async def test_a_killed_process_is_replaced(renderer: Renderer) -> None:
-    hanging = asyncio.create_task(renderer.render(prompt(HANGS)))
-    await asyncio.sleep(0.1)
+async def test_killed_processes_are_replaced(renderer: Renderer) -> None:
     before = children_of(os.getpid())
     for pid in before:
         os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(RenderError, match="crashed"):
-        await hanging
-    # The idle one was killed as well: a request or two may find that out.
-    for _ in range(3):
-        try:
-            assert await still_serves(renderer)
-        except (RenderError, Overloaded):
-            continue
-        break
-    else:
-        pytest.fail("the processes were not replaced")
+    assert await still_serves(renderer)
+    assert before
     assert not before & children_of(os.getpid())
+
+
+@linux
+async def test_a_rendering_that_loses_two_processes_fails() -> None:
+    """One loss may be bad luck and is tried again; of two the template is the likelier cause."""
+    renderer = Renderer(60.0, max_chars=1000)
+    await renderer.start()
+    try:
+        crashing = asyncio.create_task(renderer.render(prompt(HANGS)))
+        num_rounds = 0
+        while not crashing.done():
+            await asyncio.wait([crashing], timeout=1.0)
+            for pid in children_of(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+            num_rounds += 1
+
+        with pytest.raises(RenderError, match="crashed the process"):
+            await crashing
+        assert num_rounds >= 2
+        assert await still_serves(renderer)
+    finally:
+        await renderer.close()
 
 
 async def test_a_cancelled_rendering_gives_its_process_up(renderer: Renderer) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
+import subprocess
 import sys
 
 import msgspec
@@ -26,13 +29,21 @@ class ProcessLost(Exception):
 
 
 class RenderClient:
-    """One rendering process. It has at most one request at a time; after a failure it must be killed."""
+    """One rendering process. It has at most one request at a time; after a failure it must be killed.
 
-    def __init__(self, process: asyncio.subprocess.Process, max_reply_bytes: int) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    The process is an ordinary :class:`subprocess.Popen`: asyncio's own needs a thread per child to notice its
+    end, and loses the exit status when that races with a signal.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        replies: asyncio.StreamReader,
+        requests: asyncio.StreamWriter,
+        max_reply_bytes: int,
+    ) -> None:
         self._process = process
-        self._requests, self._replies = process.stdin, process.stdout
+        self._requests, self._replies = requests, replies
         self._max_reply_bytes = max_reply_bytes
         self._keys: dict[tuple[str, tuple[str, ...]], int] = {}
 
@@ -44,21 +55,10 @@ class RenderClient:
             ProcessLost: it ended at once.
             OSError: it could not be started.
         """
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-        }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # never import from the current directory
-            *("-m", "enginehouse.prompt.render_process", str(os.getpid()), str(max_chars), str(memory_bytes)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
+        process, ours = _start(max_chars, memory_bytes)
+        replies, requests = await asyncio.open_connection(sock=ours)
         # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
-        client = cls(process, 12 * max_chars + 65536)
+        client = cls(process, replies, requests, 12 * max_chars + 65536)
         try:
             if not isinstance(await client._receive(), Ready):
                 raise ProcessLost
@@ -66,6 +66,11 @@ class RenderClient:
             await client.kill()
             raise
         return client
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
 
     async def render(self, prompt: ChatPrompt) -> Reply:
         """Send a prompt and wait for its reply. Raises ProcessLost."""
@@ -87,10 +92,11 @@ class RenderClient:
 
     async def kill(self) -> None:
         """End the process at once and reap it; idempotent."""
-        if self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
         self._requests.close()
-        await self._process.wait()
+        with contextlib.suppress(OSError):
+            await self._requests.wait_closed()
+        await asyncio.to_thread(self._process.wait)
 
     async def _exchange(self, frames: bytes) -> Reply:
         try:
@@ -109,3 +115,24 @@ class RenderClient:
         except (EOFError, OSError, msgspec.MsgspecError) as error:
             raise ProcessLost from error
         return reply
+
+
+def _start(max_chars: int, memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process and our end of its standard input and output."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
+    }
+    command = [sys.executable, "-P", "-m", "enginehouse.prompt.render_process"]  # -P: not from the current directory
+    limits = [str(number) for number in (os.getpid(), max_chars, memory_bytes)]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [*command, *limits], stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours

@@ -5,7 +5,7 @@ means is :mod:`enginehouse.prompt.templates`.
 
 A template that hangs, fills memory or crashes costs its own request an error and one process, which is
 replaced. It cannot keep others from rendering: one template holds at most all processes but one, and
-templates that have failed so lately share that number among themselves.
+templates whose last run ended so leave one of those that are ready to the others.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Renderer:
         self._closed = False
 
     async def start(self) -> None:
-        """Start all processes and wait until one can be used.
+        """Start all processes and wait until they can be used.
 
         Raises:
             RuntimeError: none could be started.
         """
         starts = [self._start_one() for _ in range(self._num_processes)]
-        await asyncio.wait(starts, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(starts, timeout=_START_TIMEOUT_S)
         if not self._clients:
             await self.close()
             raise RuntimeError("the rendering processes could not be started")
@@ -98,27 +98,37 @@ class Renderer:
         self._idle.clear()
 
     async def _run(self, template: str, call: Callable[[RenderClient], Awaitable[Reply]]) -> Reply:
-        client = None
-        healthy = False
         try:
-            async with asyncio.timeout(self._timeout_s):
-                client = await self._take(template)
-                reply = await call(client)
-            healthy = not (isinstance(reply, Failed) and reply.exhausted)
-            self._judge(template, suspect=not healthy)
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                try:
+                    reply = await self._attempt(template, call, deadline)
+                except ProcessLost:  # perhaps through no fault of the template
+                    reply = await self._attempt(template, call, deadline)
         except TimeoutError:
-            if client is None and template not in self._suspects:
+            if template not in self._suspects:
                 raise Overloaded("All rendering processes are busy; try again.") from None
-            self._judge(template, suspect=True)
             raise RenderError(f"The chat template took longer than {self._timeout_s:g} s.", "messages") from None
         except ProcessLost:
-            self._judge(template, suspect=True)
             raise RenderError("The chat template crashed the process that rendered it.", "messages") from None
-        finally:  # also when the caller is cancelled: what the process is doing then cannot be undone
-            if client is not None:
-                self._give_back(client, template, healthy)
         if isinstance(reply, Failed):
             raise RenderError(reply.message, reply.param)
+        return reply
+
+    async def _attempt(
+        self, template: str, call: Callable[[RenderClient], Awaitable[Reply]], deadline: asyncio.Timeout
+    ) -> Reply:
+        client = await self._take(template)
+        healthy, blame = False, True
+        try:
+            reply = await call(client)
+            healthy = not (isinstance(reply, Failed) and reply.exhausted)
+        except asyncio.CancelledError:  # what the process is doing cannot be undone; the caller may have left
+            blame = deadline.expired()
+            raise
+        finally:
+            if healthy or blame:
+                self._judge(template, suspect=not healthy)
+            self._give_back(client, template, healthy)
         return reply
 
     def _judge(self, template: str, suspect: bool) -> None:
@@ -133,9 +143,9 @@ class Renderer:
         """Wait for a process that ``template`` may use. First come, first served, among those who may."""
         if self._closed:
             raise Overloaded("The server is shutting down.")
-        if not self._waiting and self._idle and self._may_use(template):
+        if not self._waiting and self._may_use(template) and (client := self._pop_idle()):
             self._busy[template] += 1
-            return self._idle.pop()
+            return client
         future: asyncio.Future[RenderClient] = asyncio.get_running_loop().create_future()
         self._waiting.append((template, future))
         self._serve_waiting()
@@ -146,11 +156,20 @@ class Renderer:
                 self._give_back(future.result(), template, healthy=True)
             raise
 
+    def _pop_idle(self) -> RenderClient | None:
+        while self._idle:
+            client = self._idle.pop()
+            if client.is_alive:
+                return client
+            self._start_one(instead_of=client)  # somebody else has killed it
+        return None
+
     def _may_use(self, template: str) -> bool:
-        limit = self._num_processes - 1
-        if template in self._suspects and sum(self._busy[suspect] for suspect in self._suspects) >= limit:
-            return False
-        return self._busy[template] < limit
+        if template in self._suspects:
+            num_ready = len(self._idle) + self._busy.total()  # without those that are being started
+            if sum(self._busy[suspect] for suspect in self._suspects) >= num_ready - 1:
+                return False
+        return self._busy[template] < self._num_processes - 1
 
     def _serve_waiting(self) -> None:
         still_waiting: deque[tuple[str, asyncio.Future[RenderClient]]] = deque()
@@ -158,9 +177,9 @@ class Renderer:
             template, future = self._waiting.popleft()
             if future.done():
                 continue
-            if self._idle and self._may_use(template):
+            if self._may_use(template) and (client := self._pop_idle()):
                 self._busy[template] += 1
-                future.set_result(self._idle.pop())
+                future.set_result(client)
             else:
                 still_waiting.append((template, future))
         self._waiting = still_waiting
