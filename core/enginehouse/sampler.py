@@ -56,7 +56,8 @@ class SamplerPlugin(Protocol):
         request_fields: attrs class; each attribute is a top-level request field whose default means "off".
             Ranges are attrs validators; metadata ``description`` goes to the API document.
         order: place among the truncation steps.
-        full_row: the step must see every token of the vocabulary as a candidate (typical-p does).
+        full_row: the step needs every token that earlier steps left as a candidate (typical-p does), not only the
+            most probable ones. Core's sampler shows all of them to every step; one on a device may show fewer.
     """
 
     name: str
