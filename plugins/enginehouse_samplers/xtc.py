@@ -52,7 +52,7 @@ class XtcStep:
 
 
 class XtcSampler:
-    """The plugin. Tokens that are unlikely enough to be left out of the candidates cannot matter to it."""
+    """The plugin. It looks at the likeliest tokens only."""
 
     name = "xtc"
     api_version = 1

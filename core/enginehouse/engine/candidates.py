@@ -78,18 +78,13 @@ class LogitRow:
                 break
         return self._head(token_ids, count)
 
-    def nucleus(self, mass: float, exact: bool = True) -> Head:
-        """The smallest number of most probable tokens whose probability reaches ``mass`` (top-p).
-
-        Args:
-            mass: in [0, 1].
-            exact: decide a border that rounding blurs in float64; False may keep a token more or less there.
-        """
+    def nucleus(self, mass: float) -> Head:
+        """The smallest number of most probable tokens whose probability reaches ``mass``, in [0, 1] (top-p)."""
         wanted = mass * self.total
         head = self._head(self._holding(wanted * (1 + _UNDECIDED)))
         sums = np.cumsum(head.weights)
         last = int(np.searchsorted(sums, wanted))
-        if exact and (np.abs(sums[max(last - 1, 0) : last + 1] - wanted) <= _UNDECIDED * wanted).any():
+        if (np.abs(sums[max(last - 1, 0) : last + 1] - wanted) <= _UNDECIDED * wanted).any():
             last = int(np.searchsorted(sums, mass * float(self._weights(self.logits).sum())))
         return head[: last + 1]
 
@@ -136,11 +131,18 @@ class LogitRow:
 
     def _holding(self, wanted: float) -> NDArray[np.int64]:
         """Ids of the most probable tokens that reach ``wanted`` in sum (every token's, if none do)."""
+        above, mass = np.float32(np.inf), 0.0
         for depth in _MASS_DEPTHS:
-            token_ids = self._within(depth * self.temperature)
-            if self.fast_weights[token_ids].sum(dtype=np.float64) >= wanted:
+            below = np.float32(self.maximum - depth * self.temperature)
+            is_near = self.logits >= below
+            if above < np.inf:
+                is_near &= self.logits < above
+            band = np.flatnonzero(is_near)
+            mass += float(self.fast_weights[band].sum(dtype=np.float64))
+            if mass >= wanted:
                 break
-        return token_ids
+            above = below
+        return self._within(depth * self.temperature)
 
     def _within(self, depth: float) -> NDArray[np.int64]:
         """Ids, ascending, of the tokens whose logit is at most ``depth`` below the maximum."""
@@ -158,16 +160,18 @@ class LogitRow:
     def _sorted(self, token_ids: NDArray[np.int64], count: int | None = None) -> NDArray[np.int64]:
         """``token_ids`` by logit descending, then id; only the first ``count``.
 
-        Both keys are packed into one integer: the bits of a float32, with the sign handled, sort like its value.
-        Adding 0.0 makes -0.0 and 0.0 the same.
+        Both keys are packed into one integer: the bits of a float32, with those of a negative one inverted, sort
+        like its value. Adding 0.0 makes -0.0 and 0.0 the same.
         """
-        bits = (self.logits[token_ids] + np.float32(0)).view(np.uint32)
-        descending = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF)).astype(np.uint64)
-        keys = (descending << np.uint64(32)) | token_ids.astype(np.uint64)
-        if count is not None and count < keys.size:
-            keys = np.partition(keys, count - 1)[:count] if keys.size > 4 * count else keys
+        bits = (self.logits[token_ids] + np.float32(0)).view(np.int32)
+        bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)
+        keys = np.invert(bits, out=bits).astype(np.int64)
+        keys <<= 32
+        keys |= token_ids
+        if count is not None and keys.size > 4 * count:
+            keys = np.partition(keys, count - 1)[:count]
         keys.sort()
-        return (keys[:count] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        return keys[:count] & 0xFFFFFFFF
 
 
 def bounded_by_mass(head: Head, mass: float) -> Head:

@@ -23,8 +23,6 @@ __all__ = ["MinP", "PluginStep", "Step", "TopK", "TopP", "build_steps", "core_st
 
 Uniform = Callable[[str], float]
 
-_ENOUGH_MASS = 1 - 1e-6
-
 
 class Step(Protocol):
     """One truncation step of one sequence. ``number(purpose)`` is a replayable number in [0, 1)."""
@@ -95,8 +93,8 @@ class MinP:
 class PluginStep:
     """One plugin's step. See :class:`enginehouse.sampler.SamplerPlugin` for the fields.
 
-    A plugin that does not ask for the full row and comes first sees the most probable tokens that hold all but a
-    millionth of the probability; the others cannot be drawn.
+    Whatever ``full_row`` says, it sees every token that earlier steps left, the whole row when it comes first: a sort
+    of the whole row costs no more than finding the tokens that hold nearly all of the probability.
     """
 
     order: int
@@ -106,8 +104,7 @@ class PluginStep:
 
     def start(self, row: LogitRow, number: Uniform) -> Head:
         """See :class:`Step`."""
-        head = row.whole() if self.full_row else row.nucleus(_ENOUGH_MASS, exact=False)
-        return self.narrow(row, head, number)
+        return self.narrow(row, row.whole(), number)
 
     def narrow(self, row: LogitRow, head: Head, number: Uniform) -> Head:
         """See :class:`Step`.
