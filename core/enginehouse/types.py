@@ -27,6 +27,8 @@ __all__ = [
     "GenerateRequest",
     "Message",
     "ModelInfo",
+    "PromptLogprobs",
+    "ReasoningParams",
     "RequestFinished",
     "SamplingParams",
     "Segment",
@@ -81,13 +83,17 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a sequence ends.
 
     Attributes:
-        max_tokens: limit of the answer; None is the rest of the context.
+        max_tokens: limit of the answer; None is the rest of the context, 0 only computes the prompt.
         stop: strings before which the text ends; matched on the decoded text.
+        stop_token_ids: tokens that end the text like the model's own end tokens; never shown.
+        min_tokens: no token ends the text before this many; stop strings may.
         ignore_eos: go on after an end-of-generation token (its text stays hidden).
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
 
 
@@ -109,6 +115,22 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     param: str = "response_format"
 
 
+class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the model marks its reasoning, and how much of it there may be.
+
+    Attributes:
+        start: the marker that opens reasoning, when the model writes it itself.
+        end: the marker that closes it.
+        is_open: the prompt already ends inside reasoning.
+        budget: most tokens of reasoning; then it is closed by force. None is no limit.
+    """
+
+    start: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False
+    budget: int | None = None
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an engine gets: a rendered prompt and everything needed to answer it.
 
@@ -118,8 +140,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         token_ids: a prompt given as ids.
         add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for
             rendered chats, whose template writes it.
+        num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         num_choices: how many answers to draw from one prefill.
-        constraint: what every answer must look like; enforced token by token.
+        reasoning: how this model marks its reasoning; None when it does not reason.
+        constraint: what every answer must look like, after any reasoning; enforced token by token.
         priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
     """
@@ -128,9 +152,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     segments: tuple[Segment, ...] = ()
     token_ids: tuple[int, ...] | None = None
     add_special: bool = False
+    num_prompt_logprobs: int | None = None
     num_choices: int = 1
     sampling: SamplingParams = SamplingParams()
     stopping: StopParams = StopParams()
+    reasoning: ReasoningParams | None = None
     constraint: Constraint | None = None
     priority: int = 0
     namespace: str = ""
@@ -172,13 +198,21 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
 class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice"):
     """A choice ended. ``num_tokens`` counts all generated tokens, hidden ones (stop text, end tokens) too.
 
-    ``stop_reason`` is the stop string or end token id that ended it, or None for ``length``.
+    ``stop_reason`` is the stop string or end token id that ended it, or None for ``length`` and when a
+    constraint was complete. ``num_reasoning_tokens`` are those of ``num_tokens`` between reasoning markers.
     """
 
     choice: int
     finish_reason: FinishReason
     num_tokens: int
     stop_reason: str | int | None = None
+    num_reasoning_tokens: int = 0
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """Log-probabilities of prompt tokens, in pieces and in order, from the second token on."""
+
+    entries: tuple[TokenLogprob, ...]
 
 
 class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request"):
@@ -200,7 +234,7 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     decode_s: float = 0.0
 
 
-Event = TextDelta | ChoiceFinished | RequestFinished
+Event = PromptLogprobs | TextDelta | ChoiceFinished | RequestFinished
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,47 +1,51 @@
-"""Applying a constraint's token bitmask to a row of logits.
+"""Which tokens may be drawn at one position, applied to a row of logits.
 
-Called by the sampler, after bias and penalties. Bit ``i % 32`` of word ``i // 32`` says whether id ``i``
-is allowed.
+Called by the sampler, after bias and penalties.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 from enginehouse.errors import GenerationFailed
 
-__all__ = ["greedy_allowed", "is_allowed", "mask_logits"]
+__all__ = ["TokenMask"]
 
 
-def is_allowed(bitmask: NDArray[np.int32], token_id: int) -> bool:
-    """Whether the bitmask allows one token id."""
-    return bool((int(bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
+@frozen(eq=False)
+class TokenMask:
+    """Allowed tokens.
 
-
-def mask_logits(logits: NDArray[np.float32], bitmask: NDArray[np.int32]) -> None:
-    """Set the logits of forbidden tokens to -inf, in place.
-
-    Args:
-        logits: (vocab_size,) float32.
-        bitmask: (ceil(vocab_size / 32),) int32.
-
-    Raises:
-        GenerationFailed: no allowed token has a finite logit.
+    Attributes:
+        bitmask: (ceil(vocab_size / 32),) int32, as :meth:`enginehouse.structured.Matcher.fill_bitmask` writes
+            it; None allows every token.
+        banned: ids that are not allowed whatever the bitmask says.
     """
-    bits = np.unpackbits(bitmask.view(np.uint8), bitorder="little", count=len(logits))
-    np.copyto(logits, -np.inf, where=bits == 0)
-    if logits.max() == -np.inf:
-        raise GenerationFailed("The constraint allows no token that could be drawn here.")
 
+    bitmask: NDArray[np.int32] | None = None
+    banned: frozenset[int] = frozenset()
 
-def greedy_allowed(logits: NDArray[np.float32], best: int, bitmask: NDArray[np.int32]) -> int:
-    """The allowed token with the largest logit; ``best`` is the largest of all, usually allowed already.
+    def permits(self, token_id: int) -> bool:
+        """Whether one token is allowed."""
+        if token_id in self.banned:
+            return False
+        return self.bitmask is None or bool((int(self.bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
 
-    Raises:
-        GenerationFailed: no allowed token has a finite logit.
-    """
-    if is_allowed(bitmask, best):
-        return best
-    mask_logits(logits, bitmask)
-    return int(logits.argmax())
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Set the logits of forbidden tokens to -inf, in place.
+
+        Args:
+            logits: (vocab_size,) float32.
+
+        Raises:
+            GenerationFailed: no allowed token has a finite logit.
+        """
+        if self.bitmask is not None:
+            bits = np.unpackbits(self.bitmask.view(np.uint8), bitorder="little", count=len(logits))
+            np.copyto(logits, -np.inf, where=bits == 0)
+        if self.banned:
+            logits[list(self.banned)] = -np.inf
+        if logits.max() == -np.inf:
+            raise GenerationFailed("No token that is allowed here could be drawn.")

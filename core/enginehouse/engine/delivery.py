@@ -5,14 +5,21 @@ Called by the loop; builds events and decides nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Tokens
 
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.engine.candidates import LogitRow
+from enginehouse.engine.logprobs import RawLogprobs
 from enginehouse.engine.sampling import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.errors import GenerationFailed
 from enginehouse.output.text_stream import Piece
 from enginehouse.types import RequestFinished, TextDelta, TokenLogprob, TopLogprob
 
-__all__ = ["summary", "text_delta", "token_logprob"]
+__all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
 
 def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
@@ -23,6 +30,31 @@ def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
         pairs = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
         top = tuple(TopLogprob(token_id, token_bytes[token_id], logprob) for token_id, logprob in pairs)
     return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top)
+
+
+def score_tokens(
+    rows: NDArray[np.float32], token_ids: NDArray[np.int32], num_top: int, token_bytes: Tokens[bytes]
+) -> tuple[TokenLogprob, ...]:
+    """How probable given tokens are.
+
+    Args:
+        rows: (num_tokens, vocab_size) float32, the raw logits that predict each token.
+        token_ids: (num_tokens,) int32.
+        num_top: alternatives per token.
+        token_bytes: bytes of each id.
+
+    Raises:
+        GenerationFailed: a row holds NaN or infinity.
+    """
+    entries = []
+    for row, token_id in zip(rows, token_ids.tolist(), strict=True):
+        maximum = float(row.max())
+        if not math.isfinite(maximum):
+            raise GenerationFailed(f"the model returned {maximum} among its logits")
+        raw = RawLogprobs.of(LogitRow(row, maximum), num_top)
+        sampled = Sampled(token_id, raw.logprob(float(row[token_id])), raw.top_ids, raw.top_logprobs)
+        entries.append(token_logprob(sampled, token_bytes))
+    return tuple(entries)
 
 
 def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:

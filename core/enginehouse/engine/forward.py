@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import ForwardOutput
+from enginehouse.backend import ForwardOutput, Span
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
@@ -19,7 +19,7 @@ from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, St
 __all__ = ["Fail", "Rows", "forward"]
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]
-"""Sequences whose last token was computed, each with its row of logits: (vocab_size,) float32."""
+"""Sequences that got logits, each with its rows in order of position: (num_rows, vocab_size) float32."""
 
 Fail = Callable[[ActiveRequest, EnginehouseError], None]
 """Ends a request with an error."""
@@ -54,7 +54,7 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Rows:
             continue
         try:
             output = scheduler.runner.forward([span])
-            rows += [(s, row.copy()) for s, row in _collect(Batch((sequence,), (span,)), output)]
+            rows += [(s, some.copy()) for s, some in _collect(Batch((sequence,), (span,)), output)]
         except CacheFull:
             continue
         except Exception as error:  # noqa: BLE001 - see above
@@ -66,8 +66,19 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Rows:
 def _collect(batch: Batch, output: ForwardOutput) -> Rows:
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
         sequence.num_computed += len(span.input)  # type: ignore[arg-type]  # core sends ids only
-    finished = [s for s, span in zip(batch.sequences, batch.spans, strict=True) if span.outputs == "last"]
-    return list(zip(finished, output.host(), strict=True)) if finished else []
+    rows: Rows = []
+    logits = output.host() if output.num_rows else np.empty((0, 0), np.float32)
+    start = 0
+    for sequence, span in zip(batch.sequences, batch.spans, strict=True):
+        end = start + _num_rows(span)
+        if end > start:
+            rows.append((sequence, logits[start:end]))
+        start = end
+    return rows
+
+
+def _num_rows(span: Span) -> int:
+    return {"none": 0, "last": 1, "all": len(span.input)}[span.outputs]  # type: ignore[arg-type]  # ids only
 
 
 def _runner_failure(error: Exception) -> EnginehouseError:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
 from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
-from enginehouse.engine.delivery import summary, text_delta, token_logprob
+from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
 from enginehouse.engine.forward import forward
+from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.scheduler import Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -27,6 +28,7 @@ from enginehouse.errors import (
     GenerationFailed,
     InvalidRequest,
 )
+from enginehouse.output.detokenizer import Detokenizer
 from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
@@ -37,6 +39,7 @@ from enginehouse.types import (
     EngineStats,
     Event,
     FinishReason,
+    PromptLogprobs,
 )
 
 __all__ = ["EngineOutput", "StepEngine"]
@@ -85,12 +88,12 @@ class StepEngine:
         batch = self._scheduler.schedule()
         if batch.spans:
             self._num_steps += 1
-            masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint is not None])
+            masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
             rows = forward(self._scheduler, batch, self._fail)
             if masks is not None:
                 masks.result()
-            for sequence, row in rows:
-                self._sample(sequence, row)
+            for sequence, some in rows:
+                self._receive(sequence, some)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -102,33 +105,54 @@ class StepEngine:
 
     # -- one token ---------------------------------------------------------------------------------
 
-    def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
-        """Draw the next token of a sequence and take it, with the tokens that a constraint then forces."""
+    def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
+        """Use the logits of a sequence: score its prompt, draw its next token."""
         if sequence not in self._scheduler.running:
             return  # its request failed earlier in this step
         try:
-            constraint = sequence.constraint
-            allowed = constraint.bitmask() if constraint is not None else None
-            sampled = sequence.sampler.sample(row, sequence.num_generated, allowed)
-            if sampled.logprob is not None:
-                sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
-            goes_on = self._take(sequence, sampled.token_id)
-            if constraint is not None and sampled.logprob is None:
-                while goes_on and (forced := constraint.forced_token_ids()):
-                    goes_on = self._take_forced(sequence, forced)
+            if sequence.scores_prompt:
+                self._score(sequence, rows)
+            if sequence.num_remaining:
+                return
+            if sequence.length == sequence.max_length:
+                self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt to be scored only
+            else:
+                self._sample(sequence, rows[-1])
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
         except Exception as error:  # noqa: BLE001 - one request's sampling must not end the others
             self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
 
-    def _take_forced(self, sequence: Sequence, token_ids: Iterable[int]) -> bool:
-        for token_id in token_ids:
-            sequence.owner.num_forced_tokens += 1
-            if not self._take(sequence, token_id):
-                return False
-        return True
+    def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
+        """Report the log-probabilities of the prompt tokens that follow the computed ones."""
+        end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
+        start = sequence.num_computed - len(rows)
+        scored = score_tokens(
+            rows[sequence.num_scored - start : end - start],
+            sequence.owner.prompt[sequence.num_scored + 1 : end + 1],
+            sequence.owner.request.num_prompt_logprobs or 0,
+            self._tokenizer.token_bytes,
+        )
+        sequence.num_scored = end
+        self._outputs.append((sequence.owner.request.request_id, PromptLogprobs(scored)))
 
-    def _take(self, sequence: Sequence, token_id: int) -> bool:
+    def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
+        """Draw the next token of a sequence and take it, with the tokens that a constraint then forces."""
+        sampled = sequence.sampler.sample(row, sequence.num_generated, sequence.mask())
+        if sampled.logprob is not None:
+            sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
+        if self._take(sequence, sampled.token_id):
+            self._take_forced(sequence)
+
+    def _take_forced(self, sequence: Sequence) -> None:
+        """Append what must follow whatever the model thinks; the next step computes it all at once."""
+        while forced := sequence.forced_token_ids():
+            for token_id in forced:
+                sequence.owner.num_forced_tokens += 1
+                if not self._take(sequence, token_id, is_forced=True):
+                    return
+
+    def _take(self, sequence: Sequence, token_id: int, is_forced: bool = False) -> bool:
         """Append a token and pass on what it makes visible; False when the sequence ended with it."""
         owner = sequence.owner
         if owner.first_token_s is None:
@@ -136,22 +160,20 @@ class StepEngine:
         owner.num_completion_tokens += 1
         sequence.append(token_id)
         sequence.sampler.accept(token_id)
-        if token_id in self._tokenizer.end_token_ids and not owner.request.stopping.ignore_eos:
-            self._finish(sequence, sequence.text.flush(), "stop", token_id)
-            return False
-        if sequence.constraint is not None:
+        if token_id in sequence.end_token_ids:
+            return self._finish(sequence, sequence.text.flush(), "stop", token_id)
+        if sequence.constraint is not None and not sequence.is_reasoning:
             sequence.constraint.accept(token_id)
         piece = sequence.text.push(token_id)
+        if sequence.is_reasoning and sequence.reasoning is not None:
+            sequence.reasoning.accept(token_id, is_forced)
         if piece.stop is not None:
-            self._finish(sequence, piece, "stop", piece.stop)
-            return False
+            return self._finish(sequence, piece, "stop", piece.stop)
         self._emit(sequence, piece)
         if sequence.constraint is not None and sequence.constraint.is_finished():
-            self._finish(sequence, sequence.text.flush(), "stop", None)
-            return False
+            return self._finish(sequence, sequence.text.flush(), "stop", None)
         if sequence.length == sequence.max_length:
-            self._finish(sequence, sequence.text.flush(), "length", None)
-            return False
+            return self._finish(sequence, sequence.text.flush(), "length", None)
         return True
 
     def _emit(self, sequence: Sequence, piece: Piece) -> None:
@@ -159,17 +181,20 @@ class StepEngine:
         if event is not None:
             self._outputs.append((sequence.owner.request.request_id, event))
 
-    def _finish(self, sequence: Sequence, piece: Piece, reason: FinishReason, stop_reason: str | int | None) -> None:
+    def _finish(self, sequence: Sequence, piece: Piece, reason: FinishReason, stop_reason: str | int | None) -> bool:
+        """End a sequence, and its request with the last one; False, for :meth:`_take` to pass on."""
         self._emit(sequence, piece)
         owner = sequence.owner
         request_id = owner.request.request_id
-        finished = ChoiceFinished(sequence.choice, reason, sequence.num_generated, stop_reason)
+        num_reasoning = sequence.reasoning.num_tokens if sequence.reasoning is not None else 0
+        finished = ChoiceFinished(sequence.choice, reason, sequence.num_generated, stop_reason, num_reasoning)
         self._outputs.append((request_id, finished))
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1
         if owner.num_unfinished == 0:
             del self._requests[request_id]
             self._outputs.append((request_id, summary(owner, self._clock())))
+        return False
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -186,10 +211,11 @@ class StepEngine:
             raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
         if num_prompt_tokens + 1 > max_context:
             raise ContextLengthExceeded(num_prompt_tokens, max_context)
-        bad_ids = [token_id for token_id in request.token_ids or () if not 0 <= token_id < vocab_size]
-        if bad_ids:
-            message = f"Token ids must lie in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
-            raise InvalidRequest(message, "prompt")
+        for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
+            bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
+            if bad_ids:
+                message = f"Token ids must lie in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
+                raise InvalidRequest(message, param)
         bad_keys = [key for key in request.sampling.logit_bias if not 0 <= key < vocab_size]
         if bad_keys:
             message = f"logit_bias keys must be token ids in [0, {vocab_size}); got {', '.join(map(str, bad_keys))}."
@@ -214,6 +240,8 @@ class StepEngine:
         owner.num_unfinished = len(owner.sequences)
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
+        for sequence in owner.sequences:
+            self._take_forced(sequence)
 
     def _new_sequence(self, owner: ActiveRequest, choice: int, max_length: int) -> Sequence:
         request, tokenizer = owner.request, self._tokenizer
@@ -226,12 +254,26 @@ class StepEngine:
             prompt_token_ids=owner.prompt,
             steps=build_steps(request.sampling, self._samplers),
         )
-        text = TextStream(tokenizer.token_bytes, tokenizer.control_token_ids, request.stopping.stop)
-        constraint = None
+        text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
+        sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
+        if not request.stopping.ignore_eos:
+            sequence.end_token_ids = tokenizer.end_token_ids | frozenset(request.stopping.stop_token_ids)
+        if request.reasoning is not None:
+            closing = tokenizer.encode(request.reasoning.end, special=True)
+            detokenizer = Detokenizer(tokenizer.token_bytes, self._hidden_token_ids(request))
+            sequence.reasoning = ReasoningGate(request.reasoning, tuple(closing), detokenizer)
         if request.constraint is not None:
             matcher = self._constraints.compile(request.constraint).start()
-            constraint = ConstraintState(matcher, tokenizer.vocab_size)
-        return Sequence(owner, choice, buffer, len(owner.prompt), sampler, text, constraint)
+            sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size)
+        return sequence
+
+    def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
+        """Control tokens, except the markers of reasoning, which the client's side must see."""
+        hidden = self._tokenizer.control_token_ids
+        if request.reasoning is None:
+            return hidden
+        markers = (request.reasoning.start, request.reasoning.end)
+        return hidden - {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
 
     def cancel(self, request_id: str) -> None:
         """Drop a request in any phase; what it has computed stays in the prefix cache. Unknown ids are ignored."""

@@ -19,7 +19,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.engine.bitmasks import greedy_allowed, mask_logits
+from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.candidates import Head, LogitRow
 from enginehouse.engine.draws import pick, uniform
 from enginehouse.engine.logprobs import RawLogprobs
@@ -63,6 +63,9 @@ class SequenceSampler:
         prompt_token_ids: tokens that the repetition penalty counts as seen from the start.
         steps: the plugins' truncation steps, from :func:`build_steps`.
 
+    Attributes:
+        vocab_size: width of a row of logits.
+
     Raises:
         InvalidRequest: the logit bias has ids outside the vocabulary.
     """
@@ -78,7 +81,7 @@ class SequenceSampler:
     ) -> None:
         self._params = params
         self._choice = choice
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._temperature = min(max(params.temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)
         self._bias = LogitBias(params.logit_bias, vocab_size) if params.logit_bias else None
         self._penalties = _penalties(params, prompt_token_ids)
@@ -96,26 +99,25 @@ class SequenceSampler:
     def _changes_logits(self) -> bool:
         return self._bias is not None or self._penalties is not None
 
-    def sample(self, logits: NDArray[np.float32], position: int, allowed: NDArray[np.int32] | None = None) -> Sampled:
+    def sample(self, logits: NDArray[np.float32], position: int, mask: TokenMask | None = None) -> Sampled:
         """Draw a token. Changes no state, but may overwrite ``logits``.
 
         Args:
             logits: (vocab_size,) float32, raw.
             position: position of the token in its sequence, counted from any fixed point.
-            allowed: (ceil(vocab_size / 32),) int32, a bit per token id (see
-                :meth:`enginehouse.structured.Matcher.fill_bitmask`); None allows every token.
+            mask: which tokens may be drawn; None allows every one.
 
         Raises:
             GenerationFailed: the row holds NaN or +inf, no token can be drawn, or a plugin's step failed.
         """
-        assert logits.shape == (self._vocab_size,)
+        assert logits.shape == (self.vocab_size,)
         if self._params.num_logprobs is None:
-            return Sampled(self._draw(logits, position, allowed))
+            return Sampled(self._draw(logits, position, mask))
         with np.errstate(over="ignore"):
             row = LogitRow(logits, _maximum(logits))
             raw = RawLogprobs.of(row, self._params.num_logprobs)
-        before = logits.copy() if self._changes_logits or allowed is not None else logits
-        token_id = self._draw(logits, position, allowed, row)
+        before = logits.copy() if self._changes_logits or mask is not None else logits
+        token_id = self._draw(logits, position, mask, row)
         return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
 
     def accept(self, token_id: int) -> None:
@@ -135,7 +137,7 @@ class SequenceSampler:
         self,
         logits: NDArray[np.float32],
         position: int,
-        allowed: NDArray[np.int32] | None,
+        mask: TokenMask | None,
         raw: LogitRow | None = None,
     ) -> int:
         """Steps from the bias to the draw. ``raw`` is the row as it came, when somebody has read it already."""
@@ -147,11 +149,14 @@ class SequenceSampler:
         if self._params.temperature == 0:
             token_id = int(logits.argmax())  # the first NaN, if there is one
             _check(float(logits[token_id]), self._bias)
-            return token_id if allowed is None else greedy_allowed(logits, token_id, allowed)
-        if allowed is not None:
+            if mask is not None and not mask.permits(token_id):
+                mask.apply(logits)
+                token_id = int(logits.argmax())
+            return token_id
+        if mask is not None:
             _maximum(logits, self._bias)  # the mask would hide a broken row
-            mask_logits(logits, allowed)
-        if raw is None or self._changes_logits or allowed is not None or self._temperature != 1.0:
+            mask.apply(logits)
+        if raw is None or self._changes_logits or mask is not None or self._temperature != 1.0:
             raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
         number = partial(uniform, self._params.seed, self._choice, position)
         with np.errstate(over="ignore"):

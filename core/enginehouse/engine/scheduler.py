@@ -13,18 +13,15 @@ from __future__ import annotations
 from attrs import frozen
 
 from enginehouse.backend import Outputs, Runner, Span
-from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
+from enginehouse.engine.prefix_cache import PrefixCache
+from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.errors import CacheFull
 from enginehouse.types import EngineSettings
 
 __all__ = ["Batch", "Scheduler"]
 
 HEADROOM_TOKENS = 64
 """A sequence enters when its tokens and this many more fit, so that it is not preempted at once."""
-
-MIN_DEFERRAL_TOKENS = 32
-"""Waiting for a neighbour's prefill must save at least this many tokens."""
 
 
 @frozen(eq=False)
@@ -42,6 +39,7 @@ class Scheduler:
         self.runner = runner
         self.settings = settings
         self.cache = PrefixCache(runner, settings.prefix_cache)
+        self._reuse = PrefixReuse(runner, self.cache, settings.prefix_cache)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -66,7 +64,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if len(self.running) >= self.slots:
                 break
-            if self._should_defer(sequence):
+            if self._reuse.should_wait(sequence, self.waiting, self.running):
                 continue
             if not self._start(sequence):
                 break
@@ -75,90 +73,32 @@ class Scheduler:
             started.append(sequence)
         return started
 
-    def _should_defer(self, sequence: Sequence) -> bool:
-        """Whether a running prefill will soon hold a longer beginning of this sequence than is cached now."""
-        if self.runner.capabilities.fork == "none":
-            return False
-        if self._awaits_leader(sequence):
-            return True
-        usable = sequence.token_ids[:-1]
-        neighbours = [other for other in self.running if other.num_remaining > 1 and self._shares(sequence, other)]
-        if not neighbours:
-            return False
-        match = self.cache.match(usable, sequence.owner.request.namespace)
-        here = max([match.length if match else 0] + [self._live_length(sequence, other) for other in self.running])
-        soon = max(common_prefix_length(usable, other.token_ids) for other in neighbours)
-        return soon - here >= MIN_DEFERRAL_TOKENS
-
-    def _awaits_leader(self, sequence: Sequence) -> bool:
-        """Whether this is a further choice of a request whose one prefill is still to come."""
-        leader, num_needed = sequence.leader, len(sequence.owner.prompt) - 1
-        if leader is sequence or leader.num_generated:
-            return False
-        return leader in self.waiting or (leader in self.running and leader.num_computed < num_needed)
-
-    def _shares(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the two may share KV positions: choices of one request always, others within a namespace."""
-        if other.owner is sequence.owner:
-            return True
-        same_namespace = other.owner.request.namespace == sequence.owner.request.namespace
-        return self.settings.prefix_cache and same_namespace
-
-    def _live_length(self, sequence: Sequence, other: Sequence) -> int:
-        """Tokens of a running sequence that this one could fork now."""
-        if not self._shares(sequence, other):
-            return 0
-        shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
-        can_cut = self.runner.capabilities.truncate == "any"
-        return shared if can_cut or shared == other.num_computed else 0
-
     def _start(self, sequence: Sequence) -> bool:
         """Give the sequence a runner handle with as much of it computed as can be reused."""
-        match = self.cache.match(sequence.token_ids[:-1], sequence.owner.request.namespace)
-        donor, live = None, 0
-        if self.runner.capabilities.fork != "none":
-            for other in self.running:
-                length = self._live_length(sequence, other)
-                if length > live:
-                    donor, live = other, length
-        if match is not None and match.length >= live:
-            donor, live = None, 0
-        elif donor is not None:
-            match = None
-        if not self._make_room(sequence, match, live):
+        source = self._reuse.find(sequence, self.running)
+        if not self._fit(sequence, source):
             if self.running:
                 return False
-            self.cache.clear()
-            match = donor = None
-        sequence.handle, sequence.num_computed = self._open(match, donor, live)
+            self.cache.clear()  # alone, a sequence fits into an empty cache
+            source = Source()
+        sequence.handle, sequence.num_computed = self._reuse.open(source)
         owner = sequence.owner
         if owner.num_cached_tokens is None:
             owner.num_cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)
         return True
 
-    def _make_room(self, sequence: Sequence, match: PrefixMatch | None, live: int) -> bool:
+    def _fit(self, sequence: Sequence, source: Source) -> bool:
         """Evict prefixes until the sequence fits; False when it does not fit even so."""
         capabilities = self.runner.capabilities
         while len(self.running) + len(self.cache) >= capabilities.max_sequences:
-            if not self.cache.evict(keep=match):
+            if not self.cache.evict(keep=source.match):
                 break
-        reused = match.length if match is not None else live
-        copied = reused if capabilities.fork == "copy" else 0
-        needed = min(sequence.length - reused + copied + HEADROOM_TOKENS, capabilities.cache_tokens)
+        copied = source.length if capabilities.fork == "copy" else 0
+        needed = min(sequence.length - source.length + copied + HEADROOM_TOKENS, capabilities.cache_tokens)
         while self.runner.free_tokens() < needed:
-            if not self.cache.evict(keep=match):
+            if not self.cache.evict(keep=source.match):
                 return False
         return True
-
-    def _open(self, match: PrefixMatch | None, donor: Sequence | None, live: int) -> tuple[int, int]:
-        try:
-            if match is not None:
-                return self.cache.open(match)
-            if donor is not None and donor.handle is not None:
-                return self.runner.fork(donor.handle, live)
-        except CacheFull:
-            self.cache.clear()
-        return self.runner.open_sequence(), 0
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -190,12 +130,12 @@ class Scheduler:
         if not prefills or budget <= 0:
             return []
         oldest = min(prefills, key=lambda s: s.owner.order)
-        assured = min(oldest.num_remaining, max(1, budget // 4))
+        assured = min(oldest.num_remaining, oldest.max_chunk, max(1, budget // 4))
         grants = {id(oldest): assured}
         left = budget - assured
         by_length = sorted(prefills, key=lambda s: (s.owner.request.priority, s.num_remaining, s.owner.arrival))
         for sequence in by_length:
-            more = min(sequence.num_remaining - grants.get(id(sequence), 0), left)
+            more = min(min(sequence.num_remaining, sequence.max_chunk) - grants.get(id(sequence), 0), left)
             if more:
                 grants[id(sequence)] = grants.get(id(sequence), 0) + more
                 left -= more
@@ -206,6 +146,8 @@ class Scheduler:
         assert sequence.handle is not None
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
         outputs: Outputs = "last" if end == sequence.length else "none"
+        if sequence.scores_prompt:
+            outputs = "all"
         return Span(sequence.handle, start, sequence.buffer[start:end], outputs)
 
     # -- leaving -----------------------------------------------------------------------------------

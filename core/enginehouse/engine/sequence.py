@@ -8,17 +8,23 @@ which is why preemption and restart only reset ``handle`` and ``num_computed``. 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.constraints import ConstraintState
+from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import TextStream
 from enginehouse.types import EngineRequest, TokenLogprob
 
 __all__ = ["ActiveRequest", "Sequence"]
+
+MAX_SCORED_LOGITS = 1 << 24
+"""Logits that one scored prefill chunk may give (64 MiB of float32)."""
 
 
 @define(eq=False)
@@ -57,9 +63,12 @@ class Sequence:
     length: int
     sampler: SequenceSampler
     text: TextStream
+    end_token_ids: frozenset[int] = frozenset()
+    reasoning: ReasoningGate | None = None
     constraint: ConstraintState | None = None
     handle: int | None = None
     num_computed: int = 0
+    num_scored: int = 0
     pending_logprobs: deque[TokenLogprob] = field(factory=deque)
 
     @property
@@ -83,9 +92,48 @@ class Sequence:
         return self.length - self.num_computed
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still owed; only the first choice reports them."""
+        wanted = self.owner.request.num_prompt_logprobs is not None and self.choice == 0
+        return wanted and self.num_scored < len(self.owner.prompt) - 1
+
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of a prefill chunk: few where every token gives a row of logits."""
+        return max(1, MAX_SCORED_LOGITS // self.sampler.vocab_size) if self.scores_prompt else len(self.buffer)
+
+    @property
     def leader(self) -> Sequence:
         """The choice whose prefill the others share."""
         return self.owner.sequences[0]
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the answer proper has not begun yet."""
+        return self.reasoning is not None and not self.reasoning.is_over
+
+    @property
+    def may_end(self) -> bool:
+        """Whether an end token may be drawn now."""
+        if self.constraint is not None and self.is_reasoning:
+            return False  # the constraint is still to be met
+        return self.num_generated >= self.owner.request.stopping.min_tokens
+
+    def mask(self) -> TokenMask | None:
+        """What may be drawn next; the bitmask must have been filled for this position."""
+        constraint = None if self.is_reasoning else self.constraint
+        banned = frozenset() if self.may_end else self.end_token_ids
+        if constraint is None and not banned:
+            return None
+        return TokenMask(constraint.bitmask() if constraint is not None else None, banned)
+
+    def forced_token_ids(self) -> Iterable[int]:
+        """Tokens that must come next whatever the model thinks, often none."""
+        if self.is_reasoning and self.reasoning is not None:
+            return self.reasoning.forced_token_ids()
+        if self.constraint is None or self.owner.request.sampling.num_logprobs is not None:
+            return ()  # log-probabilities want a row for every token
+        return self.constraint.forced_token_ids()
 
     def append(self, token_id: int) -> None:
         """Add a sampled token."""

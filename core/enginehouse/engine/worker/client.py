@@ -142,7 +142,7 @@ class WorkerEngine:
         self._carrier.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
-        self._end_everything(reason)
+        self._end_everything(_lost_request(reason) if self._is_ready else reason)
 
     def _end_everything(self, reason: str) -> None:
         generations, self._generations = self._generations, {}
@@ -209,9 +209,9 @@ class WorkerEngine:
 
     def _check_room(self) -> None:
         if self.died.done():
-            raise EngineDead(self.died.result().message)
+            raise EngineDead(_lost_request(self.died.result().message))
         if self._is_closing or not self._connection.is_open:
-            raise EngineDead("The model's worker is gone.")
+            raise EngineDead(_lost_request("its worker is gone"))
         if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
             raise Overloaded("The model's worker does not take requests at the moment; try again.")
 
@@ -260,6 +260,11 @@ class WorkerEngine:
     def _answer(self, call: int, answer: object) -> None:
         if (future := self._calls.get(call)) is not None:
             _settle(future, answer)
+
+
+def _lost_request(reason: str) -> str:
+    """What a client is told whose request the worker took along."""
+    return f"The model stopped working ({reason}); it is being restarted, so try again in a moment."
 
 
 def _settle(future: asyncio.Future[Any], outcome: object) -> None:

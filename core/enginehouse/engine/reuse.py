@@ -1,0 +1,97 @@
+"""Where a sequence can start from: a kept prefix, a running neighbour, or nothing.
+
+Used by the scheduler when a sequence enters. Choices of one request share their prompt the same way as
+unrelated requests share a system prompt: by forking what has been computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Neighbours
+
+from attrs import frozen
+
+from enginehouse.backend import Runner
+from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
+from enginehouse.engine.sequence import Sequence
+from enginehouse.errors import CacheFull
+
+__all__ = ["PrefixReuse", "Source"]
+
+MIN_DEFERRAL_TOKENS = 32
+"""Waiting for a neighbour's prefill must save at least this many tokens."""
+
+
+@frozen(eq=False)
+class Source:
+    """``length`` computed tokens to start from, held by a kept prefix or by a running sequence."""
+
+    length: int = 0
+    match: PrefixMatch | None = None
+    donor: Sequence | None = None
+
+
+class PrefixReuse:
+    """Finds and opens sources.
+
+    Args:
+        runner: forks sequences.
+        cache: kept prefixes.
+        shares_requests: whether different requests of a namespace may share running sequences.
+    """
+
+    def __init__(self, runner: Runner, cache: PrefixCache, shares_requests: bool) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._shares_requests = shares_requests
+        self._can_fork = runner.capabilities.fork != "none"
+        self._can_cut = runner.capabilities.truncate == "any"
+
+    def find(self, sequence: Sequence, running: Neighbours[Sequence]) -> Source:
+        """The longest source; at least one token is always left to compute, so that there are logits."""
+        if sequence.scores_prompt:
+            return Source()
+        usable, namespace = sequence.token_ids[:-1], sequence.owner.request.namespace
+        match = self._cache.match(usable, namespace)
+        best = Source(match.length, match=match) if match is not None else Source()
+        for other in running if self._can_fork else ():
+            length = self._live_length(sequence, other)
+            if length > best.length:
+                best = Source(length, donor=other)
+        return best
+
+    def should_wait(self, sequence: Sequence, waiting: Neighbours[Sequence], running: Neighbours[Sequence]) -> bool:
+        """Whether a running prefill will soon hold a longer beginning of this sequence than exists now."""
+        if not self._can_fork or sequence.scores_prompt:
+            return False
+        leader, num_needed = sequence.leader, len(sequence.owner.prompt) - 1
+        if leader is not sequence and leader.num_computed < num_needed and (leader in waiting or leader in running):
+            return True
+        prefilling = [s for s in running if s.num_remaining > 1 and self._may_share(sequence, s)]
+        if not prefilling:
+            return False
+        soon = max(common_prefix_length(sequence.token_ids[:-1], other.token_ids) for other in prefilling)
+        return soon - self.find(sequence, running).length >= MIN_DEFERRAL_TOKENS
+
+    def open(self, source: Source) -> tuple[int, int]:
+        """A runner sequence that starts with the source: (handle, length really reused)."""
+        try:
+            if source.match is not None:
+                return self._cache.open(source.match)
+            if source.donor is not None and source.donor.handle is not None:
+                return self._runner.fork(source.donor.handle, source.length)
+        except CacheFull:
+            self._cache.clear()
+        return self._runner.open_sequence(), 0
+
+    def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
+        """Choices of one request always share, others within a namespace."""
+        if other.owner is sequence.owner:
+            return True
+        return self._shares_requests and other.owner.request.namespace == sequence.owner.request.namespace
+
+    def _live_length(self, sequence: Sequence, other: Sequence) -> int:
+        """Tokens of a running sequence that this one could fork now."""
+        if not self._may_share(sequence, other):
+            return 0
+        shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
+        return shared if self._can_cut or shared == other.num_computed else 0

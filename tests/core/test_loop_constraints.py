@@ -1,0 +1,259 @@
+"""StepEngine with constraints, reasoning markers, minimum lengths, stop ids and prompt scoring, on the fake runner."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from enginehouse.backend import Span
+from enginehouse.engine.loop import StepEngine
+from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.testing.fake_runner import FakeRunner
+from enginehouse.types import (
+    ChoiceFinished,
+    Constraint,
+    EngineRequest,
+    EngineSettings,
+    PromptLogprobs,
+    ReasoningParams,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
+
+_ids = itertools.count()
+PROMPT = [ord(c) for c in "some prompt of the usual kind"]
+
+
+class LiteralMatcher:
+    """Allows exactly one text, in any tokenization; with ``forces`` the tokens are named in advance."""
+
+    def __init__(self, text: bytes, token_bytes, forces: bool, end_ids) -> None:
+        self.left, self.token_bytes, self.forces, self.end_ids = text, token_bytes, forces, end_ids
+
+    def _fits(self) -> list[int]:
+        return [i for i, piece in enumerate(self.token_bytes) if piece and self.left.startswith(piece)]
+
+    def fill_bitmask(self, bitmask) -> None:
+        bits = np.zeros(len(bitmask) * 32, np.uint8)
+        bits[self._fits() if self.left else list(self.end_ids)] = 1
+        bitmask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def accept(self, token_id: int) -> None:
+        piece = self.token_bytes[token_id]
+        if not self.left.startswith(piece):
+            raise GenerationFailed(f"{piece!r} is not allowed")
+        self.left = self.left[len(piece) :]
+
+    def forced_token_ids(self) -> list[int]:
+        return [self.left[0]] if self.forces and self.left else []
+
+    def is_finished(self) -> bool:
+        return not self.left
+
+    def rollback(self, num_tokens: int) -> None:
+        raise AssertionError("not used here")
+
+
+class LiteralDecoder:
+    """Enforces ``regex`` constraints whose text is taken literally."""
+
+    name = "literal"
+    api_version = 1
+    kinds = frozenset({"regex"})
+
+    def __init__(self, forces: bool = False) -> None:
+        self.forces = forces
+        self.num_bound = 0
+
+    def bind(self, tokenizer):
+        self.num_bound += 1
+        decoder = self
+
+        class Compiler:
+            def compile(self, constraint: Constraint):
+                if "(" in constraint.text:
+                    raise InvalidRequest("'(' is not supported", constraint.param)
+
+                class Grammar:
+                    def start(self):
+                        text = constraint.text.encode()
+                        return LiteralMatcher(text, tokenizer.token_bytes, decoder.forces, tokenizer.end_token_ids)
+
+                return Grammar()
+
+        return Compiler()
+
+
+def run(engine: StepEngine, *requests: EngineRequest, prompt: list[int] | None = None) -> dict[str, list]:
+    events: dict[str, list] = {}
+    for request in requests:
+        events[request.request_id] = []
+        engine.check(request, len(prompt or PROMPT))
+        engine.add(request, prompt or PROMPT)
+    for _ in range(3000):
+        if not engine.has_work():
+            return events
+        for request_id, event in engine.step():
+            events[request_id].append(event)
+    raise AssertionError("still busy")
+
+
+def make(temperature: float = 0, num_choices: int = 1, num_logprobs: int | None = None, **fields) -> EngineRequest:
+    stopping = {key: fields.pop(key) for key in list(fields) if key in StopParams.__struct_fields__}
+    return EngineRequest(
+        request_id=f"r{next(_ids)}",
+        num_choices=num_choices,
+        sampling=SamplingParams(temperature=temperature, seed=1, num_logprobs=num_logprobs),
+        stopping=StopParams(**{"max_tokens": 40, **stopping}),
+        **fields,
+    )
+
+
+def engine(decoder: LiteralDecoder | None = None) -> StepEngine:
+    return StepEngine(FakeRunner(), EngineSettings(), {}, [decoder] if decoder else [])
+
+
+def text_of(events: list, choice: int = 0) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta) and event.choice == choice)
+
+
+def finish_of(events: list, choice: int = 0) -> ChoiceFinished:
+    return next(event for event in events if isinstance(event, ChoiceFinished) and event.choice == choice)
+
+
+@pytest.mark.parametrize("forces", [False, True])
+@pytest.mark.parametrize("temperature", [0, 1.3])
+@pytest.mark.parametrize("num_logprobs", [None, 2])
+def test_a_constraint_holds_for_every_choice(forces: bool, temperature: float, num_logprobs: int | None) -> None:
+    wanted = "a the mountaineering 日本語 stop"
+    request = make(
+        temperature, 3, num_logprobs, max_tokens=100, constraint=Constraint(kind="regex", text=wanted, param="regex")
+    )
+    events = run(engine(LiteralDecoder(forces)), request)[request.request_id]
+
+    for choice in range(3):
+        assert text_of(events, choice) == wanted
+        assert finish_of(events, choice).finish_reason == "stop"
+    summary = events[-1]
+    assert isinstance(summary, RequestFinished)
+    assert (summary.num_forced_tokens > 0) == (forces and num_logprobs is None)
+    if num_logprobs:
+        entries = [e for event in events if isinstance(event, TextDelta) for e in event.logprobs or ()]
+        assert sum(len(event.token_ids) for event in events if isinstance(event, TextDelta)) == len(entries)
+
+
+def test_a_neighbour_is_not_constrained() -> None:
+    free = make()
+    expected = text_of(run(engine(), free)[free.request_id])
+    constrained = make(constraint=Constraint(kind="regex", text="the stop"))
+    again = make()
+    events = run(engine(LiteralDecoder()), constrained, again)
+
+    assert text_of(events[again.request_id]) == expected
+    assert text_of(events[constrained.request_id]) == "the stop"
+
+
+def test_a_constraint_that_cannot_be_enforced_is_refused() -> None:
+    with pytest.raises(UnsupportedParameter, match="enginehouse\\[llguidance\\]") as nobody:
+        engine().check(make(constraint=Constraint(kind="lark", text="x", param="grammar")), 5)
+    assert nobody.value.param == "grammar"
+    with pytest.raises(InvalidRequest, match="not supported"):
+        engine(LiteralDecoder()).check(make(constraint=Constraint(kind="regex", text="(x", param="regex")), 5)
+
+
+def test_a_decoder_is_bound_once() -> None:
+    decoder = LiteralDecoder()
+    run(engine(decoder), *(make(constraint=Constraint(kind="regex", text=text)) for text in ("a", "b")))
+
+    assert decoder.num_bound == 1
+
+
+def test_a_decoder_that_raises_fails_its_request_only() -> None:
+    class Broken(LiteralMatcher):
+        def fill_bitmask(self, bitmask) -> None:
+            raise RuntimeError("no mask today")
+
+    decoder = LiteralDecoder()
+    bind = decoder.bind
+
+    def bind_broken(tokenizer):
+        compiler = bind(tokenizer)
+        compiler.compile = lambda constraint: type(
+            "G", (), {"start": lambda self: Broken(b"x", tokenizer.token_bytes, False, ())}
+        )()
+        return compiler
+
+    decoder.bind = bind_broken
+    bad, good = make(constraint=Constraint(kind="regex", text="x")), make()
+    events = run(engine(decoder), bad, good)
+
+    assert isinstance(events[bad.request_id][-1], EnginehouseError)
+    assert "no mask today" in events[bad.request_id][-1].message
+    assert isinstance(events[good.request_id][-1], RequestFinished)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_a_budget_closes_open_reasoning_by_force(budget: int) -> None:
+    request = make(ignore_eos=True, reasoning=ReasoningParams(is_open=True, budget=budget))
+    events = run(engine(), request)[request.request_id]
+    thought, _, answer = text_of(events).partition("</think>")
+
+    assert "</think>" in text_of(events) and answer
+    assert finish_of(events).num_reasoning_tokens == budget
+    assert (thought == "") == (budget == 0)
+
+
+def test_a_constraint_begins_after_reasoning() -> None:
+    request = make(
+        reasoning=ReasoningParams(is_open=True, budget=6), constraint=Constraint(kind="regex", text="the answer")
+    )
+    events = run(engine(LiteralDecoder()), request)[request.request_id]
+
+    assert text_of(events).partition("</think>")[2] == "the answer"
+    assert finish_of(events).num_reasoning_tokens == 6
+
+
+def test_an_answer_that_does_not_open_reasoning_is_not_reasoning() -> None:
+    request = make(ignore_eos=True, reasoning=ReasoningParams(budget=3))
+    events = run(engine(), request)[request.request_id]
+
+    assert finish_of(events).num_reasoning_tokens == 0
+    assert "</think>" not in text_of(events)
+
+
+def test_min_tokens_holds_end_tokens_back_and_stop_token_ids_end() -> None:
+    free = run(engine(), request := make(ignore_eos=True))[request.request_id]
+    token_ids = [token_id for event in free if isinstance(event, TextDelta) for token_id in event.token_ids]
+    stop_id = token_ids[4]
+    stopping = run(engine(), request := make(ignore_eos=False, stop_token_ids=(stop_id,)))[request.request_id]
+    late = run(engine(), request := make(stop_token_ids=(stop_id,), min_tokens=12))[request.request_id]
+
+    assert finish_of(stopping).stop_reason == stop_id
+    assert finish_of(stopping).num_tokens == token_ids.index(stop_id) + 1
+    assert finish_of(late).num_tokens > 12
+    with pytest.raises(InvalidRequest, match="999999") as error:
+        engine().check(make(stop_token_ids=(999999,)), 5)
+    assert error.value.param == "stop_token_ids"
+
+
+@pytest.mark.parametrize("chunk", [3, 512])
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_prompt_logprobs_are_those_of_a_plain_forward_pass(chunk: int, max_tokens: int) -> None:
+    runner = FakeRunner()
+    handle = runner.open_sequence()
+    rows = runner.forward([Span(handle, 0, np.array(PROMPT, np.int32), "all")]).host().astype(np.float64)
+    expected = [rows[i, t] - np.log(np.exp(rows[i]).sum()) for i, t in enumerate(PROMPT[1:])]
+    machine = StepEngine(FakeRunner(), EngineSettings(max_prefill_tokens=chunk), {})
+    run(machine, make())  # a warm prefix cache must not hide tokens
+    request = make(num_choices=2, max_tokens=max_tokens, num_prompt_logprobs=2)
+    events = run(machine, request)[request.request_id]
+    entries = [entry for event in events if isinstance(event, PromptLogprobs) for entry in event.entries]
+
+    assert [entry.token_id for entry in entries] == PROMPT[1:]
+    assert np.allclose([entry.logprob for entry in entries], expected, atol=1e-5)
+    assert all(len(entry.top) == 2 for entry in entries)
+    assert finish_of(events, 1).num_tokens == max_tokens
