@@ -158,6 +158,12 @@ async def test_wrong_option_is_a_configuration_error_of_start():
             pass
 
 
+async def test_python_of_another_environment_contradicts_a_thread():
+    with pytest.raises(ConfigError, match=r"models\.m\.python"):
+        async with open_models({"m": evolve(fake_model(), python="/usr/bin/python3")}):
+            pass
+
+
 async def test_generic_settings_reach_the_runner_and_the_scheduler():
     async with open_models({"m": fake_model(context=77, slots=3)}) as manager:
         model = manager.get("m")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -344,6 +345,23 @@ async def test_thread_ends_after_close():
         return not {thread.name for thread in threading.enumerate()} & {"engine", "intake", "reader"}
 
     await eventually(has_ended)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts descriptors in /proc")
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_engines_that_were_closed_leave_no_descriptors(isolation):
+    async def open_and_close(**options: Any) -> None:
+        with contextlib.suppress(ModelLoadError):
+            async with open_engine(isolation, **options) as engine:
+                await answer(engine, make_request(max_tokens=2))
+
+    await open_and_close()
+    before = len(os.listdir("/proc/self/fd"))
+    for faults in ({}, {"refuse_to_open": "no"}):
+        await open_and_close(faults=faults)
+    await asyncio.sleep(0)
+
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_cancelled_load_ends_the_worker():

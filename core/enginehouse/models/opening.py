@@ -15,7 +15,7 @@ from attrs import frozen
 from enginehouse.backend import Backend, Engine, ModelSource, Progress
 from enginehouse.config import ModelSettings, Settings, structure_options
 from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.errors import EngineDead
+from enginehouse.errors import ConfigError, EngineDead
 from enginehouse.models.choice import choose_backend, suits
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
@@ -57,9 +57,12 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     """Find the source, choose the backend and check its options; blocking, but quick.
 
     Raises:
-        ConfigError: an option is unknown to the backend or has a wrong value.
+        ConfigError: an option is unknown to the backend or has a wrong value, or settings contradict each other.
         ModelLoadError: there is no such source, or no backend for it.
     """
+    if settings.python is not None and settings.isolation == "thread":
+        path = f"models.{name}.python"
+        raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)
     source = find_source(settings.source, registry.model_sources)
     # Another virtual environment has other libraries; what is installed in this one says nothing then.
     can_probe = settings.python is None
