@@ -19,7 +19,7 @@ from enginehouse.sampler import Candidates, SamplerPlugin, TruncationStep
 from enginehouse.structuring import find_problems, strict_converter
 from enginehouse.types import SamplingParams
 
-__all__ = ["MinP", "PluginStep", "Step", "TopK", "TopP", "build_steps", "core_steps"]
+__all__ = ["MinP", "PluginStep", "Step", "TopK", "TopP", "Uniform", "build_steps", "core_steps"]
 
 Uniform = Callable[[str], float]
 

@@ -1,1 +1,1 @@
-"""Package."""
+"""Fakes and contract suites for our tests and for those of plugin authors; see the README beside this file."""

@@ -19,9 +19,9 @@ from enginehouse.testing.contract.driver import RunnerDriver, repeated
 
 __all__ = ["FailureContract"]
 
-Breakage = Callable[[Span, RunnerDriver], Span]
+_Breakage = Callable[[Span, RunnerDriver], Span]
 
-_BROKEN_SPANS: dict[str, Breakage] = {
+_BROKEN_SPANS: dict[str, _Breakage] = {
     "starts too early": lambda span, _: attrs.evolve(span, start=span.start - 1),
     "starts too late": lambda span, _: attrs.evolve(span, start=span.start + 1),
     "is empty": lambda span, _: attrs.evolve(span, input=np.empty(0, np.int32)),
