@@ -7,6 +7,7 @@ is imported. It knows names and sizes of files and a few keys of the configurati
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from attrs import field, frozen
 from enginehouse.backend import MemoryEstimate, ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["ModelFolder"]
+__all__ = ["DEFAULT_CONTEXT", "ModelFolder", "served_context"]
+
+DEFAULT_CONTEXT = 4096
+"""Longest sequence in tokens when neither the user nor a shorter model says so."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -71,3 +75,23 @@ class ModelFolder:
         except KeyError as error:
             raise ModelLoadError(f"{self.path / 'config.json'} has no {error}") from error
         return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+
+
+def served_context(config: Mapping[str, Any], wanted: int | None) -> int:
+    """The context to serve for a model with this configuration, in tokens.
+
+    Rotary embeddings that change with the longest sequence of a batch (``dynamic``, ``longrope``) would let
+    one request change another's text; such models are served up to the length where they do not change.
+
+    Raises:
+        ModelLoadError: ``wanted`` is more than the model supports.
+    """
+    text = config.get("text_config") or config
+    limit = int(text.get("max_position_embeddings") or wanted or DEFAULT_CONTEXT)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if {rope.get("rope_type"), rope.get("type")} & {"dynamic", "longrope"}:
+        key = "original_max_position_embeddings"
+        limit = min(limit, int(rope.get(key) or text.get(key) or limit))
+    if wanted is not None and wanted > limit:
+        raise ModelLoadError(f"context = {wanted} is more than this model supports ({limit})")
+    return wanted or min(limit, DEFAULT_CONTEXT)

@@ -9,12 +9,9 @@ from attrs import field, frozen, validators
 
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.errors import MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder
+from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder
 
-__all__ = ["DEFAULT_CONTEXT", "HfBackend", "HfOptions"]
-
-DEFAULT_CONTEXT = 4096
-"""Longest sequence in tokens when neither the user nor a shorter model says so."""
+__all__ = ["HfBackend", "HfOptions"]
 
 
 @frozen(kw_only=True)

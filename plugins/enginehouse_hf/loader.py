@@ -11,10 +11,10 @@ from transformers.utils import logging as transformers_logging
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder
+from enginehouse.model_folder import ModelFolder, served_context
 from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Lane, Step, UnsupportedAttention
-from enginehouse_hf.backend import DEFAULT_CONTEXT, HfOptions
+from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
 
@@ -72,7 +72,7 @@ def _load_model(files: ModelFiles, options: HfOptions) -> Any:
 
 
 def _build(files: ModelFiles, model: Any, options: HfOptions) -> HfRunner:
-    max_context = _max_context(model.config.get_text_config(), options.context)
+    max_context = served_context(model.config.to_dict(), options.context)
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
@@ -115,19 +115,3 @@ def _warm_up(model: Any, memory: KvMemory) -> int:
     if any(step.windows[i] is None for i in sliding):
         raise UnsupportedAttention("a sliding window that it applies by a mask only")
     return int(logits.shape[-1])
-
-
-def _max_context(config: Any, wanted: int | None) -> int:
-    """The context to serve, at most what the model was made for."""
-    limit = int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if parameters.get("rope_type") in ("dynamic", "longrope"):
-        # These change the rotation of a whole batch with its longest sequence: stay where they do not.
-        limit = int(
-            parameters.get("original_max_position_embeddings")
-            or getattr(config, "original_max_position_embeddings", None)
-            or limit
-        )
-    if wanted is not None and wanted > limit:
-        raise ModelLoadError(f"context = {wanted} is more than this model supports ({limit})")
-    return wanted or min(limit, DEFAULT_CONTEXT)

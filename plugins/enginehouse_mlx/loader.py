@@ -11,10 +11,11 @@ from mlx_lm import load
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder
+from enginehouse.model_folder import ModelFolder, served_context
 from enginehouse.types import ModelInfo
-from enginehouse_mlx.backend import DEFAULT_CONTEXT, MlxOptions
+from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
+from enginehouse_mlx.config import older_keys
 from enginehouse_mlx.halves import cut_model
 from enginehouse_mlx.runner import MlxRunner
 from enginehouse_mlx.tokenizer import wrap_text
@@ -34,7 +35,7 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
         raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
     try:
         progress(0.0, "loading weights")
-        model, tokenizer = load(str(folder.path))
+        model, tokenizer = load(str(folder.path), model_config=older_keys(folder.config))
         if options.dtype is not None:
             model.set_dtype(getattr(mx, options.dtype))
         progress(0.8, "warming up")
@@ -50,7 +51,7 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
 
 
 def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOptions) -> MlxRunner:
-    max_context = _max_context(folder.config, options.context)
+    max_context = served_context(folder.config, options.context)
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
@@ -76,12 +77,3 @@ def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOp
         },
     )
     return MlxRunner(halves, SlotMemory(model), capabilities, text, info)
-
-
-def _max_context(config: dict[str, Any], wanted: int | None) -> int:
-    """The context to serve, at most what the model was made for."""
-    text = config.get("text_config", config)
-    limit = int(text.get("max_position_embeddings") or DEFAULT_CONTEXT)
-    if wanted is not None and wanted > limit:
-        raise ModelLoadError(f"context = {wanted} is more than this model supports ({limit})")
-    return wanted or min(limit, DEFAULT_CONTEXT)

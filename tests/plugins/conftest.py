@@ -43,21 +43,26 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         **_SIZES,
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": 2,
-        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},  # as transformers 5 writes it
         "tie_word_embeddings": False,
     },
     "qwen3": {
         **_SIZES,
         "architectures": ["Qwen3ForCausalLM"],
         "num_hidden_layers": 2,
-        "rope_theta": 10000.0,
+        "rope_theta": 1000000.0,  # as older versions wrote it
         "tie_word_embeddings": True,
     },
     "gemma3": {
         **_SIZES,
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
-        "num_hidden_layers": 6,  # one period: five layers with a sliding window, one without
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+        },
         "sliding_window": 8,
         "query_pre_attn_scalar": 16,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -239,6 +244,8 @@ def _write_tokenizer(folder: Path, is_sentencepiece: bool) -> int:
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
     )
-    wrapped.chat_template = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>{% endfor %}"
+    wrapped.chat_template = (
+        "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>{% endfor %}"
+    )
     wrapped.save_pretrained(folder)
     return int(tokenizer.get_vocab_size())
