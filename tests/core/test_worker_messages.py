@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -10,120 +12,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse import errors
-from enginehouse.config import PluginsSettings
 from enginehouse.engine.worker import messages
 from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
-from enginehouse.types import (
-    ChoiceFinished,
-    EngineRequest,
-    EngineSettings,
-    EngineStats,
-    ModelInfo,
-    RequestFinished,
-    SamplingParams,
-    Segment,
-    StopParams,
-    TextDelta,
-    TokenLogprob,
-    TopLogprob,
-)
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
-floats = st.floats(allow_nan=False)
-counts = st.integers(0, 2**40)
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | floats | texts,
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False),
+    str: texts,
+    bytes: st.binary(max_size=4),
+    type(None): st.none(),
+}
+SCALARS[Any] = st.recursive(
+    st.one_of(*SCALARS.values()).filter(lambda value: not isinstance(value, bytes)),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(texts, children, max_size=3),
-    max_leaves=5,
+    max_leaves=4,
 )
-tables = st.dictionaries(texts, plain, max_size=3)
 
-sampling = st.builds(
-    SamplingParams,
-    temperature=floats,
-    top_k=counts,
-    top_p=floats,
-    logit_bias=st.dictionaries(counts, floats, max_size=3),
-    seed=st.integers(-(2**63), 2**63 - 1),
-    num_logprobs=st.none() | st.integers(0, 20),
-    extensions=st.dictionaries(texts, tables, max_size=2),
-)
-stopping = st.builds(
-    StopParams,
-    max_tokens=st.none() | counts,
-    stop=st.lists(texts, max_size=3).map(tuple),
-    ignore_eos=st.booleans(),
-)
-segments = st.lists(st.builds(Segment, texts, st.booleans()), max_size=3).map(tuple)
-requests = st.builds(
-    EngineRequest,
-    request_id=texts,
-    segments=segments,
-    token_ids=st.none() | token_ids,
-    add_special=st.booleans(),
-    num_choices=st.integers(1, 16),
-    sampling=sampling,
-    stopping=stopping,
-    priority=st.integers(-100, 100),
-    namespace=texts,
-)
-failures = st.builds(messages.Failure, tables)
-top = st.lists(st.builds(TopLogprob, counts, st.binary(max_size=4), floats), max_size=2).map(tuple)
-logprobs = st.lists(st.builds(TokenLogprob, counts, st.binary(max_size=4), floats, top), max_size=2).map(tuple)
-events = (
-    st.builds(TextDelta, st.integers(0, 15), texts, token_ids, st.none() | logprobs)
-    | st.builds(ChoiceFinished, st.integers(0, 15), st.sampled_from(["stop", "length"]), counts, texts | counts)
-    | st.builds(RequestFinished, counts, counts, counts, counts, queue_s=floats, prefill_s=floats, decode_s=floats)
-)
-infos = st.builds(
-    ModelInfo,
-    backend=texts,
-    max_context=counts,
-    vocab_size=counts,
-    chat_templates=st.dictionaries(texts, texts, max_size=2),
-    special_tokens=st.dictionaries(texts, counts, max_size=2),
-    bos_token=texts,
-    eos_token=texts,
-    metadata=st.dictionaries(texts, texts, max_size=2),
-)
-loads = st.builds(
-    messages.Load,
-    texts,
-    texts,
-    st.none() | texts,
-    tables,
-    texts,
-    st.builds(EngineSettings, slots=counts, max_queue=counts, prefix_cache=st.booleans()),
-    st.builds(
-        PluginsSettings,
-        allow=st.none() | st.lists(texts, max_size=2).map(tuple),
-        deny=st.lists(texts, max_size=2).map(tuple),
-        options=st.dictionaries(texts, tables, max_size=2),
-    ),
-)
-to_worker = (
-    loads
-    | st.builds(messages.Submit, requests)
-    | st.builds(messages.Cancel, texts)
-    | st.builds(messages.Tokenize, counts, segments, st.booleans())
-    | st.builds(messages.Detokenize, counts, token_ids)
-    | st.builds(messages.GetStats, counts)
-    | st.just(messages.Close())
-)
-from_worker = (
-    st.builds(messages.LoadProgress, floats, texts)
-    | st.builds(messages.Ready, infos)
-    | st.builds(messages.LoadFailed, failures)
-    | st.builds(messages.Accepted, texts, counts)
-    | st.builds(messages.Rejected, texts, failures)
-    | st.builds(messages.StepOutputs, st.lists(st.tuples(texts, events | failures), max_size=4))
-    | st.builds(messages.Tokenized, counts, token_ids.map(list))
-    | st.builds(messages.Detokenized, counts, texts)
-    | st.builds(messages.Stats, counts, st.builds(EngineStats, num_waiting=counts, free_tokens=counts))
-    | st.builds(messages.CallFailed, counts, failures)
-    | st.builds(messages.Died, texts)
-)
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one per kind
+    """Any value of an annotation, so that whatever is added to a message is tested with it."""
+    arguments = get_args(kind)
+    match get_origin(kind) or kind:
+        case scalar if scalar in SCALARS:
+            return SCALARS[scalar]
+        case origin if origin is Literal:
+            return st.sampled_from(arguments)
+        case origin if origin in (Union, UnionType):
+            return st.one_of(*map(values_of, arguments))
+        case origin if origin is list:
+            return st.lists(values_of(arguments[0]), max_size=3)
+        case origin if origin is dict:
+            return st.dictionaries(*map(values_of, arguments), max_size=3)
+        case origin if origin is tuple and arguments[-1] is ...:
+            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+        case origin if origin is tuple:
+            return st.tuples(*map(values_of, arguments))
+        case fields if isinstance(fields, type):
+            return st.builds(fields, **{name: values_of(hint) for name, hint in get_type_hints(fields).items()})
+        case unknown:
+            raise TypeError(f"no values of {unknown}")
+
+
+to_worker = st.deferred(lambda: values_of(messages.ToWorker))
+from_worker = st.deferred(lambda: values_of(messages.FromWorker))
 
 
 @given(to_worker)
