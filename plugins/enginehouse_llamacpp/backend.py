@@ -1,0 +1,52 @@
+"""What the plugin registers: cheap, and free of ``llama_cpp`` until ``open``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
+from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse_llamacpp.estimate import estimate_memory
+from enginehouse_llamacpp.gguf import is_gguf, read_header
+from enginehouse_llamacpp.library import is_installed, load_library
+from enginehouse_llamacpp.options import LlamaCppOptions
+
+__all__ = ["LlamaCppBackend"]
+
+
+class LlamaCppBackend:
+    """Opens GGUF files as runners."""
+
+    name = "llamacpp"
+    api_version = 1
+    options = LlamaCppOptions
+    opens: Literal["runner"] = "runner"
+
+    def probe(self) -> Probe:
+        """Whether llama-cpp-python is installed."""
+        if not is_installed():
+            return Probe(False, reason=MissingDependency("llama-cpp-python", self.name).message)
+        return Probe(True, ("cpu",))
+
+    def match(self, source: ModelSource) -> Match:
+        """Made for GGUF files, told by their first bytes."""
+        if source.path is None or not source.path.is_file():
+            return Match(0.0, "not a file")
+        if is_gguf(source.path):
+            return Match(1.0, "a GGUF file")
+        return Match(0.0, "not a GGUF file")
+
+    def estimate(self, source: ModelSource, options: LlamaCppOptions) -> MemoryEstimate:
+        """Memory from the file's metadata."""
+        if source.path is None:
+            raise ModelLoadError(f"{source.text}: not a file")
+        return estimate_memory(read_header(source.path), options)
+
+    def open(self, source: ModelSource, options: LlamaCppOptions, progress: Progress) -> Runner:
+        """Load the model on this thread; see :func:`enginehouse_llamacpp.loader.open_runner`."""
+        library = load_library()
+        from enginehouse_llamacpp.loader import open_runner  # noqa: PLC0415 - numpy and the runner, only here
+
+        if source.path is None:
+            raise ModelLoadError(f"{source.text}: not a file; llama.cpp needs the path of a GGUF file")
+        return open_runner(library, source.path, options, progress)

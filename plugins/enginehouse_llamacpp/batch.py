@@ -1,0 +1,67 @@
+"""The arrays that a forward pass reads: one ``llama_batch`` whose memory is numpy's.
+
+Filled span by span with slices, never token by token; allocated once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.backend import Outputs
+from enginehouse_llamacpp.library import Bindings
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Tokens of one forward pass.
+
+    Attributes:
+        raw: the ``llama_batch``; points into the arrays below, which live as long as this object.
+        num_tokens: tokens filled in.
+        num_rows: of these, how many give logits.
+    """
+
+    def __init__(self, bindings: Bindings, max_tokens: int) -> None:
+        self._token_ids = np.zeros(max_tokens, np.int32)
+        self._positions = np.zeros(max_tokens, np.int32)
+        self._sequence_ids = np.zeros(max_tokens, np.int32)
+        self._num_sequence_ids = np.ones(max_tokens, np.int32)
+        self._outputs = np.zeros(max_tokens, np.int8)
+        addresses = self._sequence_ids.ctypes.data + 4 * np.arange(max_tokens + 1)
+        addresses[max_tokens] = 0  # llama.cpp's end mark
+        self._sequence_id_pointers = addresses.astype(np.uintp)
+        self._count_up = np.arange(max_tokens, dtype=np.int32)
+        self.num_tokens = self.num_rows = 0
+        self.raw = bindings.llama_batch()
+        int_pointer = ctypes.POINTER(ctypes.c_int32)
+        self.raw.token = ctypes.cast(self._token_ids.ctypes.data, int_pointer)
+        self.raw.pos = ctypes.cast(self._positions.ctypes.data, int_pointer)
+        self.raw.n_seq_id = ctypes.cast(self._num_sequence_ids.ctypes.data, int_pointer)
+        self.raw.seq_id = ctypes.cast(self._sequence_id_pointers.ctypes.data, ctypes.POINTER(int_pointer))
+        self.raw.logits = ctypes.cast(self._outputs.ctypes.data, ctypes.POINTER(ctypes.c_int8))
+
+    def clear(self) -> None:
+        """Begin a new batch."""
+        self.num_tokens = self.num_rows = 0
+
+    def add(self, sequence: int, start: int, token_ids: NDArray[np.int32], outputs: Outputs) -> None:
+        """Append one span's tokens. ``token_ids``: (num_tokens,) int32; room was checked by the caller."""
+        begin = self.num_tokens
+        end = self.num_tokens = begin + len(token_ids)
+        self._token_ids[begin:end] = token_ids
+        self._positions[begin:end] = self._count_up[: end - begin]
+        self._positions[begin:end] += start
+        self._sequence_ids[begin:end] = sequence
+        self._outputs[begin:end] = outputs == "all"
+        if outputs == "last":
+            self._outputs[end - 1] = 1
+        self.num_rows += end - begin if outputs == "all" else outputs == "last"
+
+    def finish(self) -> NDArray[np.int32]:
+        """Tell llama.cpp how many tokens there are; returns them, (num_tokens,) int32."""
+        self.raw.n_tokens = self.num_tokens
+        return self._token_ids[: self.num_tokens]

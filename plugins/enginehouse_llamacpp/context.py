@@ -1,0 +1,105 @@
+"""One ``llama_context``: forward passes over a filled batch, their logits, their interruption.
+
+Validates nothing: llama.cpp ends the process on some mistakes, so :mod:`enginehouse_llamacpp.runner` checks first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.errors import ModelLoadError
+from enginehouse_llamacpp.batch import Batch
+from enginehouse_llamacpp.library import Library
+from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.sizes import CacheSizes
+
+__all__ = ["Context"]
+
+
+class Context:
+    """Computes batches for one model; used on one thread, but for :meth:`abort`.
+
+    Attributes:
+        address: the ``llama_context``.
+    """
+
+    def __init__(self, library: Library, model: int, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> None:
+        bindings = self._bindings = library.bindings
+        library.log.clear()
+        address = bindings.llama_init_from_model(model, _context_params(bindings, options, sizes, threads))
+        if not address:
+            raise ModelLoadError(
+                f"llama.cpp cannot make a context of {sizes.cache_tokens} tokens: {library.log.reason()}; "
+                "a smaller cache_tokens or context needs less memory"
+            )
+        self.address: int = address
+        self._vocab_size = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(model))
+        self._abort_flag = ctypes.create_string_buffer(2)
+        self._abort_callback = library.strlen
+        bindings.llama_set_abort_callback(address, self._abort_callback, ctypes.addressof(self._abort_flag))
+        self._get_logits = _as_address_function(bindings)
+        self._logits_address = 0
+        self._logits = np.empty((0, self._vocab_size), np.float32)
+        self._threads = threads
+
+    @property
+    def cache_tokens(self) -> int:
+        """KV positions that llama.cpp really made, at least as many as asked."""
+        return int(self._bindings.llama_n_ctx(self.address))
+
+    def use_threads(self, threads: int) -> None:
+        """Compute the next batches with so many threads."""
+        if threads != self._threads:
+            self._bindings.llama_set_n_threads(self.address, threads, threads)
+            self._threads = threads
+
+    def decode(self, batch: Batch) -> int:
+        """Compute a finished batch, without Python's lock; see :class:`enginehouse_llamacpp.codes.DecodeCode`."""
+        self._abort_flag[0] = 0
+        code: int = self._bindings.llama_decode(self.address, batch.raw)
+        self._abort_flag[0] = 0
+        return code
+
+    def rows(self, num_rows: int) -> NDArray[np.float32]:
+        """The last batch's logits, (num_rows, vocab_size) float32: llama.cpp's own memory, not a copy."""
+        address = self._get_logits(self.address)
+        if address != self._logits_address or num_rows > len(self._logits):
+            memory = (ctypes.c_float * (num_rows * self._vocab_size)).from_address(address)
+            self._logits = np.frombuffer(memory, np.float32).reshape(num_rows, self._vocab_size)
+            self._logits_address = address
+        return self._logits[:num_rows]
+
+    def abort(self) -> None:
+        """Make a running :meth:`decode` end soon; any thread. llama.cpp looks between the nodes of its graph."""
+        self._abort_flag[0] = 1
+
+    def close(self) -> None:
+        """Free the context and its cache."""
+        self._logits = np.empty((0, self._vocab_size), np.float32)
+        self._bindings.llama_free(self.address)
+
+
+def _context_params(bindings: object, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> object:
+    """The parameters of ``llama_init_from_model``."""
+    params = bindings.llama_context_default_params()  # type: ignore[attr-defined]
+    params.n_ctx = sizes.cache_tokens
+    params.n_seq_max = sizes.max_sequences
+    params.n_batch = sizes.batch_tokens
+    params.n_ubatch = sizes.chunk_tokens
+    params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = True
+    params.swa_full = options.swa_full
+    params.type_k = sizes.type_k
+    params.type_v = sizes.type_v
+    if options.flash_attn is not None:
+        params.flash_attn_type = int(options.flash_attn)
+    return params
+
+
+def _as_address_function(bindings: object) -> ctypes._NamedFuncPointer:  # type: ignore[name-defined]
+    """``llama_get_logits`` returning a plain address; the binding's own makes a new pointer object per call."""
+    function = bindings._lib.llama_get_logits  # type: ignore[attr-defined]
+    return ctypes.cast(function, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))

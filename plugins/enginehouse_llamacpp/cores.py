@@ -1,0 +1,47 @@
+"""How many threads can run at once on this machine, for this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["usable_cores"]
+
+_CPU_FOLDER = Path("/sys/devices/system/cpu")
+_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, at least 1.
+
+    Two hardware threads of one core share its arithmetic units, so a second one only adds barriers to wait at. A
+    container's CPU quota counts as well: threads beyond it are stopped for whole scheduler periods.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cpus: Iterable[int] = os.sched_getaffinity(0)
+    else:
+        cpus = range(os.cpu_count() or 1)
+    cores = _count_cores(cpus, _CPU_FOLDER)
+    quota = _read_quota(_QUOTA_FILE)
+    return max(1, min(cores, quota) if quota else cores)
+
+
+def _count_cores(cpus: Iterable[int], folder: Path) -> int:
+    """Distinct cores among the logical CPUs; each CPU counts where the topology is unknown."""
+    cores = set()
+    for cpu in cpus:
+        try:
+            cores.add((folder / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)
+
+
+def _read_quota(file: Path) -> int | None:
+    """Whole cores that the cgroup allows, rounded up; None is no limit."""
+    try:
+        quota, period = file.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else -(-int(quota) // int(period))

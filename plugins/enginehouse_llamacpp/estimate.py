@@ -1,0 +1,41 @@
+"""Memory that a GGUF model will need, from its metadata alone."""
+
+from __future__ import annotations
+
+from enginehouse.backend import MemoryEstimate
+from enginehouse_llamacpp.gguf import GgufHeader
+from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.sizes import choose_sizes, type_bytes
+
+__all__ = ["estimate_memory"]
+
+
+def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
+    """Weights, KV cache, and the buffers for logits and intermediate values.
+
+    The KV cost of a token counts every layer's keys and values; sliding-window layers that keep only their window
+    (``swa_full = false``) are counted in full too, so the estimate errs upwards.
+    """
+    num_layers = header.number("block_count")
+    kv_bytes = _kv_bytes_per_token(header, options, num_layers)
+    sizes = choose_sizes(options, header.number("context_length"), header.vocab_size)
+    embedding = header.number("embedding_length")
+    widest = max(header.per_layer("feed_forward_length", num_layers) or [0])
+    compute_bytes = 4 * sizes.chunk_tokens * (header.vocab_size + 4 * embedding + 2 * widest)
+    logits_bytes = 4 * sizes.max_sequences * header.vocab_size
+    return MemoryEstimate(
+        weights_bytes=header.file_bytes,
+        kv_bytes_per_token=kv_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sizes.cache_tokens + compute_bytes + logits_bytes,
+    )
+
+
+def _kv_bytes_per_token(header: GgufHeader, options: LlamaCppOptions, num_layers: int) -> int:
+    heads = max(header.per_layer("attention.head_count", num_layers) or [1])
+    head_size = header.number("embedding_length") // max(heads, 1)
+    key_size = header.number("attention.key_length", head_size)
+    value_size = header.number("attention.value_length", head_size)
+    return sum(
+        type_bytes(options.type_k, kv_heads * key_size) + type_bytes(options.type_v, kv_heads * value_size)
+        for kv_heads in header.per_layer("attention.head_count_kv", num_layers, heads)
+    )

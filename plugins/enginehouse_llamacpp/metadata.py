@@ -1,0 +1,73 @@
+"""What a loaded model says about itself: GGUF metadata as text, chat templates, facts worth showing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+
+from enginehouse.types import ModelInfo
+from enginehouse_llamacpp.library import Bindings
+from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
+
+__all__ = ["describe_model", "read_metadata"]
+
+_TEMPLATE_KEY = "tokenizer.chat_template"
+_VOCABULARY_KEYS = "tokenizer.ggml."
+
+
+def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
+    """All GGUF keys as text, without the vocabulary's tables."""
+    values: dict[str, str] = {}
+    for index in range(bindings.llama_model_meta_count(model)):
+        key = _read_text(lambda *to, at=index: bindings.llama_model_meta_key_by_index(model, at, *to))
+        if not key.startswith(_VOCABULARY_KEYS):
+            values[key] = _read_text(lambda *to, at=index: bindings.llama_model_meta_val_str_by_index(model, at, *to))
+    return values
+
+
+def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer, max_context: int) -> ModelInfo:
+    """Everything that the server process needs to know."""
+    values = read_metadata(bindings, model)
+    vocab = bindings.llama_model_get_vocab(model)
+    description = _read_text(lambda *to: bindings.llama_model_desc(model, *to))
+    facts = {
+        "architecture": values.get("general.architecture", ""),
+        "name": values.get("general.name", ""),
+        "description": description,
+        "quantization": description.rpartition("B ")[2],
+        "parameters": str(bindings.llama_model_n_params(model)),
+        "size_bytes": str(bindings.llama_model_size(model)),
+        "trained_context": str(bindings.llama_model_n_ctx_train(model)),
+        "license": values.get("general.license", ""),
+    }
+    return ModelInfo(
+        backend="llamacpp",
+        max_context=max_context,
+        vocab_size=tokenizer.vocab_size,
+        chat_templates=_chat_templates(values),
+        special_tokens=dict(tokenizer.special_tokens),
+        bos_token=tokenizer.token_text(bindings.llama_vocab_bos(vocab)),
+        eos_token=tokenizer.token_text(bindings.llama_vocab_eos(vocab)),
+        metadata={name: value for name, value in facts.items() if value},
+    )
+
+
+def _chat_templates(values: Mapping[str, str]) -> dict[str, str]:
+    """Jinja sources by name; a GGUF file may carry several."""
+    templates = {}
+    for key, source in values.items():
+        if key == _TEMPLATE_KEY:
+            templates["default"] = source
+        elif key.startswith(f"{_TEMPLATE_KEY}."):
+            templates[key.removeprefix(f"{_TEMPLATE_KEY}.")] = source
+    return templates
+
+
+def _read_text(read: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """Text from a function that writes at most so many bytes and returns how many there are."""
+    buffer = ctypes.create_string_buffer(256)
+    length = read(buffer, len(buffer))
+    if length >= len(buffer):
+        buffer = ctypes.create_string_buffer(length + 1)
+        read(buffer, len(buffer))
+    return buffer.value.decode(errors="replace") if length >= 0 else ""

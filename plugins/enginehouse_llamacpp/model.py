@@ -1,0 +1,74 @@
+"""Opens and closes a ``llama_model``: weights and vocabulary, without any sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from enginehouse.errors import ModelLoadError
+from enginehouse_llamacpp.gguf import is_gguf
+from enginehouse_llamacpp.library import Library
+from enginehouse_llamacpp.options import LlamaCppOptions
+
+__all__ = ["load_model", "uses_extra_buffers"]
+
+
+def uses_extra_buffers(library: Library, options: LlamaCppOptions) -> bool:
+    """Whether weights may be repacked, see :class:`LlamaCppOptions`."""
+    return options.extra_buffers if options.extra_buffers is not None else not library.has_amx
+
+
+def load_model(library: Library, path: Path, options: LlamaCppOptions, progress: Callable[[float], None]) -> int:
+    """Load the weights. Returns the address of the ``llama_model``.
+
+    Raises:
+        ModelLoadError: the file is missing, damaged or not supported; says what llama.cpp logged.
+    """
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: no such file")
+    if not is_gguf(path):
+        raise ModelLoadError(f"{path}: not a GGUF file (its first bytes are not 'GGUF')")
+    bindings = library.bindings
+    watch = _ProgressWatch(progress)
+    callback = bindings.llama_progress_callback(watch)
+    params = bindings.llama_model_default_params()
+    params.n_gpu_layers = options.n_gpu_layers
+    params.load_mode = _load_mode(bindings, options)
+    params.use_extra_bufts = uses_extra_buffers(library, options)
+    params.progress_callback = callback
+    library.log.clear()
+    model = bindings.llama_model_load_from_file(str(path).encode(), params)
+    if watch.error is not None:
+        if model:
+            bindings.llama_model_free(model)
+        raise watch.error
+    if not model:
+        raise ModelLoadError(f"{path}: llama.cpp cannot load it: {library.log.reason()}")
+    return int(model)
+
+
+class _ProgressWatch:
+    """llama.cpp's progress callback. An exception ends the loading and is raised after it, not inside C."""
+
+    def __init__(self, progress: Callable[[float], None]) -> None:
+        self._progress = progress
+        self.error: BaseException | None = None
+
+    def __call__(self, share: float, user_data: object) -> bool:
+        """Report; the answer says whether to go on."""
+        try:
+            self._progress(share)
+        except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
+            self.error = error
+        return self.error is None
+
+
+def _load_mode(bindings: Any, options: LlamaCppOptions) -> int:
+    modes = {
+        (False, False): bindings.LLAMA_LOAD_MODE_NONE,
+        (True, False): bindings.LLAMA_LOAD_MODE_MMAP,
+        (False, True): bindings.LLAMA_LOAD_MODE_MLOCK,
+        (True, True): bindings.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    }
+    return int(modes[options.use_mmap, options.use_mlock])

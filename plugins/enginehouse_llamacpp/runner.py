@@ -1,0 +1,160 @@
+"""The runner: forward passes over sequences, each checked before llama.cpp sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.backend import RunnerCapabilities, Span
+from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
+from enginehouse.types import ModelInfo
+from enginehouse_llamacpp.batch import Batch
+from enginehouse_llamacpp.cells import CellMap, HeldCells
+from enginehouse_llamacpp.codes import DecodeCode, is_unchanged
+from enginehouse_llamacpp.context import Context
+from enginehouse_llamacpp.log import LogBuffer
+from enginehouse_llamacpp.sequences import SequenceTable
+from enginehouse_llamacpp.spans import check_batch_ids, check_span
+from enginehouse_llamacpp.threads import ThreadChooser
+from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
+
+__all__ = ["LlamaCppRunner"]
+
+
+class _Rows:
+    """Implements :class:`enginehouse.backend.ForwardOutput` over llama.cpp's own memory."""
+
+    def __init__(self, rows: NDArray[np.float32]) -> None:
+        self._rows = rows
+        self.num_rows = len(rows)
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32, writable; valid until the next ``forward``."""
+        return self._rows
+
+
+class LlamaCppRunner:
+    """Implements :class:`enginehouse.backend.Runner`; made by :func:`enginehouse_llamacpp.loader.open_runner`.
+
+    Args:
+        capabilities, tokenizer, info: see the contract.
+        context: computes batches; closed by :meth:`close`.
+        sequences: the open sequences.
+        cells: free and taken KV positions.
+        batch: filled anew by each forward pass.
+        threads: how many threads each batch gets.
+        log: says why llama.cpp failed.
+        release: frees what the runner was built on; called once, after the context is closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        capabilities: RunnerCapabilities,
+        tokenizer: LlamaCppTokenizer,
+        info: ModelInfo,
+        context: Context,
+        sequences: SequenceTable,
+        cells: CellMap,
+        batch: Batch,
+        threads: ThreadChooser,
+        log: LogBuffer,
+        release: Callable[[], None],
+    ) -> None:
+        self.capabilities, self.tokenizer, self.info = capabilities, tokenizer, info
+        self._context, self._sequences, self._cells = context, sequences, cells
+        self._batch, self._threads, self._log, self._release = batch, threads, log, release
+        self._is_closed = False
+        self._no_rows = np.empty((0, info.vocab_size), np.float32)
+
+    def open_sequence(self) -> int:
+        """A new, empty sequence."""
+        return self._sequences.open()
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the sequence and its KV positions back."""
+        self._sequences.free(sequence)
+
+    def length(self, sequence: int) -> int:
+        """Number of tokens that the sequence holds."""
+        return self._sequences.held(sequence).length
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Drop tokens from the end; 0 is kept when a sliding window or a recurrent state cannot go back."""
+        return self._sequences.truncate(sequence, length)
+
+    def fork(self, source: int, length: int) -> tuple[int, int]:
+        """A new sequence that shares the first tokens of ``source``; nothing is copied."""
+        return self._sequences.fork(source, length)
+
+    def free_tokens(self) -> int:
+        """KV positions free now."""
+        return self._cells.num_free
+
+    def forward(self, spans: Sequence[Span]) -> _Rows:
+        """Append every span to its sequence in one pass; see the contract for what it raises."""
+        held = self._fill(spans)
+        batch = self._batch
+        cells = self._cells.allocate(batch.num_tokens)
+        begin = 0
+        for span, sequence in zip(spans, held, strict=True):
+            end = begin + len(span.input)  # type: ignore[arg-type] # checked by _fill
+            sequence.append(cells[begin:end])
+            begin = end
+        threads = self._threads.choose(batch.num_tokens)
+        self._context.use_threads(threads)
+        started = perf_counter()
+        code = self._context.decode(batch)
+        if code != DecodeCode.OK:
+            raise self._failed(code, spans, held)
+        rows = self._context.rows(batch.num_rows) if batch.num_rows else self._no_rows
+        self._threads.record(batch.num_tokens, threads, perf_counter() - started)
+        return _Rows(rows)
+
+    def abort(self) -> None:
+        """Ask a running ``forward`` to stop soon."""
+        self._context.abort()
+
+    def close(self) -> None:
+        """Free the context and the model; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._context.close()
+            self._release()
+
+    def _fill(self, spans: Sequence[Span]) -> list[HeldCells]:
+        """Check all spans and put them into the batch; nothing else changes. Returns their sequences."""
+        batch, limits = self._batch, self.capabilities
+        batch.clear()
+        held = []
+        for span in spans:
+            sequence = self._sequences.held(span.sequence)
+            token_ids = check_span(span, sequence.length, limits.max_context)
+            if batch.num_tokens + len(token_ids) > limits.max_batch_tokens:
+                raise InvalidSpan(f"the batch has more than {limits.max_batch_tokens} tokens")
+            batch.add(span.sequence, span.start, token_ids, span.outputs)
+            held.append(sequence)
+        if not held:
+            raise InvalidSpan("a forward pass needs at least one span")
+        if len({span.sequence for span in spans}) != len(held):
+            raise InvalidSpan("a sequence may have one span per forward pass")
+        check_batch_ids(batch.finish(), self.info.vocab_size)
+        return held
+
+    def _failed(self, code: int, spans: Sequence[Span], held: list[HeldCells]) -> RunnerError:
+        """The error for a return code, after our account says again what llama.cpp holds."""
+        free_before = self._cells.num_free + self._batch.num_tokens
+        if is_unchanged(code):
+            for span, sequence in zip(spans, held, strict=True):
+                self._cells.release(sequence, span.start)
+        lengths = self._sequences.resynchronise([span.sequence for span in spans])
+        if code == DecodeCode.NO_SLOT:
+            return CacheFull(self._batch.num_tokens, min(free_before, self._batch.num_tokens - 1))
+        if code == DecodeCode.ABORTED:
+            return StepAborted(lengths)
+        if code == DecodeCode.INVALID_BATCH:
+            return InvalidSpan(f"llama.cpp refused the batch: {self._log.reason()}")
+        return RunnerError(f"llama.cpp failed with code {code}: {self._log.reason()}")

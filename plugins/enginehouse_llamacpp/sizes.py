@@ -1,0 +1,68 @@
+"""How large the cache and the batches are made, from the options and the model."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from enginehouse_llamacpp.options import LlamaCppOptions
+
+__all__ = ["GGML_TYPES", "CacheSizes", "choose_sizes", "type_bytes"]
+
+_DEFAULT_CONTEXT = 8192
+_KEPT_SEQUENCES = 56
+_LOGITS_BYTES = 64 * 2**20
+"""llama.cpp keeps room for one row of logits per sequence, used or not."""
+
+GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+"""Numbers of ggml's tensor types (``enum ggml_type``)."""
+
+_BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34}
+
+
+@frozen(kw_only=True)
+class CacheSizes:
+    """Counts that llama.cpp fixes when a context is made.
+
+    Attributes:
+        max_context: longest sequence in tokens.
+        cache_tokens: KV positions in total.
+        max_sequences: sequences that hold positions at once.
+        batch_tokens: most tokens in a forward pass.
+        chunk_tokens: tokens that llama.cpp computes at once.
+        type_k, type_v: ggml's numbers for the types of the KV cache.
+    """
+
+    max_context: int
+    cache_tokens: int
+    max_sequences: int
+    batch_tokens: int
+    chunk_tokens: int
+    type_k: int
+    type_v: int
+
+
+def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int) -> CacheSizes:
+    """Sizes for a model; ``trained_context`` is 0 when unknown."""
+    context = options.context or min(trained_context or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
+    cache_tokens = options.cache_tokens or max(context, _DEFAULT_CONTEXT)
+    cache_tokens = -(-cache_tokens // 256) * 256  # llama.cpp pads to this
+    rows = max(_LOGITS_BYTES // (4 * max(vocab_size, 1)), 1)
+    kept = min(_KEPT_SEQUENCES, max(rows - options.slots, options.slots))
+    max_sequences = options.max_sequences or min(options.slots + kept, 256)
+    batch_tokens = max(min(options.n_batch, cache_tokens), max_sequences)
+    return CacheSizes(
+        max_context=min(context, cache_tokens),
+        cache_tokens=cache_tokens,
+        max_sequences=max_sequences,
+        batch_tokens=batch_tokens,
+        chunk_tokens=min(options.n_ubatch or batch_tokens, batch_tokens),
+        type_k=GGML_TYPES[options.type_k],
+        type_v=GGML_TYPES[options.type_v],
+    )
+
+
+def type_bytes(name: str, count: int) -> int:
+    """Bytes of ``count`` numbers of a KV type; quantised types come in blocks of 32."""
+    if name in _BLOCK_BYTES:
+        return -(-count // 32) * _BLOCK_BYTES[name]
+    return count * (4 if name == "f32" else 2)

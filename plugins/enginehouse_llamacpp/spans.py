@@ -1,0 +1,52 @@
+"""Checks of spans: llama.cpp answers some wrong ones by ending the process."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.backend import Span
+from enginehouse.errors import InvalidSpan
+
+__all__ = ["check_batch_ids", "check_span"]
+
+_OUTPUTS = frozenset(("none", "last", "all"))
+
+
+def check_span(span: Span, length: int, max_context: int) -> NDArray[np.int32]:
+    """Check everything about one span but the values of its ids.
+
+    Args:
+        span: what to check.
+        length: of its sequence now.
+        max_context: longest sequence allowed.
+
+    Returns:
+        Its ids, (num_tokens,) int32.
+
+    Raises:
+        InvalidSpan: the span breaks the contract.
+    """
+    token_ids = span.input
+    if not isinstance(token_ids, np.ndarray) or token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        raise InvalidSpan(f"sequence {span.sequence}: input must be a one-dimensional int32 array of token ids")
+    if not len(token_ids):
+        raise InvalidSpan(f"sequence {span.sequence}: a span needs at least one token")
+    if span.start != length:
+        raise InvalidSpan(f"sequence {span.sequence} holds {length} tokens, but the span starts at {span.start}")
+    if length + len(token_ids) > max_context:
+        raise InvalidSpan(
+            f"sequence {span.sequence} would hold {length + len(token_ids)} tokens; its context is {max_context}"
+        )
+    if span.outputs not in _OUTPUTS:
+        raise InvalidSpan(f"sequence {span.sequence}: outputs must be none, last or all, not {span.outputs!r}")
+    if span.num_layers is not None:
+        raise InvalidSpan(f"sequence {span.sequence}: llama.cpp cannot run only {span.num_layers} layers")
+    return token_ids
+
+
+def check_batch_ids(token_ids: NDArray[np.int32], vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary. ``token_ids``: (num_tokens,) int32, of a whole batch."""
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)][0]
+        raise InvalidSpan(f"token id {wrong} is outside the vocabulary of {vocab_size}")
