@@ -1,0 +1,116 @@
+"""Programs that decode steps on demand and time each: ``python -m bench.steppers NAME GGUF THREADS``.
+
+Nothing is imported before it is needed: what a program imports decides how llama.cpp's threads behave.
+
+Names: ``llama_decode`` (the raw loop), ``engine`` (``StepEngine`` over the llama.cpp runner with that many threads)
+and ``adaptive`` (the same with threads as it chooses them). Each is a process of its own, as settings of the
+threading library hold per process. A line ``SEED NUM_SEQUENCES NUM_STEPS`` on standard input is answered with a
+line of JSON: the seconds of each step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EngineStepper", "RawStepper", "Stepper"]
+
+_MAX_SEQUENCES = 8
+_NUM_PROMPT_TOKENS = 100
+
+
+class Stepper(Protocol):
+    """Decodes several sequences at once and times it."""
+
+    def time_steps(self, prompts: NDArray[np.int32], num_steps: int) -> list[float]:
+        """Seconds of each of ``num_steps`` decode steps after ``prompts``, ``(num_sequences, num_tokens)``."""
+        ...
+
+
+class RawStepper:
+    """``llama_decode``: only filling the batch and decoding it are timed, not the choice of the next tokens."""
+
+    def __init__(self, model_file: Path, num_threads: int) -> None:
+        from .raw_decoder import RawDecoder, extra_buffers_work
+
+        extra_buffers = extra_buffers_work(model_file)
+        self._decoder = RawDecoder(model_file, num_threads, _MAX_SEQUENCES, extra_buffers)
+
+    def time_steps(self, prompts: NDArray[np.int32], num_steps: int) -> list[float]:
+        """See :class:`Stepper`."""
+        num_sequences, position = prompts.shape
+        self._decoder.clear()
+        first = [self._decoder.prefill(sequence, prompt.tolist()) for sequence, prompt in enumerate(prompts)]
+        token_ids = np.array(first, np.int32)
+        seconds = []
+        for _ in range(num_steps):
+            began_s = time.perf_counter()
+            self._decoder.step(token_ids, position)
+            seconds.append(time.perf_counter() - began_s)
+            token_ids = self._decoder.rows(num_sequences).argmax(axis=1).astype(np.int32)
+            position += 1
+        return seconds
+
+
+class EngineStepper:
+    """``StepEngine``, greedy, without prefix cache so that every round finds an empty KV cache."""
+
+    def __init__(self, model_file: Path, num_threads: int | None) -> None:
+        from enginehouse.backend import ModelSource, Runner
+        from enginehouse.config import PluginsSettings
+        from enginehouse.engine.loop import StepEngine
+        from enginehouse.plugins import PluginRegistry
+        from enginehouse.types import EngineSettings
+
+        backend = PluginRegistry.load(PluginsSettings()).backends["llamacpp"]
+        options = backend.options(context=8192, slots=_MAX_SEQUENCES, threads=num_threads)
+        runner = backend.open(ModelSource(str(model_file), model_file), options, lambda share, what: None)
+        assert isinstance(runner, Runner)
+        self._engine = StepEngine(runner, EngineSettings(slots=_MAX_SEQUENCES, prefix_cache=False), {})
+
+    def time_steps(self, prompts: NDArray[np.int32], num_steps: int) -> list[float]:
+        """See :class:`Stepper`."""
+        from enginehouse.types import EngineRequest, SamplingParams, StopParams, TextDelta
+
+        request_ids = [str(number) for number in range(len(prompts))]
+        greedy, endless = SamplingParams(temperature=0.0), StopParams(ignore_eos=True)
+        for request_id, prompt in zip(request_ids, prompts, strict=True):
+            request = EngineRequest(request_id=request_id, sampling=greedy, stopping=endless)
+            self._engine.add(request, prompt.tolist())
+        waiting = set(request_ids)
+        while waiting:
+            waiting -= {request_id for request_id, event in self._engine.step() if isinstance(event, TextDelta)}
+        seconds = []
+        for _ in range(num_steps):
+            began_s = time.perf_counter()
+            self._engine.step()
+            seconds.append(time.perf_counter() - began_s)
+        for request_id in request_ids:
+            self._engine.cancel(request_id)
+        return seconds
+
+
+_STEPPERS: dict[str, Callable[[Path, int], Stepper]] = {
+    "llama_decode": RawStepper,
+    "engine": EngineStepper,
+    "adaptive": lambda model_file, num_threads: EngineStepper(model_file, None),
+}
+
+
+def _serve(stepper: Stepper) -> None:
+    for line in sys.stdin:
+        seed, num_sequences, num_steps = map(int, line.split())
+        shape = (num_sequences, _NUM_PROMPT_TOKENS)
+        prompts = np.random.default_rng(seed).integers(100, 40_000, shape).astype(np.int32)
+        print(json.dumps(stepper.time_steps(prompts, num_steps)), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(_STEPPERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3])))
