@@ -1,0 +1,97 @@
+"""Model folders are recognised and measured from their files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginehouse.backend import ModelSource
+from enginehouse.errors import ModelLoadError
+from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, served_context
+
+_CONFIG = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "dtype": "bfloat16",
+}
+
+
+def _folder(path: Path, config: object, weights_bytes: int = 1000) -> ModelSource:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "model.safetensors").write_bytes(bytes(weights_bytes))
+    return ModelSource(str(path), path)
+
+
+def _found(path: Path, config: dict[str, Any], weights_bytes: int = 1000) -> ModelFolder:
+    folder = ModelFolder.find(_folder(path, config, weights_bytes))
+    assert folder is not None
+    return folder
+
+
+def test_find_needs_a_configuration_and_weights(tmp_path: Path) -> None:
+    source = _folder(tmp_path / "model", _CONFIG)
+    folder = ModelFolder.find(source)
+    assert folder is not None and folder.config == _CONFIG
+
+    assert source.path is not None
+    (source.path / "model.safetensors").unlink()
+    for other in (source, ModelSource("org/name"), ModelSource("gone", tmp_path / "gone")):
+        assert ModelFolder.find(other) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"text"'])
+def test_find_refuses_a_broken_configuration(tmp_path: Path, text: str) -> None:
+    source = _folder(tmp_path / "model", {})
+    (tmp_path / "model" / "config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        ModelFolder.find(source)
+
+
+def test_estimate_counts_the_dtype_in_use(tmp_path: Path) -> None:
+    folder = _found(tmp_path / "model", _CONFIG)
+    stored, widened = folder.estimate(10, None), folder.estimate(10, "float32")
+
+    assert (stored.weights_bytes, stored.kv_bytes_per_token) == (1000, 2 * 3 * 2 * 8 * 2)
+    assert (widened.weights_bytes, widened.kv_bytes_per_token) == (2000, 2 * 3 * 2 * 8 * 4)
+    assert widened.total_bytes == 2000 + 10 * widened.kv_bytes_per_token
+
+
+def test_estimate_reads_the_text_part_of_a_larger_model(tmp_path: Path) -> None:
+    folder = _found(tmp_path / "model", {"text_config": {**_CONFIG, "head_dim": 16}})
+
+    assert folder.estimate(0, None).kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+
+
+def test_estimate_of_packed_weights_is_their_size(tmp_path: Path) -> None:
+    folder = _found(tmp_path / "model", {**_CONFIG, "quantization": {"bits": 4}})
+
+    assert folder.is_mlx_quantized
+    assert folder.estimate(0, "float32").weights_bytes == 1000
+
+
+def test_estimate_without_sizes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="num_attention_heads"):
+        _found(tmp_path / "model", {}).estimate(1, None)
+
+
+def test_served_context_is_at_most_what_the_model_supports() -> None:
+    assert served_context({}, None) == DEFAULT_CONTEXT
+    assert served_context({"max_position_embeddings": 512}, None) == 512
+    assert served_context({"max_position_embeddings": 100_000}, None) == DEFAULT_CONTEXT
+    assert served_context({"max_position_embeddings": 100_000}, 100_000) == 100_000
+    assert served_context({"text_config": {"max_position_embeddings": 512}}, None) == 512
+    with pytest.raises(ModelLoadError, match=r"context = 513 is more than this model supports \(512\)"):
+        served_context({"max_position_embeddings": 512}, 513)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_served_context_stays_where_positions_do_not_depend_on_the_batch(key: str) -> None:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 1024}
+
+    assert served_context({"max_position_embeddings": 100_000, key: rope}, None) == 1024

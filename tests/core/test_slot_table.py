@@ -1,0 +1,122 @@
+"""Slot bookkeeping: handles, lengths, room, and which batches may run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from enginehouse.backend import LastSampled, RunnerCapabilities, Span
+from enginehouse.errors import CacheFull, InvalidSpan
+from enginehouse.slot_table import SlotTable
+
+_CAPABILITIES = RunnerCapabilities(
+    max_sequences=3, max_batch_tokens=12, max_context=10, cache_tokens=20, exit_layers=(4,)
+)
+
+
+@pytest.fixture
+def table() -> SlotTable:
+    return SlotTable(_CAPABILITIES, vocab_size=100)
+
+
+def _span(sequence: int, start: int, num_tokens: int) -> Span:
+    return Span(sequence, start, np.arange(num_tokens, dtype=np.int32))
+
+
+def _append(table: SlotTable, sequence: int, num_tokens: int) -> None:
+    span = _span(sequence, table.length(sequence), num_tokens)
+    table.check([span])
+    table.advance([span])
+
+
+def test_open_takes_the_lowest_free_slot(table: SlotTable) -> None:
+    assert [table.open(), table.open(), table.open()] == [0, 1, 2]
+    table.free(1)
+    assert table.open() == 1
+    with pytest.raises(CacheFull):
+        table.open()
+
+
+def test_free_tokens_and_lengths_always_make_up_the_cache(table: SlotTable) -> None:
+    first, second = table.open(), table.open()
+    _append(table, first, 7)
+    _append(table, second, 4)
+    copy, length = table.fork(first, 5)
+
+    assert length == table.length(copy) == 5
+    assert table.free_tokens() == 20 - 7 - 4 - 5
+    assert table.truncate(first, 2) == 2
+    table.free(second)
+    assert table.free_tokens() == 20 - 2 - 5
+    assert table.open_sequences == (first, copy)
+
+
+def test_fork_of_a_shorter_source_gives_what_there_is(table: SlotTable) -> None:
+    source = table.open()
+    _append(table, source, 3)
+
+    assert table.fork(source, 8)[1] == 3
+    assert table.truncate(source, 8) == 3
+
+
+def test_fork_without_room_changes_nothing(table: SlotTable) -> None:
+    source, other = table.open(), table.open()
+    _append(table, source, 9)
+    _append(table, other, 9)
+    with pytest.raises(CacheFull) as caught:
+        table.fork(source, 9)
+
+    assert (caught.value.needed, caught.value.free) == (9, 2)
+    assert table.open_sequences == (source, other)
+    assert table.fork(source, 2)[1] == 2
+
+
+def test_check_refuses_a_batch_that_does_not_fit(table: SlotTable) -> None:
+    sequences = [table.open() for _ in range(3)]
+    for sequence in sequences[:2]:
+        _append(table, sequence, 9)
+    with pytest.raises(CacheFull) as caught:
+        table.check([_span(sequences[0], 9, 1), _span(sequences[2], 0, 2)])
+
+    assert (caught.value.needed, caught.value.free) == (3, 2)
+    table.check([_span(sequences[0], 9, 1), _span(sequences[2], 0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("span", "reason"),
+    [
+        (_span(7, 0, 1), "sequence 7 is not open"),
+        (_span(0, 1, 1), "start is 1 but its length is 0"),
+        (_span(0, 0, 0), "non-empty"),
+        (_span(0, 0, 11), "exceed the context of 10"),
+        (Span(0, 0, np.array([100], np.int32)), "outside the vocabulary of 100"),
+        (Span(0, 0, np.array([-1], np.int32)), "outside the vocabulary"),
+        (Span(0, 0, np.array([1.0])), "row of token ids"),
+        (Span(0, 0, np.array([[1]], np.int32)), "row of token ids"),
+        (Span(0, 0, LastSampled()), "needs token ids"),
+        (Span(0, 0, np.array([1], np.int32), "some"), "outputs='some' is unknown"),
+        (Span(0, 0, np.array([1], np.int32), num_layers=3), "num_layers=3 is not supported"),
+    ],
+)
+def test_check_refuses_a_wrong_span(table: SlotTable, span: Span, reason: str) -> None:
+    table.open()
+    with pytest.raises(InvalidSpan, match=reason):
+        table.check([span])
+
+
+def test_check_accepts_exit_layers_that_the_runner_has(table: SlotTable) -> None:
+    table.check([Span(table.open(), 0, np.array([1], np.int32), num_layers=4)])
+
+
+def test_check_refuses_a_wrong_batch(table: SlotTable) -> None:
+    first, second = table.open(), table.open()
+    for batch in ([], [_span(first, 0, 1), _span(first, 1, 1)], [_span(first, 0, 7), _span(second, 0, 6)]):
+        with pytest.raises(InvalidSpan):
+            table.check(batch)
+
+
+def test_lengths_are_never_negative(table: SlotTable) -> None:
+    sequence = table.open()
+    for call in (table.truncate, table.fork):
+        with pytest.raises(InvalidSpan):
+            call(sequence, -1)
