@@ -149,18 +149,19 @@ def test_fork_by_copy_needs_room():
 
 
 def test_abort_interrupts_a_slow_step():
-    """Nothing was appended yet, and the error says so."""
-    runner = FakeRunner(FakeOptions(step_delay_s=30))
-    sequence = runner.open_sequence()
+    """What was appended by then stays, and the error says what that is."""
+    runner = FakeRunner(FakeOptions(step_delay_s=0.2, vocab_size=50_000))
+    one, two = runner.open_sequence(), runner.open_sequence()
+    spans = [Span(sequence, 0, np.arange(5, dtype=np.int32)) for sequence in (one, two)]
     with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(runner.forward, [Span(sequence, 0, np.arange(5, dtype=np.int32))])
-        while not step.done():
-            runner.abort()
-            time.sleep(0.01)
+        step = pool.submit(runner.forward, spans)
+        while runner.length(one) == 0:
+            time.sleep(0.001)
+        runner.abort()
     with pytest.raises(StepAborted) as caught:
         step.result()
 
-    assert caught.value.lengths == {sequence: 0}
+    assert caught.value.lengths == {one: 5, two: 0}
 
 
 def test_faults_happen_at_their_step_only():

@@ -156,10 +156,8 @@ class FakeRunner:
         self.num_steps += 1
         self._fail_on_purpose()
         rows: list[NDArray[np.float32]] = []
-        for index, (span, token_ids) in enumerate(zip(spans, inputs, strict=True)):
-            if index == 0 and self.options.step_delay_s:
-                self._aborted.wait(self.options.step_delay_s)
-            if self._aborted.is_set():
+        for span, token_ids in zip(spans, inputs, strict=True):
+            if self._aborted.wait(self.options.step_delay_s / len(spans)):
                 raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
             rows += self._append(span, token_ids)
         if self.num_steps == self.options.faults.nan_at_step and rows:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from enginehouse.backend import Outputs, Runner, Span
 
-__all__ = ["RunnerDriver", "Rows", "largest_difference", "repeated"]
+__all__ = ["Rows", "RunnerDriver", "largest_difference", "repeated"]
 
 Rows = NDArray[np.float32]
 

@@ -131,22 +131,23 @@ class FailureContract(ContractBase):
     def test_abort_leaves_honest_lengths(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
         """An aborted pass says how long its sequences are now, and they go on from there."""
         capabilities = driver.runner.capabilities
-        num_tokens = min(capabilities.max_batch_tokens, capabilities.max_context - 8, driver.runner.free_tokens() // 3)
-        long = repeated(prompts[0], num_tokens)
+        largest = min(capabilities.max_batch_tokens, capabilities.max_context, driver.runner.free_tokens() // 3)
+        long, short = repeated(prompts[0], largest - len(prompts[1])), prompts[1]
         started = time.perf_counter()
         driver.alone(long)
         usual_s = time.perf_counter() - started
-        sequence = driver.open()
-        aborted = self._forward_and_abort(driver, sequence, long)
+        sequences = driver.holding(long[:3]), driver.holding(short[:3])
+        aborted = self._forward_and_abort(driver, dict(zip(sequences, (long[3:], short[3:]), strict=True)))
 
-        assert aborted or driver.runner.length(sequence) == len(long)
         if capabilities.abort and usual_s > 0.2:
             assert aborted, f"abort() did not interrupt a forward pass that takes {usual_s:.2f} s"
-        driver.runner.truncate(sequence, max(len(long) - 2, 0))
-        self.assert_replays(driver, sequence, long)
+        for sequence, token_ids in zip(sequences, (long, short), strict=True):
+            assert aborted or driver.runner.length(sequence) == len(token_ids)
+            driver.runner.truncate(sequence, len(token_ids) - 2)
+            self.assert_replays(driver, sequence, token_ids)
 
     @staticmethod
-    def _forward_and_abort(driver: RunnerDriver, sequence: int, token_ids: list[int]) -> bool:
+    def _forward_and_abort(driver: RunnerDriver, batch: dict[int, list[int]]) -> bool:
         """Whether the pass ended by abort, which another thread asks for again and again meanwhile."""
         done = threading.Event()
 
@@ -157,9 +158,9 @@ class FailureContract(ContractBase):
         thread = threading.Thread(target=keep_aborting)
         thread.start()
         try:
-            driver.runner.forward([driver.span(sequence, token_ids, "last")])
+            driver.runner.forward([driver.span(sequence, token_ids) for sequence, token_ids in batch.items()])
         except StepAborted as error:
-            assert error.lengths == {sequence: driver.runner.length(sequence)}
+            assert error.lengths == {sequence: driver.runner.length(sequence) for sequence in batch}
             return True
         finally:
             done.set()
