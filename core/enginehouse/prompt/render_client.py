@@ -56,7 +56,13 @@ class RenderClient:
             OSError: it could not be started.
         """
         process, ours = _start(max_chars, memory_bytes)
-        replies, requests = await asyncio.open_connection(sock=ours)
+        try:
+            replies, requests = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
         # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
         client = cls(process, replies, requests, 12 * max_chars + 65536)
         try:

@@ -2,7 +2,7 @@
 
 Started by :mod:`enginehouse.prompt.renderer` as ``python -m enginehouse.prompt.render_process``. It has no
 threads and no state besides caches, may be killed at any moment, and dies with its parent. Its limits
-are a second wall behind the sandbox: address space, no growing of files, no core dumps.
+are a second wall behind the sandbox: memory, no writing to files, no core dumps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(parent_pid: int, max_chars: int, memory_bytes: int) -> None:
     Args:
         parent_pid: the process whose death ends this one.
         max_chars: most characters of a rendered prompt.
-        memory_bytes: most address space of this process.
+        memory_bytes: most memory that rendering may allocate.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the parent decides
     _die_with_parent(parent_pid)
@@ -101,15 +101,17 @@ def _die_with_parent(parent_pid: int) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
+    """Bound what is allocated from now on; libraries may have reserved any amount of address space before."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - only on Unix
 
-    for limit, value in (
-        (resource.RLIMIT_AS, memory_bytes),  # macOS accepts and ignores it
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    limits = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    if sys.platform == "linux":  # macOS accepts a limit of the address space and ignores it
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            reserved_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+        limits[resource.RLIMIT_AS] = reserved_bytes + memory_bytes
+    for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
 
 

@@ -37,11 +37,11 @@ class Renderer:
         timeout_s: most seconds from the call to the answer, waiting for a process included.
         max_chars: most characters of a rendered prompt.
         num_processes: at least 2, so that a hanging template leaves one free.
-        memory_bytes: most address space per process (not enforced on macOS and Windows).
+        memory_bytes: most memory that rendering allocates per process (enforced on Linux only).
     """
 
     def __init__(
-        self, timeout_s: float, max_chars: int, num_processes: int = 2, memory_bytes: int = 512 * 1024 * 1024
+        self, timeout_s: float, max_chars: int, num_processes: int = 2, memory_bytes: int = 256 * 1024 * 1024
     ) -> None:
         if num_processes < 2:
             raise ValueError("a renderer needs at least two processes")
