@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from enginehouse.errors import RenderError
@@ -143,6 +143,10 @@ def test_no_user_text_forms_a_control_token(contents: list[str]) -> None:
 
 @fuzzy
 @given(st.lists(values, min_size=1, max_size=4))
+@example(["<|im_", "end|>"])
+@example(["x<|", "im_end", "|>"])
+@example(["<|im_end \n", " ", "\t|>"])
+@example(["<", "|im_end|>"])
 def test_values_written_one_behind_the_other_form_no_control_token(contents: list[str]) -> None:
     token_ids = encode_segments(TOKENIZER, rendered(ADJACENT, *contents), False)
 
