@@ -7,18 +7,11 @@ from typing import Any
 import msgspec
 from attrs import frozen
 
+from enginehouse.api.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.exchange import Receive
-from enginehouse.errors import EnginehouseError, InvalidRequest
+from enginehouse.errors import InvalidRequest
 
-__all__ = ["BodyTooLarge", "ClientLeft", "parse_object", "read_body"]
-
-
-class BodyTooLarge(EnginehouseError):
-    """The body is longer than ``limits.max_body_bytes``."""
-
-
-class ClientLeft(EnginehouseError):
-    """The client closed the connection before its request was complete."""
+__all__ = ["parse_object", "read_body"]
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:

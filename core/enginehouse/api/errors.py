@@ -30,7 +30,16 @@ from enginehouse.errors import (
     UnsupportedParameter,
 )
 
-__all__ = ["ErrorAnswer", "describe", "http_error"]
+__all__ = ["BodyTooLarge", "ClientLeft", "ErrorAnswer", "describe", "http_error"]
+
+
+class BodyTooLarge(EnginehouseError):
+    """The body is longer than ``limits.max_body_bytes``."""
+
+
+class ClientLeft(EnginehouseError):
+    """The client closed the connection before its request was complete; nobody reads the answer."""
+
 
 _log = logging.getLogger("enginehouse.server")
 
@@ -42,6 +51,8 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
     (RequestError, 400, "invalid_request_error", "invalid_request"),
+    (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
+    (ClientLeft, 400, "invalid_request_error", "cancelled"),
     (Overloaded, 429, "overloaded_error", "queue_full"),
     (ServerStopping, 503, "server_error", "server_stopping"),
     (ModelNotReady, 503, "server_error", "model_not_ready"),
@@ -57,7 +68,6 @@ _HTTP_CODES = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
-    413: "body_too_large",
     415: "unsupported_media_type",
 }
 
@@ -113,7 +123,6 @@ def _describe_http(error: HTTPException) -> ErrorAnswer:
     messages = {
         404: "There is nothing at this address.",
         405: "This address does not take that method.",
-        413: "The request body is longer than this server accepts (limits.max_body_bytes).",
     }
     headers: dict[str, Any] = dict(error.headers or {})
     if error.status_code == 405:

@@ -173,6 +173,9 @@ async def _shut_down(
     if not serving.done():
         exchanges.end_all(ServerStopping("The server is shutting down and had to end this request."))
         await asyncio.wait([serving], timeout=(shutdown_s - finish_s) / 2)
+    for connection in list(server.server_state.connections):
+        # A client that does not read what was sent to it would keep its connection, and the server, for ever.
+        connection.transport.abort()
 
 
 def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
@@ -184,6 +187,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
 

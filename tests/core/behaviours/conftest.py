@@ -14,7 +14,7 @@ from .client import Server
 
 KINDS = os.environ.get("ENGINEHOUSE_BEHAVIOURS", "scripted fake").split()
 
-FORCED = "Grüße 漢字かな 한국어 🧑🏽\u200d🚀 🇨🇦 𝔘 e\u0301"
+FORCED = "Grüße 漢字かな 한국어 🧑🏽\u200d🚀 🇨🇦 \U0001d518 e\u0301"
 """Text whose characters take one to four bytes, several code points, and a combining accent."""
 
 
