@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import attrs
@@ -194,7 +194,7 @@ class _Loader:
         """The plugin's settings as an instance of its ``options`` class; None when it declares none."""
         data, path = self.settings.options.get(name, {}), f"plugins.{name}"
         options_class = getattr(plugin, "options", None)
-        if options_class is None:
+        if options_class is None or isinstance(options_class, ModuleType):  # a submodule named options declares nothing
             if data:
                 raise ConfigError(f"{path}: this plugin has no options", path)
             return None

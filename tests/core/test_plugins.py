@@ -312,6 +312,12 @@ def test_plugin_options_reach_the_hook(install: Install) -> None:
     assert seen == [PluginOptions(rate=2.0), None]
 
 
+def test_a_submodule_named_options_is_no_declaration(install: Install) -> None:
+    install("mine", WORKING.format(name="mine") + "import types\noptions = types.ModuleType('mine.options')\n")
+
+    assert record_of(load(), "mine").error is None
+
+
 @pytest.mark.parametrize(
     ("options", "path"),
     [
