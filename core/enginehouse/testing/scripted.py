@@ -281,7 +281,8 @@ class _ScriptedGeneration:
                 if delay_s := replay.take_delay():
                     await self._sleep(delay_s)
                     continue
-                yield replay.step()
+                if events := replay.step():
+                    yield events
                 await asyncio.sleep(0)  # other streams run between two steps, as they do in a batch
             if self._error is not None:
                 raise self._error
@@ -327,7 +328,7 @@ class _Replay:
         return entry.delay_s
 
     def step(self) -> Sequence[Event]:
-        """The events of the next ``tokens_per_step`` tokens; raises GenerationFailed where the script says so."""
+        """The events of the next ``tokens_per_step`` tokens, perhaps none; raises GenerationFailed where it says so."""
         events: list[Event] = []
         for _ in range(self._engine.script.tokens_per_step):
             entry = self._peek()
@@ -344,7 +345,7 @@ class _Replay:
                 self._push(entry.token_id, events)
             if self.is_done:
                 break
-        return events or [TextDelta(choice, "") for choice in list(self._streams)[:1]]
+        return events
 
     def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
         """The last event."""

@@ -1,0 +1,154 @@
+"""The pipeline without HTTP: names, effective parameters, prompts, refusals."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, RenderError
+from enginehouse.models import ModelManager
+from enginehouse.parameters import Defaults, effective_parameters, read_defaults
+from enginehouse.pipeline import Pipeline
+from enginehouse.plugins import PluginRegistry
+from enginehouse.prompt.renderer import Renderer
+from enginehouse.testing.scripted import write_script
+from enginehouse.types import GenerateRequest, Message, TextDelta
+
+MESSAGES = (Message(role="user", content="hi"),)
+
+
+def request(**fields) -> GenerateRequest:
+    return GenerateRequest(request_id="r", **{"model": None, "messages": MESSAGES, **fields})
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, **model):
+    source = write_script(folder / "script.json", ["Hel", "lo"])
+    settings = Settings(
+        models={"m": ModelSettings(source=source, backend="scripted", aliases=("n",), **model)},
+        limits=LimitsSettings(render_timeout_s=20),
+        plugins=PluginsSettings(allow=()),
+    )
+    registry = PluginRegistry.for_settings(settings)
+    manager, renderer = ModelManager(settings, registry), Renderer(20, 10_000)
+    pipeline = Pipeline(settings, registry, manager, renderer)
+    await renderer.start()
+    await manager.start()
+    await manager.wait_settled(20)
+    try:
+        yield pipeline
+    finally:
+        await manager.close()
+        await renderer.close()
+
+
+async def test_a_chat_goes_all_the_way(tmp_path: Path) -> None:
+    async with opened(tmp_path) as pipeline:
+        running = await pipeline.submit(request(model="n"))
+        events = [event async for batch in running.generation for event in batch]
+
+    assert running.model.name == "m"
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Hello"
+    assert running.generation.num_prompt_tokens == len("User: hi\nAssistant:")
+
+
+async def test_a_model_s_own_template_file_is_used(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}", encoding="utf-8")
+    async with opened(tmp_path, chat_template=str(template)) as pipeline:
+        running = await pipeline.submit(request())
+
+        assert running.generation.num_prompt_tokens == len("[hi]")
+        running.generation.cancel()
+
+
+async def test_raw_prompts_are_not_rendered(tmp_path: Path) -> None:
+    async with opened(tmp_path) as pipeline:
+        for fields, num_tokens in (({"text": "abc"}, 3), ({"token_ids": (1, 2)}, 2)):
+            running = await pipeline.submit(request(messages=None, **fields))
+            assert running.generation.num_prompt_tokens == num_tokens
+            running.generation.cancel()
+
+
+async def test_refusals(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('no ' + messages[0].content) }}", encoding="utf-8")
+    async with opened(tmp_path, context=10, chat_template=str(template)) as pipeline:
+        with pytest.raises(ModelNotFound):
+            await pipeline.submit(request(model="other"))
+        with pytest.raises(RenderError, match="no hi"):
+            await pipeline.submit(request())
+        with pytest.raises(ContextLengthExceeded):
+            await pipeline.submit(request(messages=None, text="12345678901"))
+        for token_ids in ((), (5, -1), (258,)):
+            with pytest.raises(InvalidRequest):
+                await pipeline.submit(request(messages=None, token_ids=token_ids))
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({"defaults": {"temperature": 5}}, "models.m.defaults.temperature"),
+        ({"defaults": {"temprature": 1}}, "models.m.defaults.temprature"),
+        ({"defaults": {"stop": ""}}, "models.m.defaults.stop"),
+        ({"chat_template": "/nowhere/template.jinja"}, "models.m.chat_template"),
+    ],
+)
+def test_wrong_settings_are_found_at_the_start(tmp_path: Path, model, path: str) -> None:
+    source = write_script(tmp_path / "script.json", ["a"])
+    settings = Settings(
+        models={"m": ModelSettings(source=source, backend="scripted", **model)}, plugins=PluginsSettings(allow=())
+    )
+    registry = PluginRegistry.for_settings(settings)
+
+    with pytest.raises(ConfigError) as caught:
+        Pipeline(settings, registry, ModelManager(settings, registry), Renderer(1, 1))
+    assert caught.value.path == path
+
+
+# -- effective parameters -----------------------------------------------------------------------------
+
+LIMITS = LimitsSettings(max_tokens=50)
+
+
+def test_request_wins_over_model_over_built_in() -> None:
+    defaults = read_defaults({"temperature": 0.5, "top_k": 7, "max_tokens": 9, "stop": "x"}, "d", {})
+    found = effective_parameters(
+        request(sampling={"temperature": 0.1}, stopping={"stop": ("a", "b")}), defaults, 10, LIMITS
+    )
+
+    assert (found.sampling.temperature, found.sampling.top_k, found.sampling.top_p) == (0.1, 7, 1.0)
+    assert (found.stopping.max_tokens, found.stopping.stop) == (9, ("a", "b"))
+    wanted = {"temperature": "request", "top_k": "model", "top_p": "built-in", "seed": "drawn", "stop": "request"}
+    assert {name: found.origins[name] for name in wanted} == wanted
+
+
+def test_a_seed_is_drawn_when_none_is_given() -> None:
+    seeds = {effective_parameters(request(), Defaults(), 10, LIMITS).sampling.seed for _ in range(20)}
+
+    assert len(seeds) == 20
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert effective_parameters(request(sampling={"seed": -5}), Defaults(), 10, LIMITS).sampling.seed == -5
+
+
+def test_token_limit_of_the_server() -> None:
+    assert effective_parameters(request(), Defaults(), 10, LIMITS).stopping.max_tokens == 50
+    with pytest.raises(InvalidRequest, match="at most 50"):
+        effective_parameters(request(stopping={"max_tokens": 51}), Defaults(), 10, LIMITS)
+
+
+def test_logit_bias_keys_are_token_ids() -> None:
+    found = effective_parameters(request(sampling={"logit_bias": {"3": 1, "9": -100}}), Defaults(), 10, LIMITS)
+    assert found.sampling.logit_bias == {3: 1.0, 9: -100.0}
+
+    with pytest.raises(InvalidRequest) as caught:
+        effective_parameters(request(sampling={"logit_bias": {"10": 1, "x": 2, "3": 1}}), Defaults(), 10, LIMITS)
+    assert "'10'" in caught.value.message and "'x'" in caught.value.message and "'3'" not in caught.value.message
+
+
+def test_plugin_fields_merge_by_field() -> None:
+    defaults = Defaults(extensions={"xtc": {"a": 1, "b": 2}})
+    found = effective_parameters(request(extensions={"xtc": {"b": 3}, "typ": {"c": 4}}), defaults, 10, LIMITS)
+
+    assert found.sampling.extensions == {"xtc": {"a": 1, "b": 3}, "typ": {"c": 4}}
