@@ -196,15 +196,20 @@ def test_a_decoder_that_raises_fails_its_request_only() -> None:
     assert isinstance(events[good.request_id][-1], RequestFinished)
 
 
+@pytest.mark.parametrize("num_logprobs", [None, 2])
 @pytest.mark.parametrize("budget", [0, 1, 5])
-def test_a_budget_closes_open_reasoning_by_force(budget: int) -> None:
-    request = make(ignore_eos=True, reasoning=ReasoningParams(is_open=True, budget=budget))
+def test_a_budget_closes_open_reasoning_by_force(budget: int, num_logprobs: int | None) -> None:
+    reasoning = ReasoningParams(is_open=True, budget=budget)
+    request = make(ignore_eos=True, reasoning=reasoning, num_logprobs=num_logprobs)
     events = run(engine(), request)[request.request_id]
     thought, _, answer = text_of(events).partition("</think>")
 
     assert "</think>" in text_of(events) and answer
     assert finish_of(events).num_reasoning_tokens == budget
     assert (thought == "") == (budget == 0)
+    if num_logprobs:
+        deltas = [event for event in events if isinstance(event, TextDelta)]
+        assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
 
 
 def test_a_constraint_begins_after_reasoning() -> None:

@@ -27,6 +27,13 @@ class TokenMask:
     bitmask: NDArray[np.int32] | None = None
     banned: frozenset[int] = frozenset()
 
+    @classmethod
+    def only(cls, token_id: int, vocab_size: int) -> TokenMask:
+        """Allows a single token."""
+        bitmask = np.zeros((vocab_size + 31) // 32, np.uint32)
+        bitmask[token_id >> 5] = 1 << (token_id & 31)
+        return cls(bitmask.view(np.int32))
+
     def permits(self, token_id: int) -> bool:
         """Whether one token is allowed."""
         if token_id in self.banned:

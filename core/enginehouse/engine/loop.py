@@ -149,12 +149,12 @@ class StepEngine:
         while forced := sequence.forced_token_ids():
             for token_id in forced:
                 sequence.owner.num_forced_tokens += 1
-                if not self._take(sequence, token_id, is_forced=True):
+                if not self._take(sequence, token_id):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int, is_forced: bool = False) -> bool:
+    def _take(self, sequence: Sequence, token_id: int) -> bool:
         """Append a token and pass on what it makes visible; False when the sequence ended with it."""
-        owner = sequence.owner
+        owner, is_closing = sequence.owner, sequence.is_closing
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
         owner.num_completion_tokens += 1
@@ -166,7 +166,7 @@ class StepEngine:
             sequence.constraint.accept(token_id)
         piece = sequence.text.push(token_id)
         if sequence.is_reasoning and sequence.reasoning is not None:
-            sequence.reasoning.accept(token_id, is_forced)
+            sequence.reasoning.accept(token_id, is_closing)
         if piece.stop is not None:
             return self._finish(sequence, piece, "stop", piece.stop)
         self._emit(sequence, piece)

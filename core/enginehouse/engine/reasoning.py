@@ -33,6 +33,7 @@ class ReasoningGate:
         self._closing_token_ids = closing_token_ids
         self._phase: Literal["opening", "inside", "after"] = "inside" if params.is_open else "opening"
         self._tail = ""  # text that may belong to a marker
+        self._num_closing = 0  # tokens of the closing marker taken by force
         self.num_tokens = 0
 
     @property
@@ -43,6 +44,7 @@ class ReasoningGate:
     def accept(self, token_id: int, is_forced: bool = False) -> None:
         """The sequence grew by one token; ``is_forced``: as part of a closing by force, so it is no reasoning."""
         text = self._detokenizer.push(token_id)
+        self._num_closing += is_forced
         if self._phase == "opening":
             self._open(text)
         elif self._phase == "inside":
@@ -62,8 +64,8 @@ class ReasoningGate:
             self._phase = "after"  # an answer without reasoning
 
     def forced_token_ids(self) -> tuple[int, ...]:
-        """The closing marker when the budget is used up, else nothing."""
+        """What is left of the closing marker when the budget is used up, else nothing."""
         budget = self._params.budget
         if self._phase != "inside" or budget is None or self.num_tokens < budget:
             return ()
-        return self._closing_token_ids
+        return self._closing_token_ids[self._num_closing :]

@@ -113,6 +113,11 @@ class Sequence:
         return self.reasoning is not None and not self.reasoning.is_over
 
     @property
+    def is_closing(self) -> bool:
+        """Whether the next token is part of closing the reasoning by force."""
+        return self.reasoning is not None and bool(self.reasoning.forced_token_ids())
+
+    @property
     def may_end(self) -> bool:
         """Whether an end token may be drawn now."""
         if self.constraint is not None and self.is_reasoning:
@@ -121,6 +126,8 @@ class Sequence:
 
     def mask(self) -> TokenMask | None:
         """What may be drawn next; the bitmask must have been filled for this position."""
+        if self.reports_logprobs and (forced := self._closing_token_ids()):
+            return TokenMask.only(forced[0], self.sampler.vocab_size)
         constraint = None if self.is_reasoning else self.constraint
         banned = frozenset() if self.may_end else self.end_token_ids
         if constraint is None and not banned:
@@ -128,12 +135,20 @@ class Sequence:
         return TokenMask(constraint.bitmask() if constraint is not None else None, banned)
 
     def forced_token_ids(self) -> Iterable[int]:
-        """Tokens that must come next whatever the model thinks, often none."""
-        if self.is_reasoning and self.reasoning is not None:
-            return self.reasoning.forced_token_ids()
-        if self.constraint is None or self.owner.request.sampling.num_logprobs is not None:
-            return ()  # log-probabilities want a row for every token
+        """Tokens that follow without being drawn, often none; log-probabilities want a draw for every token."""
+        if self.reports_logprobs:
+            return ()
+        if self.is_reasoning or self.constraint is None:
+            return self._closing_token_ids()
         return self.constraint.forced_token_ids()
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Whether every token of the answer is reported with its log-probability."""
+        return self.owner.request.sampling.num_logprobs is not None
+
+    def _closing_token_ids(self) -> tuple[int, ...]:
+        return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
 
     def append(self, token_id: int) -> None:
         """Add a sampled token."""
