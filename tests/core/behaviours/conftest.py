@@ -70,7 +70,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         source = str(tmp_path_factory.mktemp("fake"))
         model = ModelSettings(source=source, backend="fake", isolation="thread", context=2048)
     else:
-        model = ModelSettings(source=kind, context=4096)
+        model = ModelSettings(source=kind, context=1024)
     plugins = PluginsSettings(allow=() if kind == "fake" else None)
     with server_thread(Settings(models={kind: model}, plugins=plugins)) as running:
         yield from _ready(running.url, kind)
