@@ -25,7 +25,6 @@ from enginehouse.sampler import SamplerPlugin
 __all__ = [
     "API_VERSION",
     "AddPlugin",
-    "hookimpl",
     "hookspec",
     "register_backends",
     "register_model_sources",
@@ -39,7 +38,6 @@ AddPlugin = Callable[[str, object], None]
 """Called with a name that no plugin has and an object that implements hooks."""
 
 hookspec = pluggy.HookspecMarker("enginehouse")
-hookimpl = pluggy.HookimplMarker("enginehouse")
 
 
 @hookspec

@@ -411,6 +411,7 @@ def test_check_names_what_is_wrong() -> None:
 
 def test_the_queue_is_bounded() -> None:
     engine = make_engine(slots=1, max_queue=2)
+    assert not engine.is_full(3), "a free slot is a place as well"
     engine.add(make_request(), prompt_of(0, 5))
     engine.step()
     assert not engine.is_full(2)

@@ -17,7 +17,7 @@ from enginehouse.errors import ConfigError
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.plugins import PluginRecord, PluginRegistry
 
-HEADER = "import enginehouse\nfrom enginehouse.hookspecs import hookimpl\n"
+HEADER = "import enginehouse\nfrom enginehouse import hookimpl\n"
 WORKING = HEADER + "@hookimpl\ndef register_model_sources(register):\n    register('{name}', lambda: None)\n"
 
 Install = Callable[..., None]

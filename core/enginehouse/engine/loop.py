@@ -225,8 +225,10 @@ class StepEngine:
             self._constraints.compile(request.constraint)
 
     def is_full(self, num_more: int = 1) -> bool:
-        """Whether ``num_more`` further requests would overflow the queue. Any thread."""
-        return self._scheduler.num_waiting_requests + num_more > self._settings.max_queue
+        """Whether ``num_more`` further requests would overflow the free slots and the queue. Any thread."""
+        scheduler = self._scheduler
+        num_places = self._settings.max_queue + max(0, scheduler.slots - len(scheduler.running))
+        return scheduler.num_waiting_requests + num_more > num_places
 
     def add(self, request: EngineRequest, prompt_token_ids: list[int]) -> None:
         """Queue a checked request."""
