@@ -13,7 +13,8 @@ from attrs import evolve
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine, write_script
+from enginehouse.testing.script import write_script
+from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine
 from enginehouse.testing.server import ServerProcess, started_server
 from enginehouse.testing.server_thread import ServerThread, server_thread
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.scripted import write_script
+from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.scripted import write_script
+from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
 KEY = "secret-key-1"

@@ -12,7 +12,7 @@ from enginehouse.parameters import Defaults, effective_parameters, read_defaults
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.testing.scripted import write_script
+from enginehouse.testing.script import write_script
 from enginehouse.types import GenerateRequest, Message, TextDelta
 
 MESSAGES = (Message(role="user", content="hi"),)

@@ -15,7 +15,8 @@ from enginehouse.errors import (
     ModelLoadError,
     Overloaded,
 )
-from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions, write_script
+from enginehouse.testing.script import write_script
+from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions
 from enginehouse.types import (
     ChoiceFinished,
     EngineRequest,

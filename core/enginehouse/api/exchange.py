@@ -39,6 +39,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
         self._generations: list[Generation] = []
+        self._is_cancelled = False
         self._waiting: asyncio.Task[Any] | None = None
 
     @property
@@ -49,11 +50,12 @@ class Exchange:
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
         self._generations.append(generation)
-        if self.is_ended:
+        if self._is_cancelled:
             generation.cancel()
 
     def cancel(self) -> None:
-        """Cancel everything held; harmless when it has ended by itself."""
+        """Cancel everything held, also what comes later; harmless when it has ended by itself."""
+        self._is_cancelled = True
         for generation in self._generations:
             generation.cancel()
 

@@ -1,16 +1,10 @@
-"""The engine ``scripted``: replays a JSON file, for tests of everything above the engine.
+"""The engine ``scripted``: replays a JSON file (see ``script``), for tests of everything above the engine.
 
-A configuration names it with ``backend = "scripted"`` and ``source = "file.json"``; the file::
-
-    {"tokens": [{"text": "Hel"}, {"bytes": [240, 159]}, {"delay_s": 0.1}, {"error": "boom"}],
-     "tokens_per_step": 1, "loop": false}
-
-``text`` and ``bytes`` are one token each, ``delay_s`` waits that many seconds, ``error`` fails the
-request there. Every choice of every request gets the same tokens; after the last one it ends with
-``stop``, or begins again with ``loop``. Token ids 0 to 255 stand for single bytes; each further text or
-bytes of the script has an id from 256 on. A prompt has one token per UTF-8 byte, whatever it says.
-Text, stop strings, token limits, slots and cancellation behave as in the real engine, because the text
-goes through the same :class:`enginehouse.output.text_stream.TextStream`; sampling parameters have no effect.
+A configuration names it with ``backend = "scripted"`` and ``source = "file.json"``. Every choice of every
+request gets the same tokens. Token ids 0 to 255 stand for single bytes; each further text or bytes of the
+script has an id from 256 on. A prompt has one token per UTF-8 byte, whatever it says. Text, stop strings,
+token limits, slots and cancellation behave as in the real engine, because the text goes through the same
+:class:`enginehouse.output.text_stream.TextStream`; sampling parameters have no effect.
 """
 
 from __future__ import annotations
@@ -19,11 +13,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
-import msgspec
 from attrs import define, field, frozen
 from attrs.validators import ge, gt, optional
 
@@ -34,12 +26,11 @@ from enginehouse.errors import (
     EnginehouseError,
     GenerationFailed,
     InvalidRequest,
-    ModelLoadError,
     Overloaded,
 )
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.output.text_stream import Piece, TextStream
-from enginehouse.structuring import find_problems, strict_converter
+from enginehouse.testing.script import Script, read_script
 from enginehouse.types import (
     ChoiceFinished,
     EngineRequest,
@@ -53,39 +44,9 @@ from enginehouse.types import (
     TopLogprob,
 )
 
-__all__ = ["Script", "ScriptToken", "ScriptedBackend", "ScriptedEngine", "ScriptedOptions", "write_script"]
+__all__ = ["ScriptedBackend", "ScriptedEngine", "ScriptedOptions"]
 
 _NUM_BYTES = 256
-
-
-@frozen(kw_only=True)
-class ScriptToken:
-    """One entry of a script; exactly one attribute is set."""
-
-    text: str | None = None
-    bytes: tuple[int, ...] | None = None
-    delay_s: float | None = field(default=None, validator=optional(ge(0)))
-    error: str | None = None
-
-    def __attrs_post_init__(self) -> None:
-        given = [value for value in (self.text, self.bytes, self.delay_s, self.error) if value is not None]
-        if len(given) != 1:
-            raise ValueError("needs exactly one of text, bytes, delay_s and error")
-        if self.bytes is not None and not all(0 <= byte < _NUM_BYTES for byte in self.bytes):
-            raise ValueError("bytes must be numbers from 0 to 255")
-
-
-@frozen(kw_only=True)
-class Script:
-    """What to replay. ``tokens_per_step`` tokens come in one batch of events, as with speculative decoding."""
-
-    tokens: tuple[ScriptToken, ...]
-    tokens_per_step: int = field(default=1, validator=gt(0))
-    loop: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.loop and all(token.text is None and token.bytes is None for token in self.tokens):
-            raise ValueError("a loop needs a token")
 
 
 @frozen(kw_only=True)
@@ -121,20 +82,7 @@ class ScriptedBackend:
     def open(self, source: ModelSource, options: Any, progress: Progress) -> ScriptedEngine:
         """Read the script."""
         progress(0.0, "reading the script")
-        return ScriptedEngine(_read_script(source), options)
-
-
-def _read_script(source: ModelSource) -> Script:
-    if source.path is None:
-        raise ModelLoadError(f"{source.text!r} is not a file")
-    try:
-        data = msgspec.json.decode(source.path.read_bytes())
-        return strict_converter().structure(data, Script)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelLoadError(f"cannot read the script {source.text!r}: {error}") from error
-    except Exception as error:  # whatever the converter finds wrong becomes one message
-        problems = "; ".join(map(str, find_problems(error)))
-        raise ModelLoadError(f"the script {source.text!r} is wrong: {problems}") from error
+        return ScriptedEngine(read_script(source), options)
 
 
 class ScriptedEngine:
@@ -398,10 +346,3 @@ class _Replay:
             TopLogprob(other, token_bytes[other], -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked)
         )
         return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top)
-
-
-def write_script(path: Path, tokens: Sequence[str | Mapping[str, Any]], **options: Any) -> str:
-    """Write a script file; strings stand for text tokens, ``options`` are the other keys. Returns the source."""
-    entries = [{"text": token} if isinstance(token, str) else dict(token) for token in tokens]
-    path.write_bytes(msgspec.json.encode({"tokens": entries, **options}))
-    return str(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.scripted import write_script
+from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
 from .client import Server

@@ -1,0 +1,77 @@
+"""The script that the engine ``scripted`` replays: a JSON file.
+
+::
+
+    {"tokens": [{"text": "Hel"}, {"bytes": [240, 159]}, {"delay_s": 0.1}, {"error": "boom"}],
+     "tokens_per_step": 1, "loop": false}
+
+``text`` and ``bytes`` are one token each, ``delay_s`` waits that many seconds, ``error`` fails the
+request there. Without ``loop`` the answer ends after the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from attrs import field, frozen
+from attrs.validators import ge, gt, optional
+
+from enginehouse.backend import ModelSource
+from enginehouse.errors import ModelLoadError
+from enginehouse.structuring import find_problems, strict_converter
+
+__all__ = ["Script", "ScriptToken", "read_script", "write_script"]
+
+
+@frozen(kw_only=True)
+class ScriptToken:
+    """One entry of a script; exactly one attribute is set."""
+
+    text: str | None = None
+    bytes: tuple[int, ...] | None = None
+    delay_s: float | None = field(default=None, validator=optional(ge(0)))
+    error: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        given = [value for value in (self.text, self.bytes, self.delay_s, self.error) if value is not None]
+        if len(given) != 1:
+            raise ValueError("needs exactly one of text, bytes, delay_s and error")
+        if self.bytes is not None and not all(0 <= byte < 256 for byte in self.bytes):
+            raise ValueError("bytes must be numbers from 0 to 255")
+
+
+@frozen(kw_only=True)
+class Script:
+    """What to replay. ``tokens_per_step`` tokens come in one batch of events, as with speculative decoding."""
+
+    tokens: tuple[ScriptToken, ...]
+    tokens_per_step: int = field(default=1, validator=gt(0))
+    loop: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.loop and all(token.text is None and token.bytes is None for token in self.tokens):
+            raise ValueError("a loop needs a token")
+
+
+def read_script(source: ModelSource) -> Script:
+    """Read and check a script file. Raises ModelLoadError."""
+    if source.path is None:
+        raise ModelLoadError(f"{source.text!r} is not a file")
+    try:
+        data = msgspec.json.decode(source.path.read_bytes())
+        return strict_converter().structure(data, Script)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"cannot read the script {source.text!r}: {error}") from error
+    except Exception as error:  # whatever the converter finds wrong becomes one message
+        problems = "; ".join(map(str, find_problems(error)))
+        raise ModelLoadError(f"the script {source.text!r} is wrong: {problems}") from error
+
+
+def write_script(path: Path, tokens: Sequence[str | Mapping[str, Any]], **options: Any) -> str:
+    """Write a script file; strings stand for text tokens, ``options`` are the other keys. Returns the source."""
+    entries = [{"text": token} if isinstance(token, str) else dict(token) for token in tokens]
+    path.write_bytes(msgspec.json.encode({"tokens": entries, **options}))
+    return str(path)
