@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import Literal
 
@@ -83,6 +84,8 @@ class HfBackend:
 
     def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner`."""
+        # transformers draws progress bars into the log; ``progress`` tells the same. tqdm reads this when imported.
+        os.environ.setdefault("TQDM_DISABLE", "1")
         try:
             from enginehouse_hf.loader import open_runner  # noqa: PLC0415 - imports torch
         except ImportError as error:

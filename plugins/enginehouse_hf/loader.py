@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
@@ -33,7 +32,6 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
     files = _find_files(source)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    transformers_logging.disable_progress_bar()
     try:
         progress(0.0, "loading weights")
         model = _load_model(files, options)

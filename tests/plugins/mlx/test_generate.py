@@ -119,6 +119,7 @@ def test_greedy_equals_mlx_lm_alone_batched_and_chunked(
 
 
 @pytest.mark.hf
+@pytest.mark.timeout(400)  # the first one waits for SmolLM2 to be written and for a process with torch
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_tiny_logits_equal_those_of_the_hf_runner(differences: dict[str, float], architecture: str) -> None:
     """The text is longer than the sliding window; the logits spread over several units."""
@@ -138,3 +139,11 @@ def test_smollm2_knows_the_capital_of_france(smollm2: Runner, greedy: Greedy) ->
 
     assert all(b"Paris" in text for text in texts)
     assert answers[0][-1] in smollm2.tokenizer.end_token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_smollm2_text_is_that_of_mlx_lm(smollm2: Runner, smollm2_folder: Path, greedy: Greedy) -> None:
+    prompts = [smollm2.tokenizer.encode(text, True) for text in (_TURN, *_TEXTS[:2])]
+
+    assert greedy(smollm2, prompts, 16, chunk_tokens=7) == _generate(smollm2_folder, prompts, 16)
