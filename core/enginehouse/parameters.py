@@ -28,6 +28,7 @@ __all__ = [
     "Origin",
     "ParameterFields",
     "Parameters",
+    "StopField",
     "effective_parameters",
     "int64",
     "read_defaults",

@@ -15,7 +15,7 @@ import numpy as np
 from enginehouse.backend import LastSampled, RunnerCapabilities, Span
 from enginehouse.errors import CacheFull, InvalidSpan
 
-__all__ = ["SlotTable"]
+__all__ = ["SlotTable", "num_tokens"]
 
 
 class SlotTable:

@@ -20,7 +20,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-__all__ = ["ATTENTION_NAME", "ForwardAborted", "KvMemory", "Lane", "Step", "UnsupportedAttention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "ForwardAborted",
+    "KvMemory",
+    "Lane",
+    "Step",
+    "UnsupportedAttention",
+    "slot_attention",
+]
 
 ATTENTION_NAME = "enginehouse"
 

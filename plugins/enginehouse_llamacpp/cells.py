@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from enginehouse.errors import CacheFull
 
-__all__ = ["CellMap", "HeldCells"]
+__all__ = ["CellMap", "Cells", "HeldCells"]
 
 Cells = NDArray[np.int32]
 

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["GGUF_MAGIC", "GgufHeader", "is_gguf", "read_header", "shard_paths"]
+__all__ = ["GGUF_MAGIC", "GgufHeader", "Value", "is_gguf", "read_header", "shard_paths"]
 
 GGUF_MAGIC = b"GGUF"
 

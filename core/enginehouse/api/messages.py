@@ -16,7 +16,7 @@ from enginehouse.api.unsupported import refuse
 from enginehouse.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.types import Message
 
-__all__ = ["MessageBody", "find_ignored_in_messages", "read_messages"]
+__all__ = ["PART_SEPARATOR", "MessageBody", "find_ignored_in_messages", "read_messages"]
 
 PART_SEPARATOR = "\n"
 _TOOL_ROLES = ("tool", "function")

@@ -20,7 +20,7 @@ from enginehouse.api.access import RECORD_KEY, AccessRecord
 from enginehouse.api.errors import ErrorAnswer, describe, http_error
 from enginehouse.config import Settings, is_loopback
 
-__all__ = ["Guard", "note_outcome"]
+__all__ = ["Guard", "Headers", "note_outcome"]
 
 _PUBLIC = frozenset({"/health"})
 _METHODS = "GET, HEAD, OPTIONS, POST"

@@ -11,7 +11,7 @@ from typing import Any
 
 from enginehouse.errors import UnsupportedParameter
 
-__all__ = ["find_unsupported", "refuse"]
+__all__ = ["find_unsupported", "is_known", "refuse"]
 
 _OFF: dict[str, tuple[Any, ...]] = {
     # Tools

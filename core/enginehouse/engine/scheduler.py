@@ -18,7 +18,7 @@ from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.types import EngineSettings
 
-__all__ = ["Batch", "Scheduler"]
+__all__ = ["HEADROOM_TOKENS", "Batch", "Scheduler"]
 
 HEADROOM_TOKENS = 64
 """A sequence enters when its tokens and this many more fit, so that it is not preempted at once."""

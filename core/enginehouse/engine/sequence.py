@@ -21,7 +21,7 @@ from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import TextStream
 from enginehouse.types import EngineRequest, TokenLogprob
 
-__all__ = ["ActiveRequest", "Sequence"]
+__all__ = ["MAX_SCORED_LOGITS", "ActiveRequest", "Sequence"]
 
 MAX_SCORED_LOGITS = 1 << 24
 """Logits that one scored prefill chunk may give (64 MiB of float32)."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from enginehouse.backend import ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["find_source", "no_such_model"]
+__all__ = ["Offered", "find_source", "no_such_model"]
 
 # owner/name of a model hub, optionally with a revision or quantisation after a colon.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
