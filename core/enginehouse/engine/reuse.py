@@ -15,9 +15,9 @@ from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_pre
 from enginehouse.engine.sequence import Sequence
 from enginehouse.errors import CacheFull
 
-__all__ = ["MIN_DEFERRAL_TOKENS", "PrefixReuse", "Source"]
+__all__ = ["_MIN_DEFERRAL_TOKENS", "PrefixReuse", "Source"]
 
-MIN_DEFERRAL_TOKENS = 32
+_MIN_DEFERRAL_TOKENS = 32
 """Waiting for a neighbour's prefill must save at least this many tokens."""
 
 
@@ -70,7 +70,7 @@ class PrefixReuse:
         if not prefilling:
             return False
         soon = max(common_prefix_length(sequence.token_ids[:-1], other.token_ids) for other in prefilling)
-        return soon - self.find(sequence, running).length >= MIN_DEFERRAL_TOKENS
+        return soon - self.find(sequence, running).length >= _MIN_DEFERRAL_TOKENS
 
     def open(self, source: Source) -> tuple[int, int]:
         """A runner sequence that starts with the source: (handle, length really reused)."""

@@ -18,9 +18,9 @@ from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.types import EngineSettings
 
-__all__ = ["HEADROOM_TOKENS", "Batch", "Scheduler"]
+__all__ = ["_HEADROOM_TOKENS", "Batch", "Scheduler"]
 
-HEADROOM_TOKENS = 64
+_HEADROOM_TOKENS = 64
 """A sequence enters when its tokens and this many more fit, so that it is not preempted at once."""
 
 
@@ -94,7 +94,7 @@ class Scheduler:
             if not self.cache.evict(keep=source.match):
                 break
         copied = source.length if capabilities.fork == "copy" else 0
-        needed = min(sequence.length - source.length + copied + HEADROOM_TOKENS, capabilities.cache_tokens)
+        needed = min(sequence.length - source.length + copied + _HEADROOM_TOKENS, capabilities.cache_tokens)
         while self.runner.free_tokens() < needed:
             if not self.cache.evict(keep=source.match):
                 return False

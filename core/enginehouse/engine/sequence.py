@@ -21,9 +21,9 @@ from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import TextStream
 from enginehouse.types import EngineRequest, TokenLogprob
 
-__all__ = ["MAX_SCORED_LOGITS", "ActiveRequest", "Sequence"]
+__all__ = ["_MAX_SCORED_LOGITS", "ActiveRequest", "Sequence"]
 
-MAX_SCORED_LOGITS = 1 << 24
+_MAX_SCORED_LOGITS = 1 << 24
 """Logits that one scored prefill chunk may give (64 MiB of float32)."""
 
 
@@ -100,7 +100,7 @@ class Sequence:
     @property
     def max_chunk(self) -> int:
         """Most tokens of a prefill chunk: few where every token gives a row of logits."""
-        return max(1, MAX_SCORED_LOGITS // self.sampler.vocab_size) if self.scores_prompt else len(self.buffer)
+        return max(1, _MAX_SCORED_LOGITS // self.sampler.vocab_size) if self.scores_prompt else len(self.buffer)
 
     @property
     def leader(self) -> Sequence:
