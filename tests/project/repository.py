@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import ast
 import configparser
+import itertools
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "imported_modules", "plugin_folders", "pyproject", "source_files", "syntax_of", "tox_ini"]
+__all__ = [
+    "ROOT",
+    "imported_modules",
+    "plugin_folders",
+    "pyproject",
+    "source_files",
+    "syntax_of",
+    "tox_environments",
+    "tox_ini",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 _AREAS = ("plugins", "contrib")
@@ -25,6 +36,16 @@ def tox_ini() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(ROOT / "tox.ini")
     return parser
+
+
+def tox_environments() -> set[str]:
+    """Names that sections of tox.ini define, with alternatives such as ``{runners,hf}{,-slow}`` spelt out."""
+    names: set[str] = set()
+    for section in tox_ini().sections():
+        if section.startswith("testenv:"):
+            parts = re.findall(r"\{([^}]*)\}|([^{}]+)", section.removeprefix("testenv:"))
+            names.update(map("".join, itertools.product(*((many or one).split(",") for many, one in parts))))
+    return names
 
 
 def plugin_folders() -> dict[str, Path]:

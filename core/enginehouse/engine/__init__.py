@@ -1,1 +1,1 @@
-"""The serving engine: scheduling, prefix reuse, sampling, constraints, and the worker that hosts them."""
+"""The serving loop: schedules sequences over a runner, samples, and keeps the prefix cache; in a worker process."""
