@@ -52,6 +52,22 @@ def test_sample_agrees_with_the_reference(row, params, prompt, answer, choice, p
     assert sampled.token_id == draw(logits, params, choice, position)
 
 
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 2, "top_p": 0.6}, {0}),  # of 0.625 and 0.375; top-p first would leave two
+        ({"top_p": 0.83, "min_p": 0.2}, {0, 1, 2}),  # 0.95 reached with three; min-p first would leave two
+        ({"top_k": 3, "min_p": 0.25}, {0, 1, 2}),
+    ],
+    ids=str,
+)
+def test_truncation_steps_run_in_the_specified_order(params, kept):
+    row = np.log(np.array([0.5, 0.3, 0.15, 0.05])).astype(np.float32)
+    sampler = sampler_for(SamplingParams(**params), vocab_size=4)
+
+    assert {sampler.sample(row.copy(), position).token_id for position in range(100)} == kept
+
+
 @given(rows)
 def test_greedy_is_argmax_with_the_lowest_id(row):
     assume(row.max() > -np.inf)
