@@ -52,13 +52,19 @@ class Batch:
 
 
 class LayerCache:
-    """What one layer sees as its cache. ``keys`` and ``values`` are (num_slots, num_kv_heads, capacity, head_dim)."""
+    """What one layer sees as its cache.
+
+    Attributes:
+        keys, values: (num_slots, num_kv_heads, capacity, head_dim); None before the first pass.
+        batch: whose tokens are being appended.
+        window: the layer sees this many tokens, itself included; None is all.
+    """
 
     def __init__(self, window: int | None) -> None:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.batch: Batch | None = None
-        self._window = window
+        self.window = window
 
     @property
     def offset(self) -> int | mx.array:
@@ -78,7 +84,7 @@ class LayerCache:
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask in mlx-lm's form: None, ``"causal"``, or (B, 1, N, max_length) bool, True where seen."""
         batch = self._batch
-        window = window_size or self._window
+        window = window_size or self.window
         if window is not None and batch.max_length <= window:
             window = None
         if window is None and len(batch.slots) == 1 and not return_array:

@@ -51,7 +51,8 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
 
 
 def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOptions) -> MlxRunner:
-    max_context = served_context(folder.config, options.context)
+    memory = SlotMemory(model)
+    max_context = served_context(_without_lost_windows(folder.config, memory), options.context)
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
@@ -76,4 +77,20 @@ def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOp
             "device": str(mx.default_device()),
         },
     )
-    return MlxRunner(halves, SlotMemory(model), capabilities, text, info)
+    return MlxRunner(halves, memory, capabilities, text, info)
+
+
+def _without_lost_windows(config: dict[str, Any], memory: SlotMemory) -> dict[str, Any]:
+    """The configuration with the context in which mlx-lm's class of the model is right.
+
+    A few classes (Gemma 2) let all layers see everything although some should see a window. Up to the length
+    of that window this is the same.
+    """
+    text = config.get("text_config") or config
+    has_windows = text.get("sliding_window") and (
+        "sliding_attention" in (text.get("layer_types") or ()) or text.get("model_type") == "gemma2"
+    )
+    if not has_windows or any(layer.window for layer in memory.layers):
+        return config
+    limit = min(text["sliding_window"], text.get("max_position_embeddings") or text["sliding_window"])
+    return {**text, "max_position_embeddings": limit}

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Runner
+from enginehouse.backend import ModelSource, Runner, Span
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 pytestmark = pytest.mark.hf
@@ -48,6 +49,26 @@ def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[l
     return answers
 
 
+def _reference_rows(folder: Path, token_ids: list[int]) -> np.ndarray:
+    """(num_tokens, vocab_size) logits of transformers' own attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        rows: np.ndarray = model(torch.tensor([token_ids])).logits[0].numpy()
+    return rows
+
+
+def _rows(runner: Runner, token_ids: list[int], chunk_tokens: int) -> np.ndarray:
+    sequence, rows = runner.open_sequence(), []
+    for start in range(0, len(token_ids), chunk_tokens):
+        chunk = np.array(token_ids[start : start + chunk_tokens], np.int32)
+        rows.append(runner.forward([Span(sequence, start, chunk, "all")]).host())
+    runner.free_sequence(sequence)
+    return np.concatenate(rows)
+
+
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path) -> Iterator[Runner]:
     runner = _open(smollm2_gguf, context=256)
@@ -68,6 +89,20 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
     assert greedy(runner, prompts, 24, chunk_tokens=128) == expected
     assert greedy(runner, prompts, 24, chunk_tokens=5) == expected
     runner.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])
+def test_logits_equal_those_of_transformers(tiny_model: Callable[[str], Path], architecture: str) -> None:
+    """All positions of a text much longer than the sliding window, in one span and in chunks of 7."""
+    runner = _open(tiny_model(architecture), context=256)
+    token_ids = runner.tokenizer.encode("".join(_TEXTS), False)
+    whole, chunked = _rows(runner, token_ids, len(token_ids)), _rows(runner, token_ids, 7)
+    runner.close()
+    expected = _reference_rows(tiny_model(architecture), token_ids)
+
+    assert len(token_ids) > 40
+    assert np.abs(whole - expected).max() < 1e-4
+    assert np.abs(chunked - expected).max() < 1e-4
 
 
 @pytest.mark.timeout(400)  # the first user of ``smollm2`` waits while two GGUF files are read in pure Python

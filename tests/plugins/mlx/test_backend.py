@@ -116,6 +116,15 @@ def test_context_beyond_the_model_is_refused(tiny_model: TinyModel) -> None:
         _open(tiny_model("llama"), MlxOptions(context=513))
 
 
+def test_context_ends_where_mlx_lm_would_be_wrong(tiny_model: TinyModel) -> None:
+    """mlx-lm's Gemma 2 has no sliding window; up to the window's length that makes no difference."""
+    runner = _open(tiny_model("gemma2"))
+    assert runner.capabilities.max_context == 8
+    runner.close()
+    with pytest.raises(ModelLoadError, match="context = 9"):
+        _open(tiny_model("gemma2"), MlxOptions(context=9))
+
+
 def test_broken_sources_are_load_errors(tiny_model: TinyModel, tmp_path: Path) -> None:
     """mlx-lm raises a different error for each; all are ours."""
     llama = tiny_model("llama")

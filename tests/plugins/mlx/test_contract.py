@@ -36,9 +36,5 @@ class TestGemma3(_TinyModelContract):
     architecture = "gemma3"
 
 
-class TestGemma2(_TinyModelContract):
-    architecture = "gemma2"
-
-
 class TestQwen3(_TinyModelContract):
     architecture = "qwen3"
