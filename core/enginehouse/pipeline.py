@@ -13,7 +13,7 @@ from attrs import frozen
 
 from enginehouse.backend import Generation
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, InvalidRequest
+from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.parameters import Defaults, Parameters, effective_parameters, read_defaults
 from enginehouse.plugins import PluginRegistry
@@ -77,7 +77,12 @@ class Pipeline:
             priority=request.priority,
             namespace=request.namespace,
         )
-        generation = await model.engine.submit(engine_request)
+        try:
+            generation = await model.engine.submit(engine_request)
+        except ContextLengthExceeded as error:
+            # The engine does not know in which field the client wrote the prompt.
+            param = "prompt" if request.messages is None else "messages"
+            raise ContextLengthExceeded(error.num_prompt_tokens, error.max_context, param) from error
         return RunningRequest(request, model, parameters, generation)
 
     def _chat_prompt(self, messages: tuple[Message, ...], model: LoadedModel) -> ChatPrompt:

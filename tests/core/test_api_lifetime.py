@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -289,3 +291,40 @@ def test_sigterm_during_four_streams_exits_with_0_within_10_s(process: ServerPro
     assert exit_code == 0
     assert time.monotonic() - began < 10.5
     assert all(b"server_stopping" in body and b"tick" in body for body in bodies)
+
+
+def worker_pids() -> list[int]:
+    """Processes that this one started to run models."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"enginehouse.engine.worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the worker in /proc")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_killed_worker_ends_its_requests_and_the_next_one_is_served(tmp_path: Path, stream: bool) -> None:
+    options = {"step_delay_s": 0.02}
+    model = ModelSettings(source=str(tmp_path), backend="fake", isolation="process", options=options)
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+    with _serving(settings, PluginRegistry.for_settings(settings), True) as (_, client):
+        connection = open_request(client, CHAT | {"stream": stream, "ignore_eos": True, "max_tokens": 4000})
+        time.sleep(0.5)
+        (pid,) = worker_pids()
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        answer = b""
+        while b"engine_dead" not in answer:
+            answer += (chunk := connection.recv(65536))
+            assert chunk, answer[-1000:]
+        assert time.monotonic() - killed < 1
+        connection.close()
+
+        assert answer.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 503")
+        assert client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2}).status_code == 200
+        assert client.get("/v1/models").json()["data"][0]["num_restarts"] == 1

@@ -3,12 +3,13 @@
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs.validators import ge, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,13 +56,7 @@ def make_settings(folder, **parts) -> Settings:
 def serve(settings: Settings, sampler: SpiceSampler | None = None) -> Iterator[httpx.Client]:
     registry = PluginRegistry.for_settings(settings)
     if sampler is not None:
-        registry = PluginRegistry(
-            backends=registry.backends,
-            samplers={sampler.name: sampler},
-            model_sources={},
-            request_fields={},
-            plugins=(),
-        )
+        registry = evolve(registry, samplers={sampler.name: sampler})
     with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
         while client.get("/health").status_code != 200:
             pass
@@ -132,6 +127,18 @@ def test_no_bytes_make_the_server_fail(client: httpx.Client, content: bytes) -> 
     response = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
 
     error_of(response, 400)
+
+
+@pytest.mark.parametrize("name", ["messages", "stop", "logit_bias", "metadata"])
+def test_very_many_wrong_items_are_refused_quickly(client: httpx.Client, name: str) -> None:
+    wrong = [[5]] * 400_000 if name in ("messages", "stop") else {str(n): [] for n in range(200_000)}
+    body = json.dumps(CHAT | {name: wrong})
+    began = time.perf_counter()
+    response = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+
+    assert error_of(response, 400)["param"] == name
+    assert len(response.text) < 5000
+    assert time.perf_counter() - began < 5
 
 
 # -- models, defaults, plugin fields ----------------------------------------------------------------

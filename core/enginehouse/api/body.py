@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from attrs import frozen
 
 from enginehouse.api.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.exchange import Receive
 from enginehouse.errors import InvalidRequest
 
-__all__ = ["parse_object", "read_body"]
+__all__ = ["parse_object", "read_body", "without_nulls"]
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
@@ -35,37 +34,33 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
+def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object; members that are null are left out, for null means absent.
 
     Raises:
-        InvalidRequest: the body is no JSON object in UTF-8, or is nested deeper than ``max_depth``.
+        InvalidRequest: the body is no JSON object in UTF-8.
     """
     try:
         data = msgspec.json.decode(body)
     except RecursionError as error:
-        raise InvalidRequest(f"The JSON is nested deeper than {max_depth} levels.") from error
+        raise InvalidRequest("The JSON is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(data, dict):
         raise InvalidRequest("The request body must be a JSON object.")
-    cleaned = _Cleaner(max_depth).clean(data, 1)
-    assert isinstance(cleaned, dict)
-    return cleaned
+    return {name: value for name, value in data.items() if value is not None}
 
 
-@frozen
-class _Cleaner:
-    """Drops null members and bounds the depth."""
+def without_nulls(value: Any, max_depth: int) -> Any:
+    """``value`` without null members at any level.
 
-    max_depth: int
-
-    def clean(self, value: Any, depth: int) -> Any:
-        """``value`` without null members; returns scalars as they are."""
-        if not isinstance(value, dict | list):
-            return value
-        if depth > self.max_depth:
-            raise InvalidRequest(f"The JSON is nested deeper than {self.max_depth} levels.")
-        if isinstance(value, dict):
-            return {key: self.clean(item, depth + 1) for key, item in value.items() if item is not None}
-        return [self.clean(item, depth + 1) if isinstance(item, dict | list) else item for item in value]
+    Raises:
+        InvalidRequest: it is nested deeper than ``max_depth``.
+    """
+    if not isinstance(value, dict | list):
+        return value
+    if max_depth <= 0:
+        raise InvalidRequest("The JSON is nested too deeply (limits.max_json_depth).")
+    if isinstance(value, dict):
+        return {key: without_nulls(item, max_depth - 1) for key, item in value.items() if item is not None}
+    return [without_nulls(item, max_depth - 1) if isinstance(item, dict | list) else item for item in value]

@@ -73,7 +73,7 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue a chat."""
         decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes))
-        messages = read_messages(decoded.body.messages, settings.limits.max_messages)
+        messages = read_messages(decoded.body.messages)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
 
         def dialect(running: RunningRequest) -> ChatDialect:

@@ -14,7 +14,7 @@ from attrs import field, frozen
 from attrs.validators import ge, le
 from cattrs import Converter
 
-from enginehouse.api.body import parse_object
+from enginehouse.api.body import parse_object, without_nulls
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
@@ -27,6 +27,8 @@ __all__ = ["BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_
 
 _B_co = TypeVar("_B_co", bound="GenerationBody", covariant=True)
 _MAX_HEADER_CHARS = 1000
+_MAX_MEMBERS = 65_536
+"""Most members of an object such as ``logit_bias``: collecting what is wrong with each one takes time."""
 
 
 @frozen(kw_only=True)
@@ -65,8 +67,6 @@ class GenerationBody(ParameterFields):
         """Check what depends on several fields or on the server's limits. Raises InvalidRequest."""
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
-        if isinstance(self.stop, tuple) and len(self.stop) > limits.max_stop:
-            raise InvalidRequest(f"stop: at most {limits.max_stop} strings are allowed, not {len(self.stop)}", "stop")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
 
@@ -155,29 +155,45 @@ class BodyDecoder(Generic[_B_co]):
             InvalidRequest: a field is wrong; ``param`` says which.
             UnsupportedParameter: a field cannot be honoured.
         """
-        data = parse_object(body, self._limits.max_json_depth)
+        data = parse_object(body)
         unsupported = find_unsupported(data, self._declared, self._own)
         if unsupported and self._rejects:
             raise refuse(unsupported[0])
-        known = {name: value for name, value in data.items() if name not in unsupported}
+        self._check_sizes(data)
         try:
+            known = {
+                name: without_nulls(value, self._limits.max_json_depth)
+                for name, value in data.items()
+                if name in self._own or name in self._declared
+            }
             structured = self._converter.structure(known, self._body_class)
             extensions = read_extensions(self._converter, known, self._samplers)
+        except (InvalidRequest, RecursionError) as error:
+            raise InvalidRequest(str(error)) from error
         except Exception as error:
             raise decode_problem(error) from error
         structured.check(self._limits)
         return Decoded(
             body=structured,
             extensions=extensions,
-            ignored=tuple(self._find_ignored(data)),
+            ignored=(*self._find_ignored(data), *self._body_class.find_ignored(known)),
             unsupported=tuple(unsupported),
         )
+
+    def _check_sizes(self, data: Mapping[str, Any]) -> None:
+        limits = self._limits
+        for name, most in {"messages": limits.max_messages, "stop": limits.max_stop}.items():
+            value = data.get(name)
+            if isinstance(value, list) and len(value) > most:
+                raise InvalidRequest(f"{name}: must hold at most {most} items, not {len(value)}", name)
+        for name, value in data.items():
+            if isinstance(value, dict) and len(value) > _MAX_MEMBERS:
+                raise InvalidRequest(f"{name}: must hold at most {_MAX_MEMBERS} members, not {len(value)}", name)
 
     def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
         for name in data:
             if name not in self._own and name not in self._declared and not is_known(name):
                 yield name
-        yield from self._body_class.find_ignored(data)
 
 
 def decode_problem(error: Exception, path: str = "") -> InvalidRequest:

@@ -39,17 +39,15 @@ class MessageBody:
     audio: Any = None
 
 
-def read_messages(bodies: Sequence[MessageBody], max_messages: int) -> tuple[Message, ...]:
+def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
     """The messages.
 
     Raises:
-        InvalidRequest: there is none, there are too many, or a content is wrong.
+        InvalidRequest: there is none, or a content is wrong.
         UnsupportedParameter: a message holds something that this server cannot use.
     """
     if not bodies:
         raise InvalidRequest("messages: must hold at least one message", "messages")
-    if len(bodies) > max_messages:
-        raise InvalidRequest(f"messages: at most {max_messages} are allowed, not {len(bodies)}", "messages")
     return tuple(_read_message(body, f"messages[{index}]") for index, body in enumerate(bodies))
 
 

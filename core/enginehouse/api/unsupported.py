@@ -118,4 +118,6 @@ def is_known(name: str) -> bool:
 
 
 def _is_off(value: Any, off: tuple[Any, ...]) -> bool:
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if item is not None}
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in off)

@@ -112,11 +112,11 @@ def test_h28_unknown_paths_and_methods(server: Server) -> None:
 def test_h29_prompt_longer_than_the_context(server: Server, stream: bool) -> None:
     long = "word " * 60_000
     began = time.perf_counter()
-    for response in (
-        server.try_chat(messages=[{"role": "user", "content": long}], stream=stream),
-        server.try_complete(prompt=long, stream=stream),
+    for response, param in (
+        (server.try_chat(messages=[{"role": "user", "content": long}], stream=stream), "messages"),
+        (server.try_complete(prompt=long, stream=stream), "prompt"),
     ):
-        error = check_client_error(response)
+        error = check_client_error(response, param)
         assert error["type"] == "invalid_request_error"
         assert error["code"] == "context_length_exceeded"
         numbers = [int(word) for word in error["message"].split() if word.isdigit()]
