@@ -13,7 +13,7 @@ body = {
     "temperature": 0,
     "stream": True,
     "stream_options": {"include_usage": True},
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "messages": [{"role": "user", "content": "Name the capital of France."}],
 }
 with httpx.stream("POST", "http://127.0.0.1:8080/v1/chat/completions", json=body, timeout=60) as response:
     response.raise_for_status()

@@ -72,6 +72,6 @@ class Startup:
 
 
 def _curl_example(url: str, model: str) -> str:
-    question = {"role": "user", "content": "What is the capital of France?"}
+    question = {"role": "user", "content": "Name the capital of France."}
     body = shlex.quote(json.dumps({"model": model, "temperature": 0, "messages": [question]}, ensure_ascii=False))
     return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d {body}"
