@@ -34,7 +34,11 @@ __all__ = [
     "Segment",
     "StopParams",
     "TextDelta",
+    "Thinking",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolUse",
     "TopLogprob",
 ]
 
@@ -142,6 +146,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             rendered chats, whose template writes it.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         num_choices: how many answers to draw from one prefill.
+        shown_tokens: control-token strings whose text is shown all the same, for the answer is parsed for them.
         reasoning: how this model marks its reasoning; None when it does not reason.
         constraint: what every answer must look like, after any reasoning; enforced token by token.
         priority: lower numbers are served earlier.
@@ -156,6 +161,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_choices: int = 1
     sampling: SamplingParams = SamplingParams()
     stopping: StopParams = StopParams()
+    shown_tokens: tuple[str, ...] = ()
     reasoning: ReasoningParams | None = None
     constraint: Constraint | None = None
     priority: int = 0
@@ -274,12 +280,83 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @frozen(kw_only=True)
+class ToolCall:
+    """A call in an assistant's message. ``arguments`` is JSON text as the model wrote it, so it may be damaged."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@frozen(kw_only=True)
 class Message:
-    """One chat message. Text parts are already joined; ``name`` is the optional author name."""
+    """One chat message. Text parts are already joined; ``name`` is the optional author name.
+
+    Attributes:
+        reasoning: what an assistant thought before its content; None when not known.
+        tool_calls: the calls of an assistant's message.
+        tool_call_id: which call a message of the role ``tool`` answers.
+    """
 
     role: str
     content: str
     name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@frozen(kw_only=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON Schema of its arguments, an object; without any, it takes no arguments.
+        definition: all of it in OpenAI's form, as the client wrote it; templates show this.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    definition: dict[str, Any]
+
+
+@frozen(kw_only=True)
+class ToolUse:
+    """The tools of a request and how they may be used.
+
+    Attributes:
+        tools: with different names, at least one.
+        choice: ``required`` is at least one call, ``none`` hides the tools from the model.
+        only: the one function that must be called; with ``required``.
+        parallel: whether one answer may hold several calls.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: Literal["auto", "none", "required"] = "auto"
+    only: str | None = None
+    parallel: bool = True
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        if self.choice == "none":
+            return ()
+        return tuple(tool for tool in self.tools if self.only in (None, tool.name))
+
+
+@frozen(kw_only=True)
+class Thinking:
+    """What a request says about reasoning. None is "not given".
+
+    Attributes:
+        enabled: whether the model reasons, where it has the choice.
+        budget: most tokens of reasoning; None is no limit.
+        effort: how hard to think, for templates that know efforts.
+    """
+
+    enabled: bool | None = None
+    budget: int | None = None
+    effort: str | None = None
 
 
 @frozen(kw_only=True)
@@ -295,6 +372,8 @@ class GenerateRequest:
         sampling: :class:`SamplingParams` field name to value.
         stopping: :class:`StopParams` field name to value.
         extensions: plugin name to that plugin's request fields.
+        tool_use: the tools, if any.
+        template_variables: further variables of the chat template; plain data.
     """
 
     request_id: str
@@ -306,6 +385,9 @@ class GenerateRequest:
     sampling: dict[str, Any] = field(factory=dict)
     stopping: dict[str, Any] = field(factory=dict)
     extensions: dict[str, dict[str, Any]] = field(factory=dict)
+    tool_use: ToolUse | None = None
+    thinking: Thinking = Thinking()
+    template_variables: dict[str, Any] = field(factory=dict)
     priority: int = 0
     namespace: str = ""
 

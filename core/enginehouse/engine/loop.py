@@ -270,12 +270,14 @@ class StepEngine:
         return sequence
 
     def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
-        """Control tokens, except the markers of reasoning, which the client's side must see."""
-        hidden = self._tokenizer.control_token_ids
-        if request.reasoning is None:
-            return hidden
-        markers = (request.reasoning.start, request.reasoning.end)
-        return hidden - {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
+        """Control tokens, except the markers of reasoning and calls, which the client's side must see."""
+        markers = request.shown_tokens
+        if request.reasoning is not None:
+            markers = (*markers, request.reasoning.start, request.reasoning.end)
+        if not markers:
+            return self._tokenizer.control_token_ids
+        shown = {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
+        return self._tokenizer.control_token_ids - shown
 
     def cancel(self, request_id: str) -> None:
         """Drop a request in any phase; what it has computed stays in the prefix cache. Unknown ids are ignored."""
