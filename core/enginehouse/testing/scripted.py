@@ -10,10 +10,9 @@ token limits, slots and cancellation behave as in the real engine, because the t
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 from attrs import define, field, frozen
@@ -24,29 +23,21 @@ from enginehouse.errors import (
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
-    GenerationFailed,
     InvalidRequest,
     Overloaded,
 )
 from enginehouse.hookspecs import API_VERSION
-from enginehouse.output.text_stream import Piece, TextStream
+from enginehouse.testing.replay import Replay, Tape
 from enginehouse.testing.script import Script, read_script
 from enginehouse.types import (
-    ChoiceFinished,
     EngineRequest,
     EngineStats,
     Event,
     ModelInfo,
-    RequestFinished,
     Segment,
-    TextDelta,
-    TokenLogprob,
-    TopLogprob,
 )
 
 __all__ = ["ScriptedBackend", "ScriptedEngine", "ScriptedOptions"]
-
-_NUM_BYTES = 256
 
 
 @frozen(kw_only=True)
@@ -90,29 +81,15 @@ class ScriptedEngine:
 
     def __init__(self, script: Script, options: ScriptedOptions | None = None) -> None:
         options = options or ScriptedOptions()
-        self.script = script
-        self.token_bytes: list[bytes] = [bytes([byte]) for byte in range(_NUM_BYTES)]
-        self.entries = tuple(self._entries(script))
+        self.tape = Tape.of(script)
         self.slots = _Slots(options.slots, options.max_queue)
         self.info = ModelInfo(
             backend="scripted",
             max_context=options.context or 131_072,
-            vocab_size=len(self.token_bytes),
+            vocab_size=len(self.tape.token_bytes),
             metadata={"tokens": str(len(script.tokens))},
         )
         self._open: set[_ScriptedGeneration] = set()
-
-    def _entries(self, script: Script) -> Iterator[_Entry]:
-        ids: dict[bytes, int] = {}
-        for token in script.tokens:
-            if token.delay_s is not None or token.error is not None:
-                yield _Entry(None, token.delay_s or 0.0, token.error)
-                continue
-            data = token.text.encode() if token.text is not None else bytes(token.bytes or ())
-            if data not in ids:
-                ids[data] = len(self.token_bytes)
-                self.token_bytes.append(data)
-            yield _Entry(ids[data], 0.0, None)
 
     async def submit(self, request: EngineRequest) -> Generation:
         """Check and queue the request."""
@@ -135,7 +112,7 @@ class ScriptedEngine:
         """Text of the ids."""
         if not all(0 <= token_id < self.info.vocab_size for token_id in token_ids):
             raise InvalidRequest(f"token ids must be in 0..{self.info.vocab_size - 1}", "tokens")
-        return b"".join(self.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+        return b"".join(self.tape.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
     async def stats(self) -> EngineStats:
         """Requests that wait and run."""
@@ -150,15 +127,6 @@ class ScriptedEngine:
     def forget(self, generation: _ScriptedGeneration) -> None:
         """Drop a generation that has ended."""
         self._open.discard(generation)
-
-
-@frozen
-class _Entry:
-    """A script token in the form in which it is replayed: one of a token id, a delay or an error."""
-
-    token_id: int | None
-    delay_s: float
-    error: str | None
 
 
 @define(eq=False)
@@ -224,7 +192,7 @@ class _ScriptedGeneration:
         try:
             await self._ticket
             began = time.perf_counter()
-            replay = _Replay(self._engine, self._request, self.num_prompt_tokens)
+            replay = Replay(self._engine.tape, self._request, self.num_prompt_tokens, self._engine.info.max_context)
             while not (self._ended.is_set() or replay.is_done):
                 if delay_s := replay.take_delay():
                     await self._sleep(delay_s)
@@ -245,104 +213,3 @@ class _ScriptedGeneration:
                 await self._ended.wait()
         except TimeoutError:
             pass
-
-
-class _Replay:
-    """Where a request stands in the script; makes the events of one step at a time."""
-
-    def __init__(self, engine: ScriptedEngine, request: EngineRequest, num_prompt_tokens: int) -> None:
-        self._engine = engine
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_logprobs = request.sampling.num_logprobs
-        rest = engine.info.max_context - num_prompt_tokens
-        self._max_tokens = min(request.stopping.max_tokens or rest, rest)
-        stop = request.stopping.stop
-        self._streams = {n: TextStream(engine.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
-        self._num_tokens: dict[int, int] = {}
-        self._position = 0  # in the script; all choices advance together
-        self._num_made = 0  # tokens per running choice
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every choice has ended."""
-        return not self._streams
-
-    def take_delay(self) -> float:
-        """Seconds to wait before the next step; 0 is none."""
-        entry = self._peek()
-        if entry is None or not entry.delay_s:
-            return 0.0
-        self._position += 1
-        return entry.delay_s
-
-    def step(self) -> Sequence[Event]:
-        """The events of the next ``tokens_per_step`` tokens, perhaps none; raises GenerationFailed where it says so."""
-        events: list[Event] = []
-        for _ in range(self._engine.script.tokens_per_step):
-            entry = self._peek()
-            if entry is None:
-                self._finish_all("stop", events)
-            elif entry.error is not None:
-                if events:
-                    break
-                raise GenerationFailed(entry.error)
-            elif entry.token_id is None:
-                break  # a delay
-            else:
-                self._position += 1
-                self._push(entry.token_id, events)
-            if self.is_done:
-                break
-        return events
-
-    def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
-        """The last event."""
-        return RequestFinished(
-            self._num_prompt_tokens, 0, sum(self._num_tokens.values()), queue_s=queue_s, decode_s=decode_s
-        )
-
-    def _peek(self) -> _Entry | None:
-        entries = self._engine.entries
-        if self._position >= len(entries) and self._engine.script.loop:
-            self._position = 0
-        return entries[self._position] if self._position < len(entries) else None
-
-    def _push(self, token_id: int, events: list[Event]) -> None:
-        """Give one token to every running choice."""
-        self._num_made += 1
-        for choice, stream in list(self._streams.items()):
-            piece = stream.push(token_id)
-            self._report(choice, piece, events)
-            if piece.stop is not None:
-                self._finish(choice, "stop", piece.stop, events)
-        if self._num_made >= self._max_tokens:
-            self._finish_all("length", events)
-
-    def _finish_all(self, reason: Literal["stop", "length"], events: list[Event]) -> None:
-        for choice, stream in list(self._streams.items()):
-            self._report(choice, stream.flush(), events)
-            self._finish(choice, reason, None, events)
-
-    def _finish(
-        self, choice: int, reason: Literal["stop", "length"], stop_reason: str | None, events: list[Event]
-    ) -> None:
-        del self._streams[choice]
-        self._num_tokens[choice] = self._num_made
-        events.append(ChoiceFinished(choice, reason, self._num_made, stop_reason))
-
-    def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
-        if piece.text or piece.token_ids:
-            logprobs = None
-            if self._num_logprobs is not None:
-                logprobs = tuple(self._logprob(token_id, self._num_logprobs) for token_id in piece.token_ids)
-            events.append(TextDelta(choice, piece.text, piece.token_ids, logprobs))
-
-    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
-        """An invented distribution: the replayed token has probability 1/2, single bytes share the rest."""
-        token_bytes = self._engine.token_bytes
-        others = [other for other in range(num_top) if other != token_id][: max(0, num_top - 1)]
-        ranked = [token_id, *others] if num_top else []
-        top = tuple(
-            TopLogprob(other, token_bytes[other], -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked)
-        )
-        return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top)
