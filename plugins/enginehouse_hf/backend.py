@@ -47,7 +47,7 @@ class HfBackend:
     name = "hf"
     api_version = 1
     options = HfOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["runner", "engine"] = "runner"
 
     def probe(self) -> Probe:
         """Whether torch and transformers are installed."""

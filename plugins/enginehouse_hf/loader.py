@@ -60,7 +60,7 @@ def _find_files(source: ModelSource) -> ModelFiles:
 
 
 def _load_model(files: ModelFiles, options: HfOptions) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         **files.arguments, dtype=getattr(torch, options.dtype_name), attn_implementation=ATTENTION_NAME
     )
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span
+from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.errors import EngineError, InvalidSpan, StepAborted
 from enginehouse.slot_table import SlotTable
 from enginehouse.types import ModelInfo
@@ -52,7 +52,7 @@ def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: torch.Tenso
     """
     positions = torch.cat([torch.arange(lane.start, lane.stop, device=token_ids.device) for lane in step.lanes])
     with torch.inference_mode():
-        logits = model(
+        logits: torch.Tensor = model(
             input_ids=token_ids[None],
             position_ids=positions[None],
             use_cache=False,
@@ -69,7 +69,7 @@ class HfRunner:
         self, model: Any, memory: KvMemory, capabilities: RunnerCapabilities, text: ModelText, info: ModelInfo
     ) -> None:
         self.capabilities = capabilities
-        self.tokenizer = text.tokenizer
+        self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
         self._model: Any = model
         self._memory: Any = memory

@@ -38,7 +38,7 @@ class MlxBackend:
     name = "mlx"
     api_version = 1
     options = MlxOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["runner", "engine"] = "runner"
 
     def probe(self) -> Probe:
         """Whether mlx and mlx-lm are installed."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
+import mlx_lm
 from mlx.utils import tree_flatten
-from mlx_lm import load
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
@@ -35,7 +34,7 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
         raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
     try:
         progress(0.0, "loading weights")
-        model, tokenizer = load(str(folder.path), model_config=older_keys(folder.config))
+        model, tokenizer = _load(folder)
         if options.dtype is not None:
             model.set_dtype(getattr(mx, options.dtype))
         progress(0.8, "warming up")
@@ -50,7 +49,13 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
     return runner
 
 
-def _build(folder: ModelFolder, model: nn.Module, tokenizer: Any, options: MlxOptions) -> MlxRunner:
+def _load(folder: ModelFolder) -> tuple[Any, Any]:
+    """mlx-lm's model and tokenizer wrapper."""
+    loaded: Any = mlx_lm.load(str(folder.path), model_config=older_keys(folder.config))
+    return loaded[0], loaded[1]
+
+
+def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions) -> MlxRunner:
     memory = SlotMemory(model)
     max_context = served_context(_without_lost_windows(folder.config, memory), options.context)
     capabilities = RunnerCapabilities(

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span
+from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.errors import EngineError
 from enginehouse.slot_table import SlotTable, num_tokens
 from enginehouse.types import ModelInfo
@@ -52,7 +52,7 @@ class MlxRunner:
         info: ModelInfo,
     ) -> None:
         self.capabilities = capabilities
-        self.tokenizer = text.tokenizer
+        self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
         self._halves: Any = halves
         self._memory: Any = memory
