@@ -23,6 +23,7 @@ class Batch:
         raw: the ``llama_batch``; points into the arrays below, which live as long as this object.
         num_tokens: tokens filled in.
         num_rows: of these, how many give logits.
+        counts: tokens of each span.
     """
 
     def __init__(self, bindings: Bindings, max_tokens: int) -> None:
@@ -36,6 +37,7 @@ class Batch:
         self._sequence_id_pointers = addresses.astype(np.uintp)
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self.num_tokens = self.num_rows = 0
+        self.counts: list[int] = []
         self.raw = bindings.llama_batch()
         int_pointer = ctypes.POINTER(ctypes.c_int32)
         self.raw.token = ctypes.cast(self._token_ids.ctypes.data, int_pointer)
@@ -47,11 +49,13 @@ class Batch:
     def clear(self) -> None:
         """Begin a new batch."""
         self.num_tokens = self.num_rows = 0
+        self.counts = []
 
     def add(self, sequence: int, start: int, token_ids: NDArray[np.int32], outputs: Outputs) -> None:
         """Append one span's tokens. ``token_ids``: (num_tokens,) int32; room was checked by the caller."""
         begin = self.num_tokens
         end = self.num_tokens = begin + len(token_ids)
+        self.counts.append(end - begin)
         self._token_ids[begin:end] = token_ids
         self._positions[begin:end] = self._count_up[: end - begin]
         self._positions[begin:end] += start

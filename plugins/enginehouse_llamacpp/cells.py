@@ -1,10 +1,11 @@
 """Which KV cells each sequence holds: the plugin's own account of llama.cpp's unified cache.
 
-llama.cpp tells neither how many cells are free nor which it will use. Both follow from what we asked for: cells are
-shared by forks, and new tokens go to the first free cells from a moving head. Keeping the account here answers
-:meth:`free_tokens` without a call, and lets a batch that cannot fit be refused before anything changes.
+llama.cpp tells neither how many cells are free nor which it will use. Both follow from what was asked of it: cells
+are shared by forks, and new tokens go to the first empty cells from a moving head on. Keeping the account here
+answers ``free_tokens`` without a call, and lets a batch that cannot fit be refused before anything changes.
 
-Knows nothing of llama.cpp's functions; all methods are exact and cheap (numpy over one small array).
+A cell is *live* while a sequence holds it. One that nobody holds any more is *dead* until llama.cpp is told, and
+*empty* from then on. Knows nothing of llama.cpp's functions; all methods are numpy over one small array.
 """
 
 from __future__ import annotations
@@ -13,33 +14,44 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.errors import CacheFull
-
 __all__ = ["CellMap", "Cells", "HeldCells"]
 
 Cells = NDArray[np.int32]
+"""(num_cells,) int32 indices of cells."""
+
+_FIRST_ROOM = 64
 
 
-@define
+@define(eq=False)
 class HeldCells:
-    """One sequence's cells in order of position; ``length`` of them are in use."""
+    """One sequence's cells in order of position; the first ``length`` entries of ``room`` are in use."""
 
-    cells: Cells = field(factory=lambda: np.empty(64, np.int32))
+    room: Cells = field(factory=lambda: np.empty(_FIRST_ROOM, np.int32))
     length: int = 0
+
+    @property
+    def cells(self) -> Cells:
+        """A view of the cells in use."""
+        return self.room[: self.length]
 
     def append(self, cells: Cells) -> None:
         """Hold more cells, one per new token."""
         end = self.length + len(cells)
-        if end > len(self.cells):
-            self.cells = np.concatenate([self.cells, np.empty(max(end, len(self.cells)), np.int32)])
-        self.cells[self.length : end] = cells
+        if end > len(self.room):
+            self.room = np.concatenate([self.cells, np.empty(max(end, len(self.room)), np.int32)])
+        self.room[self.length : end] = cells
         self.length = end
+
+    def is_below(self, cell: int) -> bool:
+        """Whether all cells lie before ``cell``. Right for ordered cells, whose last is the highest."""
+        return self.length == 0 or int(self.room[self.length - 1]) < cell
 
 
 class CellMap:
     """The cells of one cache.
 
-    Invariants: ``references[cell]`` counts the sequences that hold ``cell``; ``num_free`` counts its zeros.
+    Invariants: ``num_live`` counts the cells with references, ``num_dead`` those occupied without; an empty cell
+    has no references.
 
     Args:
         num_cells: KV positions in total.
@@ -47,60 +59,89 @@ class CellMap:
     """
 
     def __init__(self, num_cells: int, chunk_tokens: int) -> None:
-        self.num_cells = self.num_free = num_cells
+        self.num_cells = num_cells
+        self.num_live = self.num_dead = 0
+        self.head = 0
         self._chunk_tokens = chunk_tokens
         self._references = np.zeros(num_cells, np.uint16)
-        self._head = 0
+        self._is_occupied = np.zeros(num_cells, np.bool_)
 
-    def allocate(self, num_tokens: int) -> Cells:
-        """Take the cells that llama.cpp will use for the next ``num_tokens`` tokens.
+    @property
+    def num_empty(self) -> int:
+        """Cells that llama.cpp can use now."""
+        return self.num_cells - self.num_live - self.num_dead
+
+    def allocate(self, num_tokens: int, chunk_tokens: int | None = None) -> Cells:
+        """Take the cells that llama.cpp will use for the next ``num_tokens`` tokens; so many must be empty.
 
         Returns:
             (num_tokens,) int32 cells in batch order.
 
-        Raises:
-            CacheFull: fewer are free; nothing was taken.
-
-        Source: ``llama_kv_cache::find_slot`` of llama.cpp, for one stream and without sliding window.
+        Source: ``llama_kv_cache::find_slot`` of llama.cpp, for one stream and without a sliding window.
         """
-        if num_tokens > self.num_free:
-            raise CacheFull(num_tokens, self.num_free)
-        chunks = []
-        for begin in range(0, num_tokens, self._chunk_tokens):
-            count = min(self._chunk_tokens, num_tokens - begin)
-            if self._head > self.num_cells - self.num_free + 2 * count:
-                self._head = 0
-            chunks.append(self._take(count))
-        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        step = chunk_tokens or self._chunk_tokens
+        if num_tokens <= step:
+            return self._take(num_tokens)
+        return np.concatenate([self._take(min(step, num_tokens - at)) for at in range(0, num_tokens, step)])
 
     def _take(self, count: int) -> Cells:
-        """The first ``count`` free cells from the head on, round the end."""
-        ahead = self._references[self._head : self._head + count]
+        """The first ``count`` empty cells from the head on, round the end."""
+        if self.head > self.num_live + self.num_dead + 2 * count:
+            self.head = 0
+        ahead = self._is_occupied[self.head : self.head + count]
         if len(ahead) == count and not ahead.any():
-            cells = np.arange(self._head, self._head + count, dtype=np.int32)
+            cells = np.arange(self.head, self.head + count, dtype=np.int32)
         else:
-            free = np.flatnonzero(self._references == 0).astype(np.int32)
-            first = int(np.searchsorted(free, self._head))
-            cells = np.concatenate([free[first : first + count], free[: max(count - (len(free) - first), 0)]])
+            empty = np.flatnonzero(~self._is_occupied).astype(np.int32)
+            first = int(np.searchsorted(empty, self.head))
+            cells = np.concatenate([empty[first : first + count], empty[: max(count - (len(empty) - first), 0)]])
         self._references[cells] = 1
-        self.num_free -= count
-        self._head = int(cells[-1]) + 1
+        self._is_occupied[cells] = True
+        self.num_live += count
+        self.head = int(cells[-1]) + 1
         return cells
 
     def share(self, source: HeldCells, length: int) -> HeldCells:
         """A second holder of the first ``length`` cells of ``source``."""
-        shared = source.cells[:length].copy()
-        self._references[shared] += 1
-        return HeldCells(shared if length else np.empty(64, np.int32), length)
+        shared = HeldCells()
+        shared.append(source.room[:length])
+        self._references[shared.cells] += 1
+        return shared
 
-    def release(self, held: HeldCells, length: int) -> None:
-        """Let go of all cells from position ``length`` on; those that nobody holds become free."""
-        dropped = held.cells[length : held.length]
+    def detach(self, held: HeldCells, length: int) -> None:
+        """Stop counting ``held`` as a holder of its first ``length`` cells, which others hold too."""
+        self._references[held.room[:length]] -= 1
+
+    def attach(self, held: HeldCells, source: HeldCells, length: int) -> None:
+        """Let ``held`` begin with the first ``length`` cells of ``source``, in place of those it was detached from."""
+        held.room[:length] = source.room[:length]
+        self._references[held.room[:length]] += 1
+
+    def release(self, held: HeldCells, length: int) -> Cells:
+        """Let go of all cells from position ``length`` on. Those that nobody holds are dead from now on.
+
+        Returns:
+            The cells that became dead.
+        """
+        dropped = held.room[length : held.length]
         held.length = length
-        if not len(dropped):
-            return
         self._references[dropped] -= 1
-        freed = dropped[self._references[dropped] == 0]
-        if len(freed):
-            self.num_free += len(freed)
-            self._head = min(self._head, int(freed.min()))
+        dead = dropped[self._references[dropped] == 0]
+        self.num_live -= len(dead)
+        self.num_dead += len(dead)
+        return dead
+
+    def empty(self, dead: Cells) -> None:
+        """llama.cpp was told that these dead cells are empty; its head goes back to the first of them."""
+        if len(dead):
+            self._is_occupied[dead] = False
+            self.num_dead -= len(dead)
+            self.head = min(self.head, int(dead.min()))
+
+    def dead_cells(self) -> Cells:
+        """All dead cells, ascending."""
+        return np.flatnonzero(self._is_occupied & (self._references == 0)).astype(np.int32)
+
+    def first_empty(self) -> int:
+        """The lowest empty cell; ``num_cells`` when there is none."""
+        return int(np.argmin(self._is_occupied)) if self.num_empty else self.num_cells

@@ -32,7 +32,7 @@ class Context:
         address = bindings.llama_init_from_model(model, _context_params(bindings, options, sizes, threads))
         if not address:
             raise ModelLoadError(
-                f"llama.cpp cannot make a context of {sizes.cache_tokens} tokens: {library.log.reason()}; "
+                f"llama.cpp cannot make a cache of {sizes.num_cells} tokens: {library.log.reason()}; "
                 "a smaller cache_tokens or context needs less memory"
             )
         self.address: int = address
@@ -46,7 +46,7 @@ class Context:
         self._threads = threads
 
     @property
-    def cache_tokens(self) -> int:
+    def num_cells(self) -> int:
         """KV positions that llama.cpp really made, at least as many as asked."""
         return int(self._bindings.llama_n_ctx(self.address))
 
@@ -85,8 +85,8 @@ class Context:
 def _context_params(bindings: object, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> object:
     """The parameters of ``llama_init_from_model``."""
     params = bindings.llama_context_default_params()  # type: ignore[attr-defined]
-    params.n_ctx = sizes.cache_tokens
-    params.n_seq_max = sizes.max_sequences
+    params.n_ctx = sizes.num_cells
+    params.n_seq_max = sizes.max_sequences + sizes.keeps_order
     params.n_batch = sizes.batch_tokens
     params.n_ubatch = sizes.chunk_tokens
     params.n_threads = params.n_threads_batch = threads

@@ -18,7 +18,7 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     """
     num_layers = header.number("block_count")
     kv_bytes = _kv_bytes_per_token(header, options, num_layers)
-    sizes = choose_sizes(options, header.number("context_length"), header.vocab_size)
+    sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)
     embedding = header.number("embedding_length")
     widest = max(header.per_layer("feed_forward_length", num_layers) or [0])
     compute_bytes = 4 * sizes.chunk_tokens * (header.vocab_size + 4 * embedding + 2 * widest)
@@ -26,7 +26,7 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     return MemoryEstimate(
         weights_bytes=header.file_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sizes.cache_tokens + compute_bytes + logits_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
     )
 
 
@@ -36,6 +36,6 @@ def _kv_bytes_per_token(header: GgufHeader, options: LlamaCppOptions, num_layers
     key_size = header.number("attention.key_length", head_size)
     value_size = header.number("attention.value_length", head_size)
     return sum(
-        type_bytes(options.type_k, kv_heads * key_size) + type_bytes(options.type_v, kv_heads * value_size)
+        type_bytes(options.type_k, kv_heads * key_size) + type_bytes(options.type_v or "f16", kv_heads * value_size)
         for kv_heads in header.per_layer("attention.head_count_kv", num_layers, heads)
     )

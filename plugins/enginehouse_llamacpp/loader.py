@@ -1,17 +1,17 @@
-"""Builds a runner from a file: model, context, tokenizer, warm-up, in the order of their cost."""
+"""Builds a runner from a file: weights, vocabulary, context, warm-up, in the order of their cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+from attrs import evolve, frozen
 
-from enginehouse.backend import Progress, RunnerCapabilities, Span
+from enginehouse.backend import Progress, RunnerCapabilities
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.cores import usable_cores
+from enginehouse_llamacpp.invariance import is_batch_invariant, may_be_batch_invariant
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.memory import SequenceMemory
 from enginehouse_llamacpp.metadata import describe_model
@@ -20,7 +20,7 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_llamacpp.sizes import CacheSizes, choose_sizes
-from enginehouse_llamacpp.threads import ThreadChooser
+from enginehouse_llamacpp.threads import ThreadChooser, thread_counts
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 
 __all__ = ["open_runner"]
@@ -35,50 +35,78 @@ def open_runner(library: Library, path: Path, options: LlamaCppOptions, progress
     Raises:
         ModelLoadError: the file is missing, damaged or not supported, or memory is short.
     """
-    model = load_model(library, path, options, lambda share: progress(_WEIGHTS_SHARE * share, "loading weights"))
+    address = load_model(library, path, options, lambda share: progress(_WEIGHTS_SHARE * share, "loading weights"))
     try:
-        runner = _build(library, model, options, progress)
+        progress(_WEIGHTS_SHARE, "reading the vocabulary")
+        model = _Model.read(library, address)
+        progress(0.9, "making the KV cache and warming up")
+        runner = _open_warm(library, model, options)
     except BaseException:
-        library.bindings.llama_model_free(model)
-        raise
-    try:
-        progress(0.95, "warming up")
-        _warm_up(runner)
-    except BaseException:
-        runner.close()
+        library.bindings.llama_model_free(address)
         raise
     progress(1.0, "ready")
     return runner
 
 
-def _build(library: Library, model: int, options: LlamaCppOptions, progress: Progress) -> LlamaCppRunner:
-    bindings = library.bindings
-    progress(_WEIGHTS_SHARE, "reading the vocabulary")
-    tokenizer = LlamaCppTokenizer(bindings, bindings.llama_model_get_vocab(model))
-    sizes = choose_sizes(options, bindings.llama_model_n_ctx_train(model), tokenizer.vocab_size)
-    progress(0.9, "making the KV cache")
-    threads = ThreadChooser.fixed(options.threads) if options.threads else ThreadChooser.adaptive(usable_cores())
-    context = Context(library, model, options, sizes, threads.max_threads)
-    window_tokens = bindings.llama_model_n_swa(model)
-    is_recurrent = bindings.llama_model_is_recurrent(model) or bindings.llama_model_is_hybrid(model)
-    memory = SequenceMemory(bindings, context.address, window_tokens, is_recurrent)
-    cells = CellMap(context.cache_tokens, sizes.chunk_tokens)
+@frozen
+class _Model:
+    """Loaded weights and what a context for them must know."""
+
+    address: int
+    tokenizer: LlamaCppTokenizer
+    trained_context: int
+    window_tokens: int
+    is_recurrent: bool
+
+    @classmethod
+    def read(cls, library: Library, address: int) -> _Model:
+        """Ask llama.cpp about a model."""
+        bindings = library.bindings
+        return cls(
+            address,
+            LlamaCppTokenizer(bindings, bindings.llama_model_get_vocab(address)),
+            bindings.llama_model_n_ctx_train(address),
+            bindings.llama_model_n_swa(address),
+            bindings.llama_model_is_recurrent(address) or bindings.llama_model_is_hybrid(address),
+        )
+
+
+def _open_warm(library: Library, model: _Model, options: LlamaCppOptions) -> LlamaCppRunner:
+    """A runner that has computed: batch-invariant if the model allows, else with the faster settings."""
+    has_positions_only = not (model.window_tokens or model.is_recurrent)
+    if may_be_batch_invariant(library, options, has_positions_only):
+        runner = _build(library, model, options, keeps_order=True)
+        if is_batch_invariant(runner):
+            runner.capabilities = evolve(runner.capabilities, batch_invariant=True)
+            return runner
+        runner.close_context()
+    runner = _build(library, model, options, keeps_order=False)
+    is_batch_invariant(runner)  # as the warm-up: it touches all weights and each kind of kernel
+    return runner
+
+
+def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_order: bool) -> LlamaCppRunner:
+    bindings, tokenizer = library.bindings, model.tokenizer
+    sizes = choose_sizes(options, model.trained_context, tokenizer.vocab_size, keeps_order)
+    threads = ThreadChooser((options.threads,) if options.threads else thread_counts(usable_cores()))
+    context = Context(library, model.address, options, sizes, threads.max_threads)
+    memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
+    cells = CellMap(context.num_cells, sizes.chunk_tokens)
     return LlamaCppRunner(
-        capabilities=_capabilities(library, options, sizes, window_tokens, is_recurrent),
+        capabilities=_capabilities(library, options, sizes, model),
         tokenizer=tokenizer,
-        info=describe_model(bindings, model, tokenizer, sizes.max_context),
+        info=describe_model(bindings, model.address, tokenizer, sizes.max_context),
         context=context,
-        sequences=SequenceTable(memory, cells, sizes.max_sequences),
-        cells=cells,
+        sequences=SequenceTable(memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order),
         batch=Batch(bindings, sizes.batch_tokens),
         threads=threads,
         log=library.log,
-        release=_releaser(library, model),
+        free_model=lambda: bindings.llama_model_free(model.address),
     )
 
 
 def _capabilities(
-    library: Library, options: LlamaCppOptions, sizes: CacheSizes, window_tokens: int, is_recurrent: bool
+    library: Library, options: LlamaCppOptions, sizes: CacheSizes, model: _Model
 ) -> RunnerCapabilities:
     uses_gpu = library.has_gpu and options.n_gpu_layers != 0
     return RunnerCapabilities(
@@ -86,21 +114,8 @@ def _capabilities(
         max_batch_tokens=sizes.batch_tokens,
         max_context=sizes.max_context,
         cache_tokens=sizes.cache_tokens,
-        truncate="none" if is_recurrent else "bounded" if window_tokens else "any",
+        truncate="none" if model.is_recurrent else "bounded" if model.window_tokens else "any",
         fork="share",
         batch_invariant=False,
         abort=not uses_gpu,
     )
-
-
-def _releaser(library: Library, model: int) -> Callable[[], None]:
-    return lambda: library.bindings.llama_model_free(model)
-
-
-def _warm_up(runner: LlamaCppRunner) -> None:
-    """Touch all weights and both kinds of kernels (one token, several), so that the first request is not slower."""
-    sequence = runner.open_sequence()
-    for num_tokens in (min(16, runner.capabilities.max_batch_tokens), 1):
-        token_ids = np.arange(num_tokens, dtype=np.int32) % runner.info.vocab_size
-        runner.forward([Span(sequence, runner.length(sequence), token_ids)])
-    runner.free_sequence(sequence)

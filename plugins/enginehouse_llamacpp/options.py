@@ -18,18 +18,21 @@ class LlamaCppOptions:
     """Settings of a model of this backend.
 
     Attributes:
-        context: longest sequence in tokens; None is what the model was trained for, at most 8192.
+        context: longest sequence in tokens; None is what the model was trained for, at most 4096.
         slots: sequences that decode at once.
-        cache_tokens: KV positions over all sequences, running and kept for reuse; None is ``context`` or 8192,
-            whichever is more.
+        cache_tokens: KV positions over all sequences, running and kept for reuse; None is ``context`` or 4096,
+            whichever is more. Positions that others hold cost every token a little time, so larger is not faster.
         max_sequences: sequences that hold KV positions at once; None is ``slots`` and up to 56 kept prefixes.
         n_gpu_layers: layers on the GPU where this build has one; -1 is all.
         threads: CPU threads of a step; None adapts them to the measured time of each kind of step.
         n_batch: most tokens in a forward pass.
         n_ubatch: tokens that llama.cpp computes at once; None is ``n_batch``.
         flash_attn: None lets llama.cpp choose.
+        batch_invariant: make greedy text independent of what else is served, where the model's kernels allow (tested
+            when it is loaded). Costs a quarter more KV memory and, on long prompts, speed.
         type_k: type of the K half of the KV cache.
-        type_v: type of the V half of the KV cache; quantised types need flash attention.
+        type_v: type of the V half; quantised types need flash attention. None is f16, or bf16 where batch invariance
+            needs another type than K's.
         use_mmap: map the file instead of reading it.
         use_mlock: keep the weights from being swapped out.
         extra_buffers: repack weights for faster CPU kernels. None is yes, except in builds with AMX kernels: some
@@ -47,8 +50,9 @@ class LlamaCppOptions:
     n_batch: int = field(default=512, validator=validators.ge(32))
     n_ubatch: int | None = field(default=None, validator=_positive)
     flash_attn: bool | None = None
+    batch_invariant: bool = True
     type_k: KvType = "f16"
-    type_v: KvType = "f16"
+    type_v: KvType | None = None
     use_mmap: bool = True
     use_mlock: bool = False
     extra_buffers: bool | None = None

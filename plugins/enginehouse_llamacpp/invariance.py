@@ -1,0 +1,47 @@
+"""Whether a model's logits depend on how its tokens were batched: tried out, not assumed.
+
+On CPUs llama.cpp uses other kernels for one row than for many where a quantisation has them (Q8_0, Q5_0 and Q4_0
+have, Q4_1 and the K types do not), and other attention kernels for long chunks, unless K and V differ in type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from enginehouse.backend import Runner, Span
+from enginehouse_llamacpp.library import Library
+from enginehouse_llamacpp.options import LlamaCppOptions
+
+__all__ = ["is_batch_invariant", "may_be_batch_invariant"]
+
+_CHUNKS = (1, 2, 7)
+"""One row, two rows and more take different kernels."""
+
+
+def may_be_batch_invariant(library: Library, options: LlamaCppOptions, has_positions_only: bool) -> bool:
+    """Whether it is worth a try: on the CPU, with attention kernels that add up position by position.
+
+    Args:
+        has_positions_only: all layers keep every position; no sliding window, no recurrent state.
+    """
+    uses_gpu = library.has_gpu and options.n_gpu_layers != 0
+    same_types = options.type_v == options.type_k and options.type_k in ("f16", "f32")
+    return options.batch_invariant and has_positions_only and not uses_gpu and not same_types
+
+
+def is_batch_invariant(runner: Runner) -> bool:
+    """Compute some rows at once, and again in chunks beside another sequence; equal to the last bit?"""
+    num_tokens = sum(_CHUNKS)
+    token_ids = (np.arange(2, num_tokens + 2, dtype=np.int64) * 7919 % runner.info.vocab_size).astype(np.int32)
+    whole = runner.open_sequence()
+    expected = runner.forward([Span(whole, 0, token_ids, "all")]).host().copy()
+    pieces, other = runner.open_sequence(), runner.open_sequence()
+    is_equal = True
+    for size in _CHUNKS:
+        start = runner.length(pieces)
+        spans = [Span(other, runner.length(other), token_ids[:1]), Span(pieces, start, token_ids[start : start + size], "all")]
+        rows = runner.forward(spans[-1:] if size == 1 else spans).host()[-size:]
+        is_equal = is_equal and np.array_equal(rows, expected[start : start + size])
+    for sequence in (whole, pieces, other):
+        runner.free_sequence(sequence)
+    return is_equal
