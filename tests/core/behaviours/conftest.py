@@ -8,11 +8,24 @@ import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.testing.script import write_script
+from enginehouse.testing.server import ServerProcess, started_server
 from enginehouse.testing.server_thread import server_thread
 
 from .client import Server
 
-KINDS = os.environ.get("ENGINEHOUSE_BEHAVIOURS", "scripted fake").split()
+_NEEDS = {"starter": pytest.mark.llamacpp}
+KINDS = [
+    pytest.param(kind, marks=_NEEDS.get(kind, ()))
+    for kind in os.environ.get("ENGINEHOUSE_BEHAVIOURS", "scripted fake starter").split()
+]
+
+STARTER_CONFIG = """
+[models.starter]
+source = "starter"
+context = 1024
+cache_tokens = 8192
+"""
+"""A context that tests can fill, and room for many sequences."""
 
 FORCED = "Grüße 漢字かな 한국어 🧑🏽\u200d🚀 🇨🇦 \U0001d518 e\u0301"
 """Text whose characters take one to four bytes, several code points, and a combining accent."""
@@ -56,28 +69,48 @@ def scripted(scripted_server: Server) -> Callable[[str], Server]:
     return lambda model: Server(scripted_server.client, model)
 
 
+@pytest.fixture(scope="session")
+def starter_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """``enginehouse serve`` with the real small model in a worker process."""
+    config = tmp_path_factory.mktemp("starter") / "enginehouse.toml"
+    config.write_text(STARTER_CONFIG, encoding="utf-8")
+    with started_server("--config", config) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def starter(starter_process: ServerProcess) -> Iterator[Server]:
+    """The real small model."""
+    yield from _ready(starter_process.url, "starter")
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tiny deterministic model that says nonsense, behind the real engine."""
+    source = str(tmp_path_factory.mktemp("fake"))
+    model = ModelSettings(source=source, backend="fake", isolation="thread", context=2048)
+    with server_thread(Settings(models={"fake": model}, plugins=PluginsSettings(allow=()))) as running:
+        yield from _ready(running.url, "fake")
+
+
 @pytest.fixture(scope="session", params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server with a model that says anything."""
-    kind = request.param
-    if kind == "scripted":
-        yield request.getfixturevalue("scripted_server")
-        return
-    if kind.startswith("http"):
-        yield from _ready(kind, None)
-        return
-    if kind == "fake":
-        source = str(tmp_path_factory.mktemp("fake"))
-        model = ModelSettings(source=source, backend="fake", isolation="thread", context=2048)
+    if request.param.startswith("http"):
+        yield from _ready(request.param, None)
     else:
-        model = ModelSettings(source=kind, context=1024)
-    plugins = PluginsSettings(allow=() if kind == "fake" else None)
-    with server_thread(Settings(models={kind: model}, plugins=plugins)) as running:
-        yield from _ready(running.url, kind)
+        name = "scripted_server" if request.param == "scripted" else request.param
+        yield request.getfixturevalue(name)
 
 
-def _ready(url: str, model: str | None) -> Iterator[Server]:
-    server = Server.connect(url, model or "", os.environ.get("ENGINEHOUSE_BEHAVIOURS_KEY"))
+@pytest.fixture(scope="session", params=["fake", pytest.param("starter", marks=pytest.mark.llamacpp)])
+def model_server(request: pytest.FixtureRequest) -> Server:
+    """A server with a model that computes: its text depends on the prompt, and sampling fields have their effect."""
+    return request.getfixturevalue(request.param)
+
+
+def _ready(url: str | None, model: str | None) -> Iterator[Server]:
+    server = Server.connect(url or "", model or "", os.environ.get("ENGINEHOUSE_BEHAVIOURS_KEY"))
     with server.client:
         server.wait_ready()
         server.model = model or server.client.get("/v1/models").json()["data"][0]["id"]
