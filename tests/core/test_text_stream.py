@@ -107,6 +107,7 @@ def test_text_equals_the_naive_whole_string_result(chunks: list[bytes | None], s
 @example([b"\xe2", b"x"], ("x",))
 @example([b"\xf0\x9f", b"\xe2\x82\xac"], ("\ufffd",))
 @example([b"\xed", b"\xa0\x80a"], ("a",))
+@example([b"a\xc2", b"\xc2"], ())
 def test_visible_tokens_travel_with_their_text(chunks: list[bytes | None], stop: tuple[str, ...]) -> None:
     text, visible_at = characters_of(chunks)
     shown, stopped_by = first_stop(text, stop)

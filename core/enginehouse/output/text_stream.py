@@ -81,7 +81,8 @@ class TextStream:
             return Piece("", (), self._stop)
         detokenizer = self._detokenizer
         text = detokenizer.push(token_id)
-        if self._automaton is None and text and not self._pending:  # by far the most common case
+        # By far the most common case. Text that holds no character of this token ended an earlier, broken character.
+        if self._automaton is None and len(text) > detokenizer.num_leading and not self._pending:
             self._num_decoded += len(text)
             self._num_shown = self._num_decoded
             return Piece(text, (token_id,))
