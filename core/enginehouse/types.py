@@ -101,8 +101,9 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
-"""What a constraint's text is: nothing, a JSON Schema, a regular expression, a JSON list of strings, a grammar."""
+ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "composition"]
+"""What a constraint's text is: nothing, a JSON Schema, a regular expression, a JSON list of strings, a grammar, or
+a composition of such parts (:mod:`enginehouse.composition`)."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -313,11 +314,13 @@ class Tool:
     Attributes:
         parameters: JSON Schema of its arguments, an object; without any, it takes no arguments.
         definition: all of it in OpenAI's form, as the client wrote it; templates show this.
+        param: where the function stands in the request, for errors.
     """
 
     name: str
     parameters: dict[str, Any]
     definition: dict[str, Any]
+    param: str = "tools"
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,31 @@
+"""Tool formats (Hermes and Qwen, Llama 3, Mistral, pythonic, a default) and think tags. Hook implementations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse_parsers.llama import LlamaToolParser
+from enginehouse_parsers.mistral import MistralToolParser
+from enginehouse_parsers.pythonic import PythonicToolParser
+from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
+from enginehouse_parsers.think import ThinkParser
+
+__all__ = ["register_reasoning_parsers", "register_tool_parsers"]
+
+
+@hookimpl
+def register_tool_parsers(register: Callable[[ToolParser], None]) -> None:
+    """Hand over one parser per format; the default serves every model that no other one knows."""
+    register(HermesToolParser())
+    register(LlamaToolParser())
+    register(MistralToolParser())
+    register(PythonicToolParser())
+    register(DefaultToolParser())
+
+
+@hookimpl
+def register_reasoning_parsers(register: Callable[[ReasoningParser], None]) -> None:
+    """Hand over the parser of think tags."""
+    register(ThinkParser())

@@ -1,0 +1,86 @@
+"""Mistral's calls behind ``[TOOL_CALLS]``: a JSON list, or names with ``[ARGS]``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from enginehouse.composition import Composition, InOrder, Marker, OneOf, Text, compose
+from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
+from enginehouse.types import Constraint, Message, Tool
+from enginehouse_parsers.calls import arguments_of, json_calls, one_or_more, or_answer
+from enginehouse_parsers.named_calls import NamedCallSession
+from enginehouse_parsers.tagged_json import takes_tools
+
+__all__ = ["MistralFormat", "MistralToolParser"]
+
+_TAG, _ARGS = "[TOOL_CALLS]", "[ARGS]"
+_OWN_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
+
+
+class MistralFormat:
+    """See :class:`enginehouse.parsers.ToolFormat`.
+
+    Args:
+        names_calls: calls are a name, ``[ARGS]`` and an object.
+        beginning: how the JSON list begins behind the tag.
+    """
+
+    markers = (_TAG, _ARGS, "[CALL_ID]")
+
+    def __init__(self, names_calls: bool, beginning: str) -> None:
+        self._names_calls = names_calls
+        self._beginning = beginning
+
+    def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
+        """With ids of nine letters and digits, as these templates accept no others."""
+        prepared = [
+            evolve(
+                message,
+                tool_calls=tuple(evolve(call, id=_short(call.id)) for call in message.tool_calls),
+                tool_call_id=_short(message.tool_call_id or "") if message.role == "tool" else message.tool_call_id,
+            )
+            for message in messages
+        ]
+        return PreparedChat(tuple(prepared), tools)
+
+    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
+        """See :class:`enginehouse.parsers.ToolFormat`."""
+        if self._names_calls:
+            named: list[Composition] = [
+                InOrder((Marker(_TAG), Text(tool.name), Marker(_ARGS), arguments_of(tool))) for tool in tools
+            ]
+            calls = one_or_more(named[0] if len(named) == 1 else OneOf(tuple(named)), "", parallel)
+        else:
+            listed = one_or_more(json_calls(tools, "arguments"), ", ", parallel)
+            calls = InOrder((Marker(_TAG), Text(self._beginning), listed, Text("]")))
+        return compose(or_answer(calls, answer), "tool_choice")
+
+    def open(self, tools: Sequence[Tool]) -> ToolSession:
+        """See :class:`enginehouse.parsers.ToolFormat`."""
+        return NamedCallSession(frozenset(tool.name for tool in tools), _TAG)
+
+
+class MistralToolParser:
+    """See :class:`enginehouse.parsers.ToolParser`."""
+
+    name = "mistral"
+    api_version = 1
+
+    def match(self, model: ChatFormat) -> float:
+        """Sure where the template holds the tag."""
+        return 0.9 if takes_tools(model.template) and _TAG in model.template else 0.0
+
+    def bind(self, model: ChatFormat) -> MistralFormat:
+        """See :class:`enginehouse.parsers.ToolParser`."""
+        return MistralFormat(_ARGS in model.template, " [" if f"{_TAG} [" in model.template else "[")
+
+
+def _short(call_id: str) -> str:
+    """The same nine characters for the same id."""
+    if _OWN_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]

@@ -1,0 +1,80 @@
+"""JSON between ``<tool_call>`` tags, as Hermes and Qwen write it, and as we ask models for that know no tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from enginehouse.composition import InOrder, Marker, Text, compose
+from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
+from enginehouse.types import Constraint, Message, Tool
+from enginehouse_parsers.calls import json_calls, one_or_more, or_answer
+from enginehouse_parsers.described_tools import describe_calls_in_text
+from enginehouse_parsers.json_calls import JsonCallSession
+
+__all__ = ["DefaultToolParser", "HermesToolParser", "TaggedJsonFormat", "takes_tools"]
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OTHER_FORMATS = ("<function=", "<arg_key>")  # these stand between the same tags
+
+
+def takes_tools(template: str) -> bool:
+    """Whether a template knows the variable ``tools``."""
+    return re.search(r"\btools\b", template) is not None
+
+
+class TaggedJsonFormat:
+    """See :class:`enginehouse.parsers.ToolFormat`."""
+
+    markers = (_OPEN, _CLOSE)
+
+    def __init__(self, is_native: bool) -> None:
+        self._is_native = is_native
+
+    def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
+        """As it is for a template that knows tools, else all of it as text."""
+        if self._is_native:
+            return PreparedChat(messages, tools)
+        return PreparedChat(describe_calls_in_text(messages, tools, _OPEN, _CLOSE))
+
+    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
+        """See :class:`enginehouse.parsers.ToolFormat`."""
+        call = InOrder((Marker(_OPEN), Text("\n"), json_calls(tools, "arguments"), Text("\n"), Marker(_CLOSE)))
+        return compose(or_answer(one_or_more(call, "\n", parallel), answer), "tool_choice")
+
+    def open(self, tools: Sequence[Tool]) -> ToolSession:
+        """See :class:`enginehouse.parsers.ToolFormat`."""
+        return JsonCallSession(frozenset(tool.name for tool in tools), (_OPEN,), _CLOSE)
+
+
+class HermesToolParser:
+    """See :class:`enginehouse.parsers.ToolParser`. The tags stand in the template."""
+
+    name = "hermes"
+    api_version = 1
+
+    def match(self, model: ChatFormat) -> float:
+        """Sure where a template with tools writes JSON between the tags."""
+        template = model.template
+        if not takes_tools(template) or _OPEN not in template or any(other in template for other in _OTHER_FORMATS):
+            return 0.0
+        return 0.9
+
+    def bind(self, model: ChatFormat) -> TaggedJsonFormat:
+        """See :class:`enginehouse.parsers.ToolParser`."""
+        return TaggedJsonFormat(is_native=True)
+
+
+class DefaultToolParser:
+    """See :class:`enginehouse.parsers.ToolParser`. For templates that know no tools, or in an unknown way."""
+
+    name = "default"
+    api_version = 1
+
+    def match(self, model: ChatFormat) -> float:
+        """Better than nothing, for every model."""
+        return 0.05
+
+    def bind(self, model: ChatFormat) -> TaggedJsonFormat:
+        """See :class:`enginehouse.parsers.ToolParser`."""
+        return TaggedJsonFormat(is_native=False)

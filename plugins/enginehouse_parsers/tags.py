@@ -1,0 +1,44 @@
+"""Finds tags in text that comes in pieces, and says how much text must wait because a tag may be beginning."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+__all__ = ["is_remnant", "num_held", "split_at_tag"]
+
+_REMNANT_CHARS = 5
+
+
+def split_at_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str | None, str]:
+    """Text before the first tag, the tag, and the text behind it.
+
+    Without a tag: the text that is certainly none, None, and the end of the text that a tag may begin with.
+    """
+    if not tags:
+        return text, None, ""
+    found = _pattern(tags).search(text)
+    if found is not None:
+        return text[: found.start()], found[0], text[found.end() :]
+    cut = len(text) - num_held(text, tags)
+    return text[:cut], None, text[cut:]
+
+
+def num_held(text: str, tags: tuple[str, ...]) -> int:
+    """Length of the longest end of ``text`` that is a beginning of a tag."""
+    longest = max(map(len, tags), default=0)
+    for size in range(min(longest - 1, len(text)), 0, -1):
+        end = text[len(text) - size :]
+        if any(tag.startswith(end) for tag in tags):
+            return size
+    return 0
+
+
+def is_remnant(held: str) -> bool:
+    """Whether a beginning of a tag, at which the text ended, was meant as a tag: a lone ``<`` may be prose."""
+    return len(held) >= _REMNANT_CHARS
+
+
+@lru_cache(maxsize=64)
+def _pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))))

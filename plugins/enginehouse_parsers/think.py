@@ -1,0 +1,179 @@
+"""Reasoning between tags such as ``<think>`` and ``</think>``, opened by the template or by the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from enginehouse.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
+from enginehouse_parsers.tags import is_remnant, split_at_tag
+
+__all__ = ["ThinkFormat", "ThinkParser", "ThinkSession"]
+
+_PAIRS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tags in use, most common first."""
+
+_SWITCHES = ("enable_thinking", "thinking")
+_BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*")
+
+
+class ThinkParser:
+    """See :class:`enginehouse.parsers.ReasoningParser`. Finds the tags in the template, else in the vocabulary."""
+
+    name = "think"
+    api_version = 1
+
+    def match(self, model: ChatFormat) -> float:
+        """Sure where the template mentions the tags."""
+        pair = _find_pair(model)
+        if pair is None:
+            return 0.0
+        return 0.9 if pair[1] in model.template else 0.5
+
+    def bind(self, model: ChatFormat) -> ThinkFormat:
+        """The format with this model's tags."""
+        start, end = _find_pair(model) or _PAIRS[0]
+        switches = tuple(name for name in _SWITCHES if _is_variable(name, model.template))
+        return ThinkFormat(start, end, switches, _is_variable("reasoning_effort", model.template))
+
+
+@frozen
+class ThinkFormat:
+    """See :class:`enginehouse.parsers.ReasoningFormat`.
+
+    Attributes:
+        switches: variables that the template asks whether to reason.
+        knows_effort: whether the template asks how hard to think.
+    """
+
+    start: str
+    end: str
+    switches: tuple[str, ...] = ()
+    knows_effort: bool = False
+
+    @property
+    def has_switch(self) -> bool:
+        """See :class:`enginehouse.parsers.ReasoningFormat`."""
+        return bool(self.switches)
+
+    def variables(self, enabled: bool | None, effort: str | None) -> dict[str, Any]:
+        """See :class:`enginehouse.parsers.ReasoningFormat`."""
+        variables: dict[str, Any] = {} if enabled is None else dict.fromkeys(self.switches, enabled)
+        if effort is not None and self.knows_effort:
+            variables["reasoning_effort"] = effort
+        return variables
+
+    def is_open(self, prompt: str) -> bool:
+        """The opening tag is the last thing in the prompt."""
+        return prompt.rstrip().endswith(self.start)
+
+    def open(self, is_open: bool) -> ReasoningSession:
+        """See :class:`enginehouse.parsers.ReasoningFormat`."""
+        return ThinkSession(self.start, self.end, is_open)
+
+
+class ThinkSession:
+    """See :class:`enginehouse.parsers.ReasoningSession`.
+
+    White space around the reasoning and blank lines in front of the answer behind it are dropped. An answer
+    that does not begin with the opening tag has no reasoning, and is left as it is.
+    """
+
+    def __init__(self, start: str, end: str, is_open: bool) -> None:
+        self._start, self._end = start, (end,)
+        self._rest = ""  # not read yet
+        self._white = ""  # at the end of the reasoning so far
+        self._has_reasoned = False
+        self._parts: list[ReasoningPart] = []
+        self._state: Callable[[], bool] = self._inside if is_open else self._opening
+
+    def push(self, text: str) -> Sequence[ReasoningPart]:
+        """See :class:`enginehouse.parsers.ReasoningSession`."""
+        if self._state == self._after:
+            return (AnswerText(text),) if text else ()
+        self._rest += text
+        while self._rest and self._state():
+            pass
+        parts, self._parts = self._parts, []
+        return parts
+
+    def flush(self) -> Sequence[ReasoningPart]:
+        """See :class:`enginehouse.parsers.ReasoningSession`."""
+        if self._state == self._opening and not is_remnant(self._rest.lstrip()):
+            self._show(self._rest)
+        elif self._state == self._inside and not is_remnant(self._rest):
+            self._reason(self._rest)
+        self._rest = ""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _opening(self) -> bool:
+        """Nothing but white space and perhaps the beginning of the opening tag so far."""
+        text = self._rest.lstrip()
+        if text.startswith(self._start):
+            self._rest, self._state = text[len(self._start) :], self._inside
+            return True
+        if self._start.startswith(text):
+            return False
+        self._state = self._after
+        return True
+
+    def _inside(self) -> bool:
+        text, tag, self._rest = split_at_tag(self._rest, self._end)
+        self._reason(text)
+        if tag is not None:
+            self._state = self._closed
+        return tag is not None
+
+    def _closed(self) -> bool:
+        """Behind the closing tag: blank lines are dropped until the answer begins."""
+        if not self._rest.strip():
+            return False
+        blank = _BLANK_LINES.match(self._rest)
+        assert blank is not None
+        self._rest, self._state = self._rest[blank.end() :], self._after
+        return True
+
+    def _after(self) -> bool:
+        self._show(self._rest)
+        self._rest = ""
+        return False
+
+    def _reason(self, text: str) -> None:
+        """Pass reasoning on, but for white space at its beginning and, until more comes, at its end."""
+        text = self._white + text
+        kept = text.rstrip()
+        self._white = text[len(kept) :] if self._has_reasoned or kept else ""
+        if not self._has_reasoned:
+            kept = kept.lstrip()
+        if kept:
+            self._has_reasoned = True
+            self._parts.append(ReasoningText(kept))
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._parts.append(AnswerText(text))
+
+
+def _find_pair(model: ChatFormat) -> tuple[str, str] | None:
+    in_template = [pair for pair in _PAIRS if pair[1] in model.template]
+    in_vocabulary = [pair for pair in _PAIRS if set(pair) <= model.special_tokens.keys()]
+    return next(iter((*in_template, *in_vocabulary)), None)
+
+
+def _is_variable(name: str, template: str) -> bool:
+    """Whether some statement or expression of the template uses ``name``: prose and texts do not count."""
+    code = re.findall(r"\{[%{](.*?)[%}]\}", template, flags=re.DOTALL)
+    outside_texts = (re.sub(r"'[^']*'|\"[^\"]*\"", "", piece) for piece in code)
+    return any(re.search(rf"(?<![.\w]){name}\b", piece) for piece in outside_texts)
