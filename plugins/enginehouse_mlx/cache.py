@@ -108,7 +108,7 @@ class LayerCache:
 
     @property
     def _batch(self) -> Batch:
-        assert self.batch is not None, "the model ran outside SlotMemory.run"
+        assert self.batch is not None, "the model ran before SlotMemory.begin"
         return self.batch
 
     def _append(self, memory: mx.array | None, new: mx.array) -> mx.array:

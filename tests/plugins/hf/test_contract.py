@@ -42,3 +42,19 @@ class TestGemma2(_TinyModelContract):
 
 class TestQwen3(_TinyModelContract):
     architecture = "qwen3"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+class TestSmolLM2(RunnerContract):
+    """A real model with thirty layers, in float32."""
+
+    max_logit_difference = 0.01
+    num_random_steps = 10
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls, smollm2_folder: Path) -> Callable[[], Runner]:
+        source = ModelSource(str(smollm2_folder), smollm2_folder)
+        options = HfOptions(context=64, slots=4, max_batch_tokens=128, threads=1)
+        return lambda: HfBackend().open(source, options, lambda _share, _what: None)
