@@ -20,7 +20,9 @@ from typing import Any
 import pluggy
 
 from enginehouse.backend import Backend, ModelSource
+from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
 
 __all__ = [
     "API_VERSION",
@@ -28,7 +30,10 @@ __all__ = [
     "hookspec",
     "register_backends",
     "register_model_sources",
+    "register_reasoning_parsers",
     "register_samplers",
+    "register_structured_decoders",
+    "register_tool_parsers",
 ]
 
 API_VERSION = 1
@@ -103,4 +108,77 @@ def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, a
         @enginehouse.hookimpl
         def register_samplers(register):
             register(XtcSampler())
+    """
+
+
+@hookspec
+def register_structured_decoders(
+    register: Callable[[StructuredDecoder], None], options: Any, add_plugin: AddPlugin
+) -> None:
+    """Hand over decoders that make answers follow a JSON Schema, a regular expression or a grammar.
+
+    When: once at start, in the server process and again in each worker process, where it is bound to the
+    model's tokenizer; main thread.
+
+    Args:
+        register: call it once per decoder object. A name that is taken is a load error. Where several decoders
+            enforce the same kind of constraint, the first one registered serves it.
+        options, add_plugin: see above; may be left out.
+
+    An exception is recorded as this plugin's load error. An exception while binding or compiling refuses the
+    request, one while decoding fails it; a constrained request never goes on without its constraint.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_structured_decoders(register):
+            register(MyDecoder())
+    """
+
+
+@hookspec
+def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Hand over parsers that find the calls in what a model writes.
+
+    When: once at start, in the server process and again in each worker process, which does not use them; main
+    thread.
+
+    Args:
+        register: call it once per parser object. A name that is taken is a load error. A model is served by
+            the parser that is surest of its chat template, of several the first one registered.
+        options, add_plugin: see above; may be left out.
+
+    An exception is recorded as this plugin's load error. An exception while an answer is parsed is logged with
+    the parser's name and the rest of that answer becomes text.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_tool_parsers(register):
+            register(MyToolParser())
+    """
+
+
+@hookspec
+def register_reasoning_parsers(
+    register: Callable[[ReasoningParser], None], options: Any, add_plugin: AddPlugin
+) -> None:
+    """Hand over parsers that tell a model's reasoning from its answer.
+
+    When: once at start, in the server process and again in each worker process, which does not use them; main
+    thread.
+
+    Args:
+        register: call it once per parser object. A name that is taken is a load error. A model is served by
+            the parser that is surest of its chat template, of several the first one registered.
+        options, add_plugin: see above; may be left out.
+
+    An exception is recorded as this plugin's load error. An exception while an answer is parsed fails that
+    request only and names the parser.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_reasoning_parsers(register):
+            register(MyReasoningParser())
     """

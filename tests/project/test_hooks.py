@@ -10,6 +10,7 @@ import pytest
 from enginehouse import hookspecs
 from enginehouse.config import PluginsSettings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins.offers import Offers
 
 from .pages import hook_names
 from .repository import ROOT, source_files, syntax_of
@@ -23,6 +24,10 @@ def test_hooks_docstring_keeps_its_promises(hook: str) -> None:
 
     for part in ("When: ", "once", "process", "thread", "Args:", "An exception ", "Example::"):
         assert part in docstring, f"the docstring of {hook} does not say {part!r}"
+
+
+def test_every_register_hook_is_called() -> None:
+    assert sorted(Offers().by_hook()) == sorted(hook for hook in hook_names() if hook.startswith("register_"))
 
 
 @every_hook

@@ -85,4 +85,4 @@ def test_pluggy_stays_where_hooks_are_collected() -> None:
         if "pluggy" in set(imported_modules(syntax_of(path)))
     }
 
-    assert users <= {"enginehouse/__init__.py", "enginehouse/hookspecs.py", "enginehouse/plugins.py"}
+    assert users <= {"enginehouse/__init__.py", "enginehouse/hookspecs.py", "enginehouse/plugins/loader.py"}

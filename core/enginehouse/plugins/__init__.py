@@ -1,0 +1,8 @@
+"""Installed plugins: found, loaded one by one, and what they hand over sorted into typed registries."""
+
+from __future__ import annotations
+
+from enginehouse.plugins.records import PluginRecord
+from enginehouse.plugins.registry import PluginRegistry
+
+__all__ = ["PluginRecord", "PluginRegistry"]

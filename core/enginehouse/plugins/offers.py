@@ -1,0 +1,113 @@
+"""What plugins hand over, checked object by object: complete, of a version we know, under a free name.
+
+Knows no hook and no plugin manager; the loader calls ``accept_*`` for each object that a hook hands over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import attrs
+from attrs import define, field
+
+from enginehouse.backend import Backend, ModelSource
+from enginehouse.errors import PluginError
+from enginehouse.hookspecs import API_VERSION
+from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.request_fields import CORE_FIELDS, RequestField, fields_of
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
+from enginehouse.types import ConstraintKind
+
+__all__ = ["FindSource", "Offers"]
+
+FindSource = Callable[[], ModelSource | None]
+"""Finds a model now, or returns None when it is not installed."""
+
+
+@define(eq=False)
+class Offers:
+    """Everything that was accepted, by name. ``accept_*`` raise PluginError for what cannot be."""
+
+    backends: dict[str, Backend] = field(factory=dict)
+    samplers: dict[str, SamplerPlugin] = field(factory=dict)
+    structured_decoders: dict[str, StructuredDecoder] = field(factory=dict)
+    tool_parsers: dict[str, ToolParser] = field(factory=dict)
+    reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
+    model_sources: dict[str, FindSource] = field(factory=dict)
+    request_fields: dict[str, RequestField] = field(factory=dict)
+
+    def by_hook(self) -> dict[str, Callable[..., None]]:
+        """Hook to the method that takes what it hands over, after the name of the plugin; in call order."""
+        return {
+            "register_backends": self.accept_backend,
+            "register_model_sources": self.accept_model_source,
+            "register_samplers": self.accept_sampler,
+            "register_structured_decoders": self.accept_structured_decoder,
+            "register_tool_parsers": self.accept_tool_parser,
+            "register_reasoning_parsers": self.accept_reasoning_parser,
+        }
+
+    def accept_backend(self, plugin: str, backend: Backend) -> None:
+        """Check and keep a backend."""
+        _check("backend", backend, Backend, self.backends)
+        if not attrs.has(backend.options):
+            raise PluginError(f"the options of the backend {backend.name!r} must be an attrs class", plugin)
+        self.backends[backend.name] = backend
+
+    def accept_sampler(self, plugin: str, sampler: SamplerPlugin) -> None:
+        """Check and keep a sampler and its request fields."""
+        _check("sampler", sampler, SamplerPlugin, self.samplers)
+        declared = fields_of(sampler.request_fields, sampler.name, plugin)
+        for declaration in declared:
+            if declaration.name in CORE_FIELDS:
+                raise PluginError(f"the request field {declaration.name!r} is core's own", plugin)
+            if other := self.request_fields.get(declaration.name):
+                raise PluginError(f"the request field {declaration.name!r} is taken by {other.plugin!r}", plugin)
+        self.samplers[sampler.name] = sampler
+        self.request_fields.update({declaration.name: declaration for declaration in declared})
+
+    def accept_structured_decoder(self, plugin: str, decoder: StructuredDecoder) -> None:
+        """Check and keep a structured decoder."""
+        _check("structured decoder", decoder, StructuredDecoder, self.structured_decoders)
+        unknown = sorted(set(decoder.kinds) - set(get_args(ConstraintKind)))
+        if unknown:
+            names = ", ".join(unknown)
+            raise PluginError(f"the structured decoder {decoder.name!r} names unknown kinds: {names}", plugin)
+        self.structured_decoders[decoder.name] = decoder
+
+    def accept_tool_parser(self, plugin: str, parser: ToolParser) -> None:
+        """Check and keep a tool parser."""
+        _check("tool parser", parser, ToolParser, self.tool_parsers)
+        self.tool_parsers[parser.name] = parser
+
+    def accept_reasoning_parser(self, plugin: str, parser: ReasoningParser) -> None:
+        """Check and keep a reasoning parser."""
+        _check("reasoning parser", parser, ReasoningParser, self.reasoning_parsers)
+        self.reasoning_parsers[parser.name] = parser
+
+    def accept_model_source(self, plugin: str, name: str, find: FindSource) -> None:
+        """Check and keep a model source."""
+        if name in self.model_sources:
+            raise PluginError(f"the model source {name!r} is taken", plugin)
+        if not callable(find):
+            raise PluginError(f"the model source {name!r} must be a function", plugin)
+        self.model_sources[name] = find
+
+
+def _check(noun: str, candidate: Any, protocol: type[Any], taken: Mapping[str, object]) -> None:
+    """Raise PluginError unless ``candidate`` has what ``protocol`` asks for, a version we know and a free name."""
+    name = getattr(candidate, "name", candidate)
+    wanted = [*protocol.__annotations__, *(key for key in vars(protocol) if not key.startswith("_"))]
+    missing = [key for key in wanted if not hasattr(candidate, key)]
+    if missing:
+        raise PluginError(f"the {noun} {name!r} lacks {', '.join(missing)}")
+    oldest = max(1, API_VERSION - 1)
+    if not oldest <= candidate.api_version <= API_VERSION:
+        raise PluginError(
+            f"the {noun} {name!r} has api_version {candidate.api_version!r}; "
+            f"this Enginehouse takes {oldest} to {API_VERSION}"
+        )
+    if name in taken:
+        raise PluginError(f"the {noun} name {name!r} is taken")
