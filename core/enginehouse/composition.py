@@ -10,8 +10,18 @@ import msgspec
 
 from enginehouse.types import Constraint
 
-__all__ = ["Composition", "FreeText", "InOrder", "Marker", "Matching", "OneOf", "Repeated", "Text", "compose"]
-__all__ += ["read_composition"]
+__all__ = [
+    "Composition",
+    "FreeText",
+    "InOrder",
+    "Marker",
+    "Matching",
+    "OneOf",
+    "Repeated",
+    "Text",
+    "compose",
+    "read_composition",
+]
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -60,7 +70,7 @@ class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
 
 Composition = Text | Marker | FreeText | Matching | InOrder | OneOf | Repeated
 
-_decoder = msgspec.json.Decoder(Composition)
+_decoder: msgspec.json.Decoder[Composition] = msgspec.json.Decoder(Composition)
 
 
 def compose(composition: Composition, param: str) -> Constraint:

@@ -50,6 +50,7 @@ class ServerSettings:
         insecure: listen beyond loopback without keys; anyone who reaches the port can use the models.
         unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
             serves the request and lists the field in a response header.
+        reasoning_field: where reasoning stands in messages and deltas; ``both`` sends it twice.
         ping_s: seconds between the comments that keep a stream open while its request waits.
         shutdown_s: seconds that running requests get to finish after SIGTERM.
     """
@@ -60,6 +61,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
     ping_s: float = field(default=10.0, validator=gt(0))
     shutdown_s: float = field(default=10.0, validator=ge(0))
 
@@ -124,6 +126,8 @@ class ModelSettings:
         aliases: further names of this model.
         defaults: request fields that apply when a request does not give them, such as ``temperature``.
         chat_template: file with the Jinja chat template to use instead of the model's own.
+        tool_parser: name of the parser of tool calls; unset is the one that suits the chat template best.
+        reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
         options: keys of the table that are not listed above; the backend's options class reads them.
     """
 
@@ -138,6 +142,8 @@ class ModelSettings:
     aliases: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(factory=dict)
     chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     options: dict[str, Any] = field(factory=dict)
 
 

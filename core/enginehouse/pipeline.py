@@ -1,4 +1,4 @@
-"""One request's way: model -> effective parameters -> rendered prompt -> engine -> events.
+"""One request's way: model -> effective parameters -> chat plan -> rendered prompt -> engine -> events.
 
 The API calls it with a decoded request; it can be used without HTTP. It knows neither wire formats nor
 how engines work inside.
@@ -12,34 +12,43 @@ from pathlib import Path
 from attrs import frozen
 
 from enginehouse.backend import Generation
+from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parameters import Defaults, Parameters, effective_parameters, read_defaults
+from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.fallback import fallback_template
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.types import EngineRequest, GenerateRequest, Message, Segment
+from enginehouse.types import EngineRequest, GenerateRequest, Segment
 
 __all__ = ["Pipeline", "RunningRequest"]
 
 
 @frozen(eq=False)
 class RunningRequest:
-    """A request that an engine has accepted. Iterate or cancel ``generation``."""
+    """A request that an engine has accepted. Iterate or cancel ``generation``.
+
+    Attributes:
+        parsing: how the text of its answers is parsed.
+    """
 
     request: GenerateRequest
     model: LoadedModel
     parameters: Parameters
     generation: Generation
+    parsing: AnswerParsing
 
 
 class Pipeline:
     """Leads requests to engines. Used on one event loop.
 
     Raises:
-        ConfigError: the defaults of a model are wrong, or its chat template file cannot be read.
+        ConfigError: the defaults of a model are wrong, its parsers do not exist, or its chat template file cannot
+            be read.
     """
 
     def __init__(self, settings: Settings, registry: PluginRegistry, manager: ModelManager, renderer: Renderer) -> None:
@@ -51,6 +60,7 @@ class Pipeline:
             for name, model in settings.models.items()
         }
         self._templates = {name: _read_template(name, model) for name, model in settings.models.items()}
+        self._formats = ChatFormats(registry, settings.models)
 
     async def submit(self, request: GenerateRequest) -> RunningRequest:
         """Bring a request to its engine; returns when it is accepted, before any token is made.
@@ -66,14 +76,20 @@ class Pipeline:
         )
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
+        plan = self._plan(request, model)
+        segments = await self._segments(request, model, plan)
+        reasoning = plan.reasoning_params(segments) if plan is not None else None
         engine_request = EngineRequest(
             request_id=request.request_id,
-            segments=await self._segments(request, model),
+            segments=segments,
             token_ids=request.token_ids,
             add_special=request.text is not None,
             num_choices=request.num_choices,
             sampling=parameters.sampling,
             stopping=parameters.stopping,
+            shown_tokens=plan.shown_tokens if plan is not None else (),
+            reasoning=reasoning,
+            constraint=plan.constraint if plan is not None else request.constraint,
             priority=request.priority,
             namespace=request.namespace,
         )
@@ -83,22 +99,37 @@ class Pipeline:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
             raise ContextLengthExceeded(error.num_prompt_tokens, error.max_context, param) from error
-        return RunningRequest(request, model, parameters, generation)
+        parsing = plan.parsing(reasoning) if plan is not None else AnswerParsing()
+        return RunningRequest(request, model, parameters, generation, parsing)
 
-    def _chat_prompt(self, messages: tuple[Message, ...], model: LoadedModel) -> ChatPrompt:
+    def _plan(self, request: GenerateRequest, model: LoadedModel) -> ChatPlan | None:
+        """What becomes of a chat; None for a raw prompt."""
+        if request.messages is None:
+            return None
+        chat = ChatFormat(self._template(request, model), model.info.special_tokens)
+        return plan_chat(request, self._formats.of(model.name, chat), request.constraint)
+
+    def _template(self, request: GenerateRequest, model: LoadedModel) -> str:
+        """The chat template; some models have another one for chats with tools."""
         info = model.info
-        own = self._templates.get(model.name) or info.chat_templates.get("default")
-        return ChatPrompt(
-            template=own or fallback_template(info.special_tokens),
-            messages=messages,
-            bos_token=info.bos_token,
-            eos_token=info.eos_token,
-            special_tokens=tuple(info.special_tokens),
-        )
+        named = request.tool_use is not None and info.chat_templates.get("tool_use")
+        own = self._templates.get(model.name) or named or info.chat_templates.get("default")
+        return own or fallback_template(info.special_tokens)
 
-    async def _segments(self, request: GenerateRequest, model: LoadedModel) -> tuple[Segment, ...]:
-        if request.messages is not None:
-            return await self._renderer.render(self._chat_prompt(request.messages, model))
+    async def _segments(
+        self, request: GenerateRequest, model: LoadedModel, plan: ChatPlan | None
+    ) -> tuple[Segment, ...]:
+        if plan is not None:
+            info = model.info
+            prompt = ChatPrompt(
+                template=self._template(request, model),
+                messages=plan.messages,
+                bos_token=info.bos_token,
+                eos_token=info.eos_token,
+                special_tokens=tuple(info.special_tokens),
+                extra=plan.variables,
+            )
+            return plan.opened(await self._renderer.render(prompt))
         if request.text is not None:
             # A raw prompt is the client's own: control-token strings in it are control tokens.
             return (Segment(request.text, trusted=True),)

@@ -375,6 +375,7 @@ class GenerateRequest:
         sampling: :class:`SamplingParams` field name to value.
         stopping: :class:`StopParams` field name to value.
         extensions: plugin name to that plugin's request fields.
+        constraint: what every answer must look like; with tools, one that calls nothing.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
     """
@@ -388,6 +389,7 @@ class GenerateRequest:
     sampling: dict[str, Any] = field(factory=dict)
     stopping: dict[str, Any] = field(factory=dict)
     extensions: dict[str, dict[str, Any]] = field(factory=dict)
+    constraint: Constraint | None = None
     tool_use: ToolUse | None = None
     thinking: Thinking = Thinking()
     template_variables: dict[str, Any] = field(factory=dict)

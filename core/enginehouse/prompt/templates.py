@@ -28,11 +28,12 @@ from typing import Any
 import attrs
 
 from enginehouse.errors import RenderError
+from enginehouse.prompt.arguments import Arguments, read_arguments
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.control_strings import ControlStrings, control_strings
 from enginehouse.prompt.markers import Markers
 from enginehouse.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
-from enginehouse.types import Message, Segment
+from enginehouse.types import Message, Segment, ToolCall
 
 __all__ = ["check", "render"]
 
@@ -93,13 +94,13 @@ def _render(
     template: ChatTemplate, prompt: ChatPrompt, messages: Sequence[Message], max_chars: int
 ) -> tuple[Segment, ...]:
     control = control_strings(prompt.special_tokens)
-    contents = [[message.content, message.name or ""] for message in messages]
-    markers = Markers(control, [contents, prompt.extra])
+    plain = [_plain(message) for message in messages]
+    markers = Markers(control, [plain, prompt.extra])
     # Reasoning tags, in practice; the ends of turns never.
     visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
-    marked = [_marked(message, markers, visible) for message in messages]
+    marked = [_marked(message, markers, visible) for message in plain]
     end = ""
-    if prompt.add_generation_prompt and messages and messages[-1].role == "assistant":
+    if prompt.add_generation_prompt and messages and _is_continued(messages[-1]):
         end = markers.new("")
         marked[-1]["content"] += end
     variables = {
@@ -126,11 +127,37 @@ def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]
     return tags | {tag for tag in closing | opening if tag in control}
 
 
-def _marked(message: Message, markers: Markers, visible: set[str]) -> dict[str, Any]:
-    content = markers.mark(message.content, visible if message.role == "assistant" else ())
-    marked = {"role": message.role, "content": content}
-    if message.name is not None:
-        marked["name"] = markers.mark(message.name)
+def _is_continued(message: Message) -> bool:
+    """Calls cannot be gone on with: what follows them is a new turn."""
+    return message.role == "assistant" and not message.tool_calls
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message as templates know it; members that do not apply are left out."""
+    plain = {
+        "role": message.role,
+        "content": message.content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning,
+        "tool_calls": [_plain_call(call) for call in message.tool_calls] or None,
+    }
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    members, text = read_arguments(call.arguments)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": members, "text": text}}
+
+
+def _marked(plain: dict[str, Any], markers: Markers, visible: set[str]) -> dict[str, Any]:
+    """A copy in which no string of a client holds a control-token string, but ``visible`` ones in answers."""
+    role, content, *rest = plain.items()
+    marked = dict([role, ("content", markers.mark(content[1], visible if role[1] == "assistant" else ()))])
+    marked |= {name: markers.mark(value) for name, value in rest}
+    for call in marked.get("tool_calls", ()):
+        function = call["function"]
+        function["arguments"] = Arguments(function["arguments"], function.pop("text"))
     return marked
 
 

@@ -1,0 +1,197 @@
+"""From one choice's text to its parts: reasoning, text and tool calls, the same however the text was cut.
+
+Used in the server, once per choice, for streamed and whole answers alike. The formats themselves are
+plugins (:mod:`enginehouse.parsers`); here is what holds for all of them: what happens to white space around
+calls, how many calls there may be, and what becomes of an answer when a parser fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from attrs import frozen
+
+from enginehouse.errors import GenerationFailed
+from enginehouse.parsers import (
+    AnswerPart,
+    AnswerText,
+    CallFinished,
+    CallStarted,
+    ReasoningFormat,
+    ReasoningPart,
+    ReasoningSession,
+    ReasoningText,
+    ToolFormat,
+    ToolPart,
+    ToolSession,
+)
+from enginehouse.types import Tool
+
+__all__ = ["AnswerParser", "AnswerParsing"]
+
+_log = logging.getLogger("enginehouse.parsers")
+
+
+@frozen(kw_only=True)
+class AnswerParsing:
+    """How the answers of one request are parsed; None is "not at all".
+
+    Attributes:
+        reasoning_is_open: the prompt ends inside reasoning.
+        tools: functions that may be called.
+        max_calls: further calls are dropped; None is no limit.
+    """
+
+    reasoning: ReasoningFormat | None = None
+    reasoning_is_open: bool = False
+    tool_format: ToolFormat | None = None
+    tools: tuple[Tool, ...] = ()
+    max_calls: int | None = None
+
+    def open(self) -> AnswerParser | None:
+        """A parser for one choice; None when its text is the answer as it stands."""
+        if self.reasoning is None and self.tool_format is None:
+            return None
+        reasoning = None if self.reasoning is None else _open_reasoning(self.reasoning, self.reasoning_is_open)
+        calls = None if self.tool_format is None else _Calls(_open_tools(self.tool_format, self.tools), self.max_calls)
+        return AnswerParser(reasoning, calls)
+
+
+class AnswerParser:
+    """Parses one choice. Use :meth:`AnswerParsing.open`."""
+
+    def __init__(self, reasoning: ReasoningSession | None, calls: _Calls | None) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """What ``text`` makes certain.
+
+        Raises:
+            GenerationFailed: the reasoning parser failed.
+        """
+        if self._reasoning is None:
+            return self._answer((AnswerText(text),) if text else ())
+        try:
+            parts = self._reasoning.push(text)
+        except Exception as error:
+            raise _failed(self._reasoning, error) from error
+        return self._answer(parts)
+
+    def flush(self) -> Sequence[AnswerPart]:
+        """The rest, when the text has ended.
+
+        Raises:
+            GenerationFailed: the reasoning parser failed.
+        """
+        parts: Sequence[ReasoningPart] = ()
+        if self._reasoning is not None:
+            try:
+                parts = self._reasoning.flush()
+            except Exception as error:
+                raise _failed(self._reasoning, error) from error
+        answer = self._answer(parts)
+        return answer if self._calls is None else [*answer, *self._calls.flush()]
+
+    def _answer(self, parts: Sequence[ReasoningPart]) -> Sequence[AnswerPart]:
+        calls = self._calls
+        if calls is None:
+            return parts
+        answer: list[AnswerPart] = []
+        for part in parts:
+            if isinstance(part, ReasoningText):
+                answer.append(part)
+            else:
+                answer += calls.push(part.text)
+        return answer
+
+
+class _Calls:
+    """A tool session and what core adds: white space, the limit, and failures, after which all is text."""
+
+    def __init__(self, session: ToolSession | None, max_calls: int | None) -> None:
+        self._session = session
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self._is_open = False
+        self._has_text = False
+        self._white = ""  # that nobody needs if a call follows
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """See :class:`enginehouse.parsers.ToolSession`."""
+        if self._session is None:
+            return [AnswerText(text)]
+        try:
+            parts = self._session.push(text)
+        except Exception:  # noqa: BLE001 - a tool parser's mistake costs the calls, not the answer
+            return self._give_up(text)
+        return self._kept(parts)
+
+    def flush(self) -> list[AnswerPart]:
+        """See :class:`enginehouse.parsers.ToolSession`."""
+        if self._session is None:
+            return []
+        try:
+            parts = self._kept(self._session.flush())
+        except Exception:  # noqa: BLE001 - as above
+            return self._give_up("")
+        if self._white and not self._num_calls:
+            parts.append(AnswerText(self._white))
+        return parts
+
+    def _give_up(self, text: str) -> list[AnswerPart]:
+        """The parser failed: a call that was open ends, the rest is text."""
+        _log.exception("the tool parser %s failed; the answer goes on as text", type(self._session).__module__)
+        self._session = None
+        parts: list[AnswerPart] = [CallFinished()] if self._is_open else []
+        self._is_open = False
+        if shown := self._white + text:
+            parts.append(AnswerText(shown))
+        return parts
+
+    def _kept(self, parts: Iterable[ToolPart]) -> list[AnswerPart]:
+        kept: list[AnswerPart] = []
+        for part in parts:
+            if isinstance(part, AnswerText):
+                self._show(part.text, kept)
+                continue
+            if isinstance(part, CallStarted):
+                self._white = ""
+                self._num_calls += 1
+            is_allowed = self._max_calls is None or self._num_calls <= self._max_calls
+            if is_allowed:
+                kept.append(part)
+                self._is_open = not isinstance(part, CallFinished)
+        return kept
+
+    def _show(self, text: str, kept: list[AnswerPart]) -> None:
+        """Text without the white space at its end, which waits; none in front of text that follows calls only."""
+        text = self._white + text
+        shown = text.rstrip()
+        self._white = text[len(shown) :]
+        if shown and self._num_calls and not self._has_text:
+            shown = shown.lstrip()
+        if shown:
+            self._has_text = True
+            kept.append(AnswerText(shown))
+
+
+def _open_reasoning(reasoning: ReasoningFormat, is_open: bool) -> ReasoningSession:
+    try:
+        return reasoning.open(is_open)
+    except Exception as error:
+        raise _failed(reasoning, error) from error
+
+
+def _open_tools(tool_format: ToolFormat, tools: Sequence[Tool]) -> ToolSession | None:
+    try:
+        return tool_format.open(tools)
+    except Exception:  # noqa: BLE001 - as above
+        _log.exception("the tool parser %s failed; the answer is text", type(tool_format).__module__)
+        return None
+
+
+def _failed(culprit: object, error: Exception) -> GenerationFailed:
+    plugin = type(culprit).__module__
+    return GenerationFailed(f"The reasoning parser {plugin} failed: {error!r}", plugin)
