@@ -18,6 +18,7 @@ from .record import Comparison, Key, Record
 __all__ = ["measure_isolation", "measure_neighbour", "measure_serving"]
 
 _THROUGHPUT = "tokens/s"
+_QUICK_LIMIT_S = 20.0
 _NEIGHBOUR_LIMIT_S = 30.0  # a server that collapses would otherwise take minutes for each load
 
 
@@ -31,11 +32,11 @@ class _Scenario:
 
 
 def _one_client(plan: Plan) -> _Scenario:
-    return _Scenario("1 client", Load(1, 2, max_tokens=24) if plan.quick else Load(1, 6))
+    return _Scenario("1 client", Load(1, 2, max_tokens=24, limit_s=_QUICK_LIMIT_S) if plan.quick else Load(1, 6))
 
 
 def _eight_clients(plan: Plan) -> _Scenario:
-    return _Scenario("8 clients", Load(8, 8, max_tokens=24) if plan.quick else Load(8, 24))
+    return _Scenario("8 clients", Load(8, 8, max_tokens=24, limit_s=_QUICK_LIMIT_S) if plan.quick else Load(8, 24))
 
 
 def _shared_prefix(plan: Plan) -> _Scenario:
@@ -63,7 +64,11 @@ def measure_neighbour(plan: Plan, console: Console) -> tuple[Record, list[Compar
     ours, llama_server = Enginehouse(plan.model_file), LlamaServer(plan.model_file)
     quiet = [_one_client(plan), _eight_clients(plan)]
     disturbed = [
-        _Scenario(f"{scenario.name}, busy", evolve(scenario.load, limit_s=_NEIGHBOUR_LIMIT_S), neighbour=True)
+        _Scenario(
+            f"{scenario.name}, busy",
+            evolve(scenario.load, limit_s=min(scenario.load.limit_s, _NEIGHBOUR_LIMIT_S)),
+            neighbour=True,
+        )
         for scenario in quiet
     ]
     record = _measure([ours, llama_server], [*quiet, *disturbed], plan, console)
