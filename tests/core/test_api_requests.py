@@ -175,13 +175,13 @@ def test_plugin_fields_are_known_and_checked(client: httpx.Client) -> None:
 
 
 def test_unsupported_parameters_can_be_reported_instead(reporting: httpx.Client) -> None:
-    response = reporting.post("/v1/chat/completions", json=CHAT | {"tools": [1], "peft": "x", "odd": 1})
+    response = reporting.post("/v1/chat/completions", json=CHAT | {"functions": [1], "peft": "x", "odd": 1})
 
     assert response.status_code == 200
-    assert response.headers["x-enginehouse-unsupported"] == "tools, peft"
+    assert response.headers["x-enginehouse-unsupported"] == "functions, peft"
     assert response.headers["x-enginehouse-ignored"] == "odd"
-    stream = reporting.post("/v1/chat/completions", json=CHAT | {"tools": [1], "stream": True})
-    assert stream.headers["x-enginehouse-unsupported"] == "tools"
+    stream = reporting.post("/v1/chat/completions", json=CHAT | {"functions": [1], "stream": True})
+    assert stream.headers["x-enginehouse-unsupported"] == "functions"
 
 
 @pytest.mark.parametrize(

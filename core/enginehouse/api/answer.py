@@ -1,8 +1,8 @@
 """From engine events to what each choice says: the one assembly behind streamed and whole answers.
 
-An :class:`Assembly` turns events into :class:`Piece` values. A stream encodes each piece as it comes; a
-whole answer folds the same pieces into :class:`Choice` values. Wire formats are in ``chat`` and
-``completions``, which implement :class:`Dialect`.
+An :class:`Assembly` turns events into pieces, through a parser where answers may hold reasoning or calls. A
+stream encodes each piece as it comes; a whole answer folds the same pieces into :class:`Choice` values. Wire
+formats are in ``chat`` and ``completions``, which implement :class:`Dialect`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
-import msgspec
 from attrs import define, field
 
 from enginehouse.api.access import AccessRecord
+from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece
 from enginehouse.errors import GenerationFailed
 from enginehouse.pipeline import RunningRequest
-from enginehouse.types import ChoiceFinished, Event, FinishReason, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
 
-__all__ = ["Assembly", "Choice", "Dialect", "Piece", "event_batches"]
+__all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches"]
 
 
-class Piece(msgspec.Struct, gc=False):
-    """What one event adds to one choice: text with its log-probabilities, or the end."""
+@define
+class WholeCall:
+    """A whole tool call."""
 
-    index: int
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None
+    id: str
+    name: str
+    arguments: list[str] = field(factory=list)
 
 
 @define
@@ -37,20 +37,35 @@ class Choice:
 
     index: int
     texts: list[str] = field(factory=list)
+    reasonings: list[str] = field(factory=list)
+    calls: list[WholeCall] = field(factory=list)
     logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
 
     def add(self, piece: Piece) -> None:
         """Append ``piece``."""
         self.texts.append(piece.text)
+        self.reasonings.append(piece.reasoning)
+        if piece.call is not None:
+            self._add_call(piece.call)
         if piece.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *piece.logprobs]
         self.finish_reason = self.finish_reason or piece.finish_reason
+
+    def _add_call(self, piece: CallPiece) -> None:
+        if piece.id is not None and piece.name is not None:
+            self.calls.append(WholeCall(piece.id, piece.name))
+        self.calls[piece.index].arguments.append(piece.arguments)
 
     @property
     def text(self) -> str:
         """All text so far."""
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(self.reasonings)
 
 
 class Dialect(Protocol):
@@ -75,44 +90,71 @@ class Dialect(Protocol):
 
 @define
 class Assembly:
-    """What all prompts of one API call have said; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``."""
+    """What all prompts of one API call have said; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
 
-    num_prompts: int
+    Attributes:
+        running: one accepted request per prompt.
+    """
+
+    running: Sequence[RunningRequest]
     num_choices: int
     record: AccessRecord
     finished: list[RequestFinished] = field(factory=list)
-    _reasons: list[str] = field(factory=list)
+    _ended: list[ChoiceFinished] = field(factory=list)
+    _parsers: list[ChoiceParser | None] = field(factory=list)
 
-    def push(self, prompt: int, event: Event) -> Piece | None:
-        """The piece that ``event`` adds; None when it adds nothing to show."""
+    def __attrs_post_init__(self) -> None:
+        for prompt, running in enumerate(self.running):
+            for choice in range(self.num_choices):
+                parser = running.parsing.open()
+                index = prompt * self.num_choices + choice
+                self._parsers.append(None if parser is None else ChoiceParser(index, parser))
+
+    @property
+    def num_prompts(self) -> int:
+        """Requests that must end."""
+        return len(self.running)
+
+    def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
+        """Append what ``event`` adds, perhaps nothing."""
         if type(event) is TextDelta:
-            if not event.text and not event.logprobs:
-                return None
-            return Piece(prompt * self.num_choices + event.choice, event.text, event.logprobs)
-        if isinstance(event, ChoiceFinished):
-            self._reasons.append(event.finish_reason)
-            return Piece(prompt * self.num_choices + event.choice, finish_reason=event.finish_reason)
-        assert isinstance(event, RequestFinished)
-        self.finished.append(event)
-        return None
+            index = prompt * self.num_choices + event.choice
+            parser = self._parsers[index]
+            if parser is not None:
+                pieces += parser.push(event.text, event.logprobs)
+            elif event.text or event.logprobs:
+                pieces.append(Piece(index, event.text, event.logprobs))
+        elif isinstance(event, ChoiceFinished):
+            self._finish(prompt * self.num_choices + event.choice, event, pieces)
+        elif isinstance(event, RequestFinished):
+            self.finished.append(event)
+
+    def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
+        self._ended.append(event)
+        parser = self._parsers[index]
+        if parser is None:
+            pieces.append(Piece(index, finish_reason=event.finish_reason))
+        else:
+            pieces += parser.finish(event.finish_reason)
 
     async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> list[Choice]:
         """Every choice as a whole, when the last one has ended."""
         choices = [Choice(index) for index in range(self.num_prompts * self.num_choices)]
         async for prompt, events in batches:
+            pieces: list[Piece] = []
             for event in events:
-                piece = self.push(prompt, event)
-                if piece is not None:
-                    self.record.mark_first_token()
-                    choices[piece.index].add(piece)
+                self.push(prompt, event, pieces)
+            for piece in pieces:
+                self.record.mark_first_token()
+                choices[piece.index].add(piece)
         return choices
 
     def complete(self) -> None:
         """Check that everything has ended and note it in the access record."""
-        if len(self.finished) < self.num_prompts or len(self._reasons) < self.num_prompts * self.num_choices:
+        if len(self.finished) < self.num_prompts or len(self._ended) < self.num_prompts * self.num_choices:
             raise GenerationFailed("The engine ended the request before it was complete.")
         record, finished = self.record, self.finished
-        record.outcome = ",".join(sorted(set(self._reasons)))
+        record.outcome = ",".join(sorted({event.finish_reason for event in self._ended}))
         record.prompt_tokens = sum(event.num_prompt_tokens for event in finished)
         record.cached_tokens = sum(event.num_cached_tokens for event in finished)
         record.completion_tokens = sum(event.num_completion_tokens for event in finished)
@@ -130,6 +172,7 @@ class Assembly:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": sum(event.num_reasoning_tokens for event in self._ended)},
         }
 
 

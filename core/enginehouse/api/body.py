@@ -10,7 +10,7 @@ from enginehouse.api.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.exchange import Receive
 from enginehouse.errors import InvalidRequest
 
-__all__ = ["parse_object", "read_body", "without_nulls"]
+__all__ = ["check_depth", "parse_object", "read_body", "without_nulls"]
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
@@ -64,3 +64,17 @@ def without_nulls(value: Any, max_depth: int) -> Any:
     if isinstance(value, dict):
         return {key: without_nulls(item, max_depth - 1) for key, item in value.items() if item is not None}
     return [without_nulls(item, max_depth - 1) if isinstance(item, dict | list) else item for item in value]
+
+
+def check_depth(value: Any, max_depth: int) -> Any:
+    """``value`` as it is, for fields in which null has a meaning of its own.
+
+    Raises:
+        InvalidRequest: it is nested deeper than ``max_depth``.
+    """
+    if isinstance(value, dict | list):
+        if max_depth <= 0:
+            raise InvalidRequest("The JSON is nested too deeply (limits.max_json_depth).")
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(item, max_depth - 1)
+    return value

@@ -13,30 +13,54 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.answer import Choice, Piece
+from enginehouse.api.answer import Choice
 from enginehouse.api.body import read_body
-from enginehouse.api.decoding import BodyDecoder, GenerationBody
+from enginehouse.api.choice_parser import CallPiece, Piece
+from enginehouse.api.decoding import KEEPS_NULLS, BodyDecoder, GenerationBody
 from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line, fingerprint
 from enginehouse.api.generation import GenerationResponse
 from enginehouse.api.messages import MessageBody, find_ignored_in_messages, read_messages
 from enginehouse.api.sse import event
 from enginehouse.api.state import ApiState
-from enginehouse.config import LimitsSettings
+from enginehouse.api.thinking import Effort, check_template_variables, read_thinking
+from enginehouse.api.tools import MAX_TOOLS, ToolBody, find_ignored_in_tools, read_tool_use
+from enginehouse.config import LimitsSettings, ServerSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
 from enginehouse.pipeline import RunningRequest
 
 __all__ = ["ChatBody", "ChatDialect", "chat_route"]
 
+_REASONING_FIELDS = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
+
 
 @frozen(kw_only=True)
 class ChatBody(GenerationBody):
-    """The request body. ``max_completion_tokens`` is another name of ``max_tokens``."""
+    """The request body.
+
+    Attributes:
+        max_completion_tokens: another name of ``max_tokens``.
+        tool_choice: ``none``, ``auto``, ``required``, or an object that names a function.
+        enable_thinking: whether to reason, where the model has the choice.
+        thinking_budget: most tokens of reasoning; 0 is none, -1 is no limit.
+        chat_template_kwargs: further variables of the chat template.
+    """
 
     messages: tuple[MessageBody, ...]
     max_completion_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
     logprobs: bool = False
     top_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
+    tools: tuple[ToolBody, ...] = field(default=(), metadata=KEEPS_NULLS)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))
+    chat_template_kwargs: dict[str, Any] = field(factory=dict, metadata=KEEPS_NULLS)
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -46,12 +70,16 @@ class ChatBody(GenerationBody):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = f"max_completion_tokens ({self.max_completion_tokens}) and max_tokens ({self.max_tokens}) differ"
             raise InvalidRequest(f"{message}; give one of them", "max_completion_tokens")
+        if len(self.tools) > MAX_TOOLS:
+            raise InvalidRequest(f"tools: at most {MAX_TOOLS} are allowed, not {len(self.tools)}", "tools")
+        check_template_variables(self.chat_template_kwargs)
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Paths of unknown fields inside known ones."""
         yield from GenerationBody.find_ignored(data)
         yield from find_ignored_in_messages(data["messages"])
+        yield from find_ignored_in_tools(data.get("tools"))
 
     def sampling(self) -> dict[str, Any]:
         """The sampling fields, log-probabilities included."""
@@ -63,6 +91,20 @@ class ChatBody(GenerationBody):
         limit = {} if self.max_completion_tokens is None else {"max_tokens": self.max_completion_tokens}
         return {**super().stopping(), **limit}
 
+    def chat(self) -> dict[str, Any]:
+        """The fields of :class:`enginehouse.types.GenerateRequest` that only chats have.
+
+        Raises:
+            RequestError: messages or tools are wrong.
+        """
+        variables = self.chat_template_kwargs
+        return {
+            "messages": read_messages(self.messages),
+            "tool_use": read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
+            "thinking": read_thinking(self.enable_thinking, self.reasoning_effort, self.thinking_budget, variables),
+            "template_variables": variables,
+        }
+
 
 def chat_route(state: ApiState) -> HTTPRouteHandler:
     """The route."""
@@ -73,13 +115,12 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue a chat."""
         decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes))
-        messages = read_messages(decoded.body.messages)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
 
         def dialect(running: RunningRequest) -> ChatDialect:
-            return ChatDialect(request_id, running, decoded.body)
+            return ChatDialect(request_id, running, decoded.body, settings.server)
 
-        requests = [decoded.request(request_id, messages=messages)]
+        requests = [decoded.request(request_id, **decoded.body.chat())]
         return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect)
 
     return create_chat_completion
@@ -91,8 +132,8 @@ class ChatDialect:
     Events are hot: everything that does not change between them is encoded once.
     """
 
-    def __init__(self, request_id: str, running: RunningRequest, body: ChatBody) -> None:
-        self._num_choices = body.n
+    def __init__(self, request_id: str, running: RunningRequest, body: ChatBody, settings: ServerSettings) -> None:
+        self._reasoning_fields = _REASONING_FIELDS[settings.reasoning_field]
         self._reports_usage = body.stream and body.include_usage
         self._head = {
             "id": request_id,
@@ -111,15 +152,24 @@ class ChatDialect:
         return b"".join(start + b'"role":"assistant","content":""' + self._end for start in self._starts)
 
     def event(self, piece: Piece) -> bytes:
-        """A chunk with text, or with the reason why the choice ended."""
+        """A chunk with text, reasoning or part of a call, or with the reason why the choice ended."""
         start = self._starts[piece.index]
-        if piece.finish_reason is None and piece.logprobs is None:
+        if piece.finish_reason is None and piece.logprobs is None and piece.text:
             return start + b'"content":' + encode_line(piece.text) + self._end
-        content = b"" if piece.finish_reason else b'"content":' + encode_line(piece.text)
         logprobs = b"null" if piece.logprobs is None else encode_line(chat_logprobs(piece.logprobs))
         reason = encode_json(piece.finish_reason)
         end = b'},"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}]" + self._usage + b"}\n\n"
-        return start + content + end
+        return start + self._delta(piece) + end
+
+    def _delta(self, piece: Piece) -> bytes:
+        """The members of a delta."""
+        if piece.finish_reason is not None:
+            return b""
+        if piece.reasoning:
+            return encode_line(dict.fromkeys(self._reasoning_fields, piece.reasoning))[1:-1]
+        if piece.call is not None:
+            return b'"tool_calls":[' + encode_line(_call_delta(piece.call)) + b"]"
+        return b'"content":' + encode_line(piece.text)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The chunk without choices that carries the token counts."""
@@ -130,10 +180,34 @@ class ChatDialect:
         written = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": self._message(choice),
                 "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
                 "finish_reason": choice.finish_reason,
             }
             for choice in choices
         ]
         return encode_json({**self._head, "object": "chat.completion", "choices": written, "usage": usage})
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        """The message of a whole choice; content is null where there are only calls."""
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        message |= dict.fromkeys(self._reasoning_fields, choice.reasoning or None)
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                }
+                for call in choice.calls
+            ]
+        return message
+
+
+def _call_delta(call: CallPiece) -> dict[str, Any]:
+    """One entry of ``tool_calls`` in a delta."""
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

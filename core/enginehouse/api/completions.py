@@ -13,8 +13,9 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.answer import Choice, Piece
+from enginehouse.api.answer import Choice
 from enginehouse.api.body import read_body
+from enginehouse.api.choice_parser import Piece
 from enginehouse.api.decoding import BodyDecoder, GenerationBody
 from enginehouse.api.encoding import LegacyLogprobs, encode_json, encode_line, fingerprint
 from enginehouse.api.generation import GenerationResponse

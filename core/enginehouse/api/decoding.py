@@ -14,7 +14,7 @@ from attrs import field, frozen
 from attrs.validators import ge, le
 from cattrs import Converter
 
-from enginehouse.api.body import parse_object, without_nulls
+from enginehouse.api.body import check_depth, parse_object, without_nulls
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
@@ -23,7 +23,10 @@ from enginehouse.sampler import SamplerPlugin
 from enginehouse.structuring import find_problems
 from enginehouse.types import GenerateRequest
 
-__all__ = ["BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_problem", "name_list"]
+__all__ = ["KEEPS_NULLS", "BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_problem", "name_list"]
+
+KEEPS_NULLS = {"enginehouse": "keeps nulls"}
+"""Metadata of a body's attribute whose data is passed on: in JSON Schemas and template variables null is a value."""
 
 _B_co = TypeVar("_B_co", bound="GenerationBody", covariant=True)
 _MAX_HEADER_CHARS = 1000
@@ -144,6 +147,9 @@ class BodyDecoder(Generic[_B_co]):
         self._rejects = unsupported == "reject"
         self._converter: Converter = request_converter()
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
+        self._keeping_nulls = frozenset(
+            a.name for a in attrs.fields(body_class) if KEEPS_NULLS.items() <= a.metadata.items()
+        )
         self._declared = frozenset(
             a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)
         )
@@ -162,7 +168,9 @@ class BodyDecoder(Generic[_B_co]):
         self._check_sizes(data)
         try:
             known = {
-                name: without_nulls(value, self._limits.max_json_depth)
+                name: (check_depth if name in self._keeping_nulls else without_nulls)(
+                    value, self._limits.max_json_depth
+                )
                 for name, value in data.items()
                 if name in self._own or name in self._declared
             }

@@ -45,7 +45,7 @@ class GenerationResponse:
                 _give_up(exchange, record)
                 return
             record.model = running[0].model.name
-            assembly = Assembly(len(running), self.decoded.body.n, record)
+            assembly = Assembly(running, self.decoded.body.n, record)
             dialect = self.dialect(running[0])
             headers = [("x-request-id", self.requests[0].request_id), *self.decoded.headers()]
             if self.decoded.body.stream:

@@ -1,7 +1,8 @@
 """Chat messages on the wire -> :class:`enginehouse.types.Message`.
 
 Text parts of one message are joined with a line break. ``developer`` is another name for ``system``.
-What a text model cannot take (images, tool calls) is refused with its path.
+What a text model cannot take (images) is refused with its path, and so are ``function_call`` and the role
+``function``, which tools have replaced.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
+from enginehouse.api.tool_turns import read_tool_calls, with_function_names
 from enginehouse.api.unsupported import refuse
 from enginehouse.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.types import Message
@@ -19,14 +21,12 @@ from enginehouse.types import Message
 __all__ = ["PART_SEPARATOR", "MessageBody", "find_ignored_in_messages", "read_messages"]
 
 PART_SEPARATOR = "\n"
-_TOOL_ROLES = ("tool", "function")
-_TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
 _OTHER_MEDIA = ("image_url", "image", "input_image", "input_audio", "video_url", "file")
 
 
 @frozen(kw_only=True)
 class MessageBody:
-    """One message as the client sent it, before its content is read."""
+    """One message as the client sent it, before its content is read. ``reasoning`` is ``reasoning_content``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
@@ -34,6 +34,8 @@ class MessageBody:
     tool_calls: Any = None
     function_call: Any = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
     refusal: str | None = None
     annotations: Any = None
     audio: Any = None
@@ -48,7 +50,7 @@ def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
     """
     if not bodies:
         raise InvalidRequest("messages: must hold at least one message", "messages")
-    return tuple(_read_message(body, f"messages[{index}]") for index, body in enumerate(bodies))
+    return with_function_names(_read_message(body, f"messages[{index}]") for index, body in enumerate(bodies))
 
 
 def find_ignored_in_messages(data: Any) -> Iterator[str]:
@@ -60,18 +62,28 @@ def find_ignored_in_messages(data: Any) -> Iterator[str]:
 
 
 def _read_message(body: MessageBody, path: str) -> Message:
-    if body.role in _TOOL_ROLES:
+    if body.role == "function":
         raise refuse(f"{path}.role")
-    for name in _TOOL_FIELDS:
-        if getattr(body, name):
-            raise refuse(f"{path}.{name}")
+    if body.function_call:
+        raise refuse(f"{path}.function_call")
     role = "system" if body.role == "developer" else body.role
-    content = _read_content(body.content, f"{path}.content")
+    calls = read_tool_calls(body.tool_calls, f"{path}.tool_calls")
+    if calls and role != "assistant":
+        raise InvalidRequest(f"{path}.tool_calls: only the assistant calls tools", f"{path}.tool_calls")
+    content = None if calls and body.content == [] else _read_content(body.content, f"{path}.content")
     if content is None:
-        if role != "assistant":
+        if role not in ("assistant", "tool"):
             raise InvalidRequest(f"{path}.content: is required", f"{path}.content")
         content = body.refusal or ""
-    return Message(role=role, content=content, name=body.name)
+    reasoning = body.reasoning if isinstance(body.reasoning, str) else None
+    return Message(
+        role=role,
+        content=content,
+        name=body.name,
+        reasoning=(body.reasoning_content or reasoning) if role == "assistant" else None,
+        tool_calls=calls,
+        tool_call_id=body.tool_call_id if role == "tool" else None,
+    )
 
 
 def _read_content(content: Any, path: str) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from litestar.types import Send
 
 from enginehouse.api.answer import Assembly, Dialect
+from enginehouse.api.choice_parser import Piece
 from enginehouse.api.errors import describe
 from enginehouse.api.exchange import Exchange
 from enginehouse.errors import EnginehouseError
@@ -76,7 +77,9 @@ class EventStream:
         """Write the pieces as they come; returns the last bytes of the body."""
         push, encode = assembly.push, self._dialect.event
         async for prompt, events in batches:
-            pieces = [piece for item in events if (piece := push(prompt, item)) is not None]
+            pieces: list[Piece] = []
+            for item in events:
+                push(prompt, item, pieces)
             if pieces:
                 await self._write(encode(pieces[0]) if len(pieces) == 1 else b"".join(map(encode, pieces)))
                 assembly.record.mark_first_token()
