@@ -46,11 +46,52 @@ def test_h10_wrong_keys_and_values(server: Server) -> None:
 
 def test_h10_vocabulary_size_is_no_token_id(server: Server) -> None:
     """The first id that is refused is the vocabulary size that the message names."""
-    message = check_client_error(server.try_chat(logit_bias={"999999999": 1}))["message"]
-    last = int(message.split("0 to ")[1].split(";")[0])
+    last = vocab_size(server) - 1
 
     check_client_error(server.try_chat(logit_bias={str(last + 1): 1}), "logit_bias")
     assert server.try_chat(logit_bias={str(last): 0}, max_tokens=1).status_code == 200
+
+
+def completion_tokens(server: Server, **fields) -> list[str]:
+    fields = {"logprobs": 0, "max_tokens": 3, **fields}
+    return server.complete(**fields)["choices"][0]["logprobs"]["tokens"]
+
+
+def vocab_size(server: Server) -> int:
+    message = check_client_error(server.try_chat(logit_bias={"999999999": 1}))["message"]
+    return int(message.split("0 to ")[1].split(";")[0]) + 1
+
+
+def find_greedy_token_id(server: Server, prompt: str) -> int:
+    """The id of the first greedy token, found by banning ever smaller parts of the vocabulary."""
+    first = completion_tokens(server, prompt=prompt, max_tokens=1)
+    low, high = 0, vocab_size(server)
+    while high - low > 1:
+        middle = (low + high) // 2
+        banned = {str(token_id): -100 for token_id in range(low, middle)}
+        changed = completion_tokens(server, prompt=prompt, max_tokens=1, logit_bias=banned) != first
+        low, high = (low, middle) if changed else (middle, high)
+    return low
+
+
+def test_h10_ban(model_server: Server) -> None:
+    prompt = "Once upon a time"
+    token_id = find_greedy_token_id(model_server, prompt)
+    (first,) = completion_tokens(model_server, prompt=prompt, max_tokens=1)
+    banned = {str(token_id): -100}
+
+    tokens = completion_tokens(model_server, prompt=prompt, max_tokens=12, logit_bias=banned)
+    assert first not in tokens
+    stream = model_server.stream_complete(prompt=prompt, max_tokens=12, logit_bias=banned, logprobs=0)
+    assert [token for c in stream.choices() if c["logprobs"] for token in c["logprobs"]["tokens"]] == tokens
+
+
+def test_h10_force(model_server: Server) -> None:
+    tokens = completion_tokens(model_server, logit_bias={"70": 100})
+    again = completion_tokens(model_server, logit_bias={"71": 100})
+
+    assert len(set(tokens)) == 1 and len(tokens) == 3
+    assert len(set(again)) == 1 and set(tokens) != set(again)
 
 
 NULLABLE = [
@@ -132,21 +173,17 @@ def test_h11_very_many_unknown_fields(server: Server) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tools", "t"),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema"}),
         ("structured_outputs", {"regex": "a"}),
-        ("reasoning_effort", "low"),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
         ("prediction", {"type": "content", "content": "x"}),
         ("peft", "x"),
         ("loglikelihood", True),
         ("prompt", "x"),
-        ("chat_template_kwargs", {"enable_thinking": False}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

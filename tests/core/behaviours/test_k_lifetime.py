@@ -1,8 +1,53 @@
 """Group K at the HTTP level: clients that leave."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from .client import Server
+
+
+def check_not_mixed(server: Server, bodies: list[dict]) -> list[str]:
+    """Every body gets the same answer alone as among the others, half of them streamed; returns the texts."""
+
+    def ask(number: int) -> tuple[str, list[float]]:
+        if number % 2:
+            stream = server.stream_complete(**bodies[number])
+            parts = [choice["logprobs"] for choice in stream.choices(0) if choice["logprobs"]]
+            return stream.text(), [value for part in parts for value in part["token_logprobs"]]
+        choice = server.complete(**bodies[number])["choices"][0]
+        return choice["text"], choice["logprobs"]["token_logprobs"]
+
+    alone = [ask(number) for number in range(len(bodies))]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        together = list(pool.map(ask, range(len(bodies))))
+
+    for (text, logprobs), (text_together, logprobs_together) in zip(alone, together, strict=True):
+        assert text_together == text
+        assert all(abs(a - b) < 0.05 for a, b in zip(logprobs, logprobs_together, strict=True))
+    return [text for text, _ in alone]
+
+
+def test_h32_requests_do_not_mix_told_apart_by_bias(model_server: Server) -> None:
+    bodies = [
+        {"prompt": f"Request {number}. " * (1 + number), "logit_bias": {str(60 + number): 100}, "max_tokens": 6}
+        for number in range(16)
+    ]
+    texts = check_not_mixed(model_server, [body | {"logprobs": 0} for body in bodies])
+    assert len(set(texts)) == 16
+
+
+def test_h32_requests_do_not_mix_told_apart_by_seed(model_server: Server) -> None:
+    bodies = [
+        {
+            "prompt": f"Request {number}. " * (1 + number),
+            "temperature": 1,
+            "seed": number,
+            "max_tokens": 12,
+            "stop": "z",
+        }
+        for number in range(16)
+    ]
+    check_not_mixed(model_server, [body | {"logprobs": 0} for body in bodies])
 
 
 def leave_after(server: Server, num_chunks: int, **fields) -> None:
@@ -36,3 +81,35 @@ def test_h33_one_slot(scripted) -> None:
     for _ in range(10):
         leave_after(server, 3)
         check_slot_is_free(server)
+
+
+def test_h34_prefix_cache_changes_only_speed(model_server: Server) -> None:
+    long = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 8
+    salt = {"cache_salt": str(time.time_ns())}
+
+    def ask(prompt: str) -> tuple[str, list[float], int, int]:
+        answer = model_server.complete(prompt=prompt, max_tokens=8, logprobs=0, **salt)
+        choice, usage = answer["choices"][0], answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return choice["text"], choice["logprobs"]["token_logprobs"], usage["prompt_tokens"], cached
+
+    first, _, repeat = ask(long), ask("Something else entirely."), ask(long)
+    other_end = ask(long + " Then")
+    half = ask(long[: len(long) // 2] + "stopped.")
+
+    assert first[3] == 0
+    assert 0 < repeat[3] < repeat[2] == first[2]
+    assert repeat[0] == first[0] != ""
+    assert all(abs(a - b) < 0.05 for a, b in zip(first[1], repeat[1], strict=True))
+    assert 0 < half[3] < other_end[3] <= other_end[2]
+
+
+def test_h34_a_salt_shares_nothing_with_others(model_server: Server) -> None:
+    prompt = f"A prompt that nobody has asked before: {time.time_ns()}. " * 4
+    cached = []
+    for salt in ("", "a", "b", "a"):
+        answer = model_server.complete(prompt=prompt, max_tokens=1, cache_salt=salt)
+        usage = answer["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2)
+
+    assert cached == [False, False, False, True]
