@@ -20,7 +20,7 @@ class LlamaCppBackend:
     name = "llamacpp"
     api_version = 1
     options = LlamaCppOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["runner", "engine"] = "runner"
 
     def probe(self) -> Probe:
         """Whether llama-cpp-python is installed."""

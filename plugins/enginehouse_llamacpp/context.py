@@ -6,13 +6,15 @@ Validates nothing: llama.cpp ends the process on some mistakes, so :mod:`engineh
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.errors import ModelLoadError
 from enginehouse_llamacpp.batch import Batch
-from enginehouse_llamacpp.library import Library
+from enginehouse_llamacpp.library import Bindings, Library
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sizes import CacheSizes
 
@@ -58,9 +60,9 @@ class Context:
 
     def decode(self, batch: Batch) -> int:
         """Compute a finished batch, without Python's lock; see :class:`enginehouse_llamacpp.codes.DecodeCode`."""
-        self._abort_flag[0] = 0
+        self._abort_flag[0] = b"\0"
         code: int = self._bindings.llama_decode(self.address, batch.raw)
-        self._abort_flag[0] = 0
+        self._abort_flag[0] = b"\0"
         return code
 
     def rows(self, num_rows: int) -> NDArray[np.float32]:
@@ -74,7 +76,7 @@ class Context:
 
     def abort(self) -> None:
         """Make a running :meth:`decode` end soon; any thread. llama.cpp looks between the nodes of its graph."""
-        self._abort_flag[0] = 1
+        self._abort_flag[0] = b"\1"
 
     def close(self) -> None:
         """Free the context and its cache."""
@@ -82,9 +84,9 @@ class Context:
         self._bindings.llama_free(self.address)
 
 
-def _context_params(bindings: object, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> object:
+def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> Any:
     """The parameters of ``llama_init_from_model``."""
-    params = bindings.llama_context_default_params()  # type: ignore[attr-defined]
+    params = bindings.llama_context_default_params()
     params.n_ctx = sizes.num_cells
     params.n_seq_max = sizes.max_sequences + sizes.keeps_order
     params.n_batch = sizes.batch_tokens
@@ -99,7 +101,7 @@ def _context_params(bindings: object, options: LlamaCppOptions, sizes: CacheSize
     return params
 
 
-def _as_address_function(bindings: object) -> ctypes._NamedFuncPointer:  # type: ignore[name-defined]
+def _as_address_function(bindings: Bindings) -> Callable[[int], int]:
     """``llama_get_logits`` returning a plain address; the binding's own makes a new pointer object per call."""
-    function = bindings._lib.llama_get_logits  # type: ignore[attr-defined]
+    function = bindings._lib.llama_get_logits
     return ctypes.cast(function, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))

@@ -105,9 +105,7 @@ def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_orde
     )
 
 
-def _capabilities(
-    library: Library, options: LlamaCppOptions, sizes: CacheSizes, model: _Model
-) -> RunnerCapabilities:
+def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes, model: _Model) -> RunnerCapabilities:
     uses_gpu = library.has_gpu and options.n_gpu_layers != 0
     return RunnerCapabilities(
         max_sequences=sizes.max_sequences,

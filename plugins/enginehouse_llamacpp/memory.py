@@ -60,12 +60,12 @@ class SequenceMemory:
         if self._window_tokens == 0:
             return True
         first = self._bindings.llama_memory_seq_pos_min(self._memory, sequence)
-        return first == 0 or 0 < first < length - self._window_tokens
+        return bool(first == 0 or 0 < first < length - self._window_tokens)
 
     def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
         """A copy of everything that ``sequence`` holds."""
         size = self._bindings.llama_state_seq_get_size(self._context, sequence)
-        data = (ctypes.c_uint8 * size)()
+        data: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         if self._bindings.llama_state_seq_get_data(self._context, data, size, sequence) != size:
             raise RunnerError("llama.cpp could not save a sequence")
         return data

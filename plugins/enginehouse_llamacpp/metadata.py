@@ -34,7 +34,7 @@ def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer,
         "architecture": values.get("general.architecture", ""),
         "name": values.get("general.name", ""),
         "description": description,
-        "quantization": description.rpartition("B ")[2],
+        "quantization": description.split(" ", 2)[-1],  # architecture, size, quantisation
         "parameters": str(bindings.llama_model_n_params(model)),
         "size_bytes": str(bindings.llama_model_size(model)),
         "trained_context": str(bindings.llama_model_n_ctx_train(model)),

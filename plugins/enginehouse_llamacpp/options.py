@@ -41,10 +41,12 @@ class LlamaCppOptions:
             memory.
     """
 
-    context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
+    context: int | None = field(default=None, validator=validators.optional(validators.ge(32)))
     slots: int = field(default=8, validator=[validators.ge(1), validators.le(128)])
-    cache_tokens: int | None = field(default=None, validator=_positive)
-    max_sequences: int | None = field(default=None, validator=validators.optional([validators.ge(1), validators.le(256)]))
+    cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(32)))
+    max_sequences: int | None = field(
+        default=None, validator=validators.optional([validators.ge(1), validators.le(255)])
+    )
     n_gpu_layers: int = field(default=-1, validator=validators.ge(-1))
     threads: int | None = field(default=None, validator=_positive)
     n_batch: int = field(default=512, validator=validators.ge(32))

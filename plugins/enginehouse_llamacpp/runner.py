@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span
+from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.types import ModelInfo
 from enginehouse_llamacpp.batch import Batch
@@ -19,7 +19,6 @@ from enginehouse_llamacpp.log import LogBuffer
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_llamacpp.spans import check_batch_ids, check_span
 from enginehouse_llamacpp.threads import ThreadChooser
-from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 
 __all__ = ["LlamaCppRunner"]
 
@@ -53,7 +52,7 @@ class LlamaCppRunner:
         self,
         *,
         capabilities: RunnerCapabilities,
-        tokenizer: LlamaCppTokenizer,
+        tokenizer: Tokenizer,
         info: ModelInfo,
         context: Context,
         sequences: SequenceTable,
@@ -62,7 +61,8 @@ class LlamaCppRunner:
         log: LogBuffer,
         free_model: Callable[[], None],
     ) -> None:
-        self.capabilities, self.tokenizer, self.info = capabilities, tokenizer, info
+        self.capabilities, self.info = capabilities, info
+        self.tokenizer: Tokenizer = tokenizer
         self._context, self._sequences = context, sequences
         self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
         self._is_closed = False

@@ -21,6 +21,7 @@ _PROBE_SHARE = 0.005
 """Share of the time that trying other counts may cost."""
 
 _MIN_PROBE_PAUSE_S = 1.0
+_MAX_PROBE_PAUSE_S = 60.0
 _MIN_ALARM_PAUSE_S = 0.5
 _BETTER = 0.92
 """A tried count must take less than this share of the usual time to be taken."""
@@ -129,7 +130,7 @@ class _SizeClass:
             self.probe_at = now + _MIN_PROBE_PAUSE_S
             return
         lost_s = seconds * max(1.0 - self.recent / time_per_token, 0.0)
-        self.probe_at = now + max(_MIN_PROBE_PAUSE_S, lost_s / _PROBE_SHARE)
+        self.probe_at = now + min(max(_MIN_PROBE_PAUSE_S, lost_s / _PROBE_SHARE), _MAX_PROBE_PAUSE_S)
 
     def _watch(self, time_per_token: float, now: float) -> None:
         """Follow the count in use, and raise the alarm when it became slow."""
@@ -139,12 +140,13 @@ class _SizeClass:
         self.recent += _RECENT_WEIGHT * (time_per_token - self.recent)
         if self.num_slow >= 2 and now >= self.alarm_at and self.index + 1 < self.num_counts:
             self.trial = self.index + 1
+            self.recent = time_per_token  # what the trial has to beat
             self.num_slow = 0
             self.alarm_at = now + _MIN_ALARM_PAUSE_S
 
     def _neighbour(self) -> int:
         """The next higher or lower count, in turn."""
         self.looks_up = not self.looks_up
-        if self.looks_up and self.index > 0 or self.index + 1 == self.num_counts:
+        if (self.looks_up and self.index > 0) or self.index + 1 == self.num_counts:
             return self.index - 1
         return self.index + 1

@@ -57,7 +57,7 @@ class LlamaCppTokenizer:
             if length < 0:
                 buffer = ctypes.create_string_buffer(-length)
                 length = to_piece(vocab, token_id, buffer, len(buffer), 0, True)
-            pieces.append(buffer.raw[:length] if length > 16 else buffer[:length])
+            pieces.append(ctypes.string_at(buffer, length))
         return tuple(pieces)
 
     def _read_control_ids(self) -> list[int]:
