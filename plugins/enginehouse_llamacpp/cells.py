@@ -126,7 +126,7 @@ class CellMap:
         dropped = held.room[length : held.length]
         held.length = length
         self._references[dropped] -= 1
-        dead = dropped[self._references[dropped] == 0]
+        dead: Cells = dropped[self._references[dropped] == 0]
         self.num_live -= len(dead)
         self.num_dead += len(dead)
         return dead

@@ -123,13 +123,13 @@ print(resident() - before)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("model", ["smollm_path", "gemma_path"])
 def test_estimate_is_near_the_truth(request: pytest.FixtureRequest, model: str) -> None:
-    """Measured in a process of its own. Buffers that were never written are not resident, so above is expected."""
+    """Measured in a process of its own. Room for 512 rows of logits counts, but is not resident before it is used."""
     path = request.getfixturevalue(model)
     options = LlamaCppOptions(cache_tokens=2048, context=2048, threads=1)
     estimate = LlamaCppBackend().estimate(ModelSource("m", path), options)
     done = subprocess.run([sys.executable, "-c", _MEASURE, str(path)], capture_output=True, check=True, timeout=100)
 
-    assert 0.5 < int(done.stdout) / estimate.total_bytes < 1.2
+    assert 0.4 < int(done.stdout) / estimate.total_bytes < 1.2
     assert estimate.weights_bytes == path.stat().st_size
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.runner import LlamaCppRunner
+from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 
 pytestmark = pytest.mark.llamacpp
 
@@ -22,6 +23,11 @@ TEXTS = (
 )
 
 
+def _vocab_of(runner: LlamaCppRunner) -> int:
+    assert isinstance(runner.tokenizer, LlamaCppTokenizer)
+    return runner.tokenizer._vocab
+
+
 @pytest.fixture(params=["smollm", "gemma"])
 def runner(request: pytest.FixtureRequest) -> LlamaCppRunner:
     """Both models in turn: BPE over bytes, and SentencePiece."""
@@ -33,7 +39,7 @@ def runner(request: pytest.FixtureRequest) -> LlamaCppRunner:
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_ids_are_turned_back_by_llama_cpp(runner: LlamaCppRunner, text: str) -> None:
     """llama.cpp's detokenizer gives the text back; a lone surrogate is replaced."""
-    bindings, vocab = load_library().bindings, runner.tokenizer._vocab
+    bindings, vocab = load_library().bindings, _vocab_of(runner)
     for special in (False, True):
         token_ids = runner.tokenizer.encode(text, special)
         buffer = ctypes.create_string_buffer(4 * len(text) + 64)
@@ -48,7 +54,7 @@ def test_token_bytes_equal_llama_cpps_pieces(runner: LlamaCppRunner) -> None:
     bindings, tokenizer = load_library().bindings, runner.tokenizer
     buffer = ctypes.create_string_buffer(256)
     for token_id in {*range(0, tokenizer.vocab_size, 100), *tokenizer.control_token_ids}:
-        length = bindings.llama_token_to_piece(tokenizer._vocab, token_id, buffer, 256, 0, True)
+        length = bindings.llama_token_to_piece(_vocab_of(runner), token_id, buffer, 256, 0, True)
         assert tokenizer.token_bytes[token_id] == buffer.raw[:length]
 
 
