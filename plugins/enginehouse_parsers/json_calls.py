@@ -66,7 +66,7 @@ class JsonCallSession:
             if self._rest and not is_remnant(self._rest):
                 self._parts.append(CallArguments(self._rest))
             self._parts.append(CallFinished())
-        elif self._state == self._text and not is_remnant(self._rest):
+        elif self._state in (self._text, self._beginning) and not is_remnant(self._rest):
             self._show(self._rest)
         self._rest, self._call = "", None
         parts, self._parts = self._parts, []
