@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -224,6 +225,32 @@ async def test_cancel_while_prefilling_stops_before_the_next_chunk():
         await eventually(lambda: is_idle(engine))
 
         assert (await engine.stats()).num_steps < 20
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+async def test_cancel_interrupts_a_long_forward_pass(num_requests):
+    """Nothing but requests that leave is computed, so nobody loses by it and the next request need not wait."""
+    async with open_engine("thread", EngineSettings(slots=1), step_delay_s=4.0) as engine:
+        generations = [await engine.submit(make_request("a long prompt")) for _ in range(num_requests)]
+        await asyncio.sleep(0.2)  # the pass is running now, and answers no questions
+        began = time.monotonic()
+        for generation in generations:
+            generation.cancel()
+        await eventually(lambda: is_idle(engine))
+
+        assert time.monotonic() - began < 2
+
+
+async def test_cancel_does_not_interrupt_the_work_of_others():
+    async with open_engine("thread", EngineSettings(slots=2), step_delay_s=0.05) as engine:
+        generation = await engine.submit(make_request("stays", max_tokens=10))
+        for _ in range(5):
+            leaving = await engine.submit(make_request("leaves"))
+            await asyncio.sleep(0.02)
+            leaving.cancel()
+        text = text_of(await collect(generation))
+
+        assert text == text_of(await answer(engine, make_request("stays", max_tokens=10)))
 
 
 async def test_closing_the_iteration_cancels():

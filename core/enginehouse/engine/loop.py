@@ -76,6 +76,8 @@ class StepEngine:
         self._masks = Masks()
         self._scheduler = Scheduler(runner, settings)
         self._requests: dict[str, ActiveRequest] = {}
+        self._computing: tuple[Sequence, ...] = ()
+        self._leaving: set[str] = set()
         self._outputs: list[EngineOutput] = []
         self._num_arrivals = 0
         self._num_steps = 0
@@ -89,7 +91,9 @@ class StepEngine:
         if batch.spans:
             self._num_steps += 1
             masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
+            self._computing = batch.sequences
             rows = forward(self._scheduler, batch, self._fail)
+            self._computing = ()
             if masks is not None:
                 masks.result()
             for sequence, some in rows:
@@ -284,6 +288,19 @@ class StepEngine:
         owner = self._requests.pop(request_id, None)
         if owner is not None:
             self._scheduler.drop(owner, keep=True)
+        self._leaving.intersection_update(self._requests)
+
+    def interrupt(self, request_id: str) -> None:
+        """Give up the running forward pass if it computes nothing but requests that leave. Any thread.
+
+        A pass over a long prompt may take seconds, and the request that comes next would have to wait for it. Called
+        when :meth:`cancel` is due; that follows on the engine thread.
+        """
+        if request_id in self._requests:
+            self._leaving.add(request_id)
+        computing = self._computing
+        if computing and all(s.owner.request.request_id in self._leaving for s in computing):
+            self._runner.abort()
 
     def _fail(self, owner: ActiveRequest, error: EnginehouseError) -> None:
         if self._requests.pop(owner.request.request_id, None) is None:

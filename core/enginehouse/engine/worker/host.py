@@ -73,6 +73,7 @@ class WorkerHost:
         self._on_server_gone = on_server_gone
         self._inbox: SimpleQueue[Load | Cancel | GetStats | Close | _Enter] = SimpleQueue()
         self._intake: Intake | None = None
+        self._engine: StepEngine | None = None
         self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
@@ -105,6 +106,7 @@ class WorkerHost:
             return None
         self._intake = Intake(engine, runner.tokenizer, self._send, lambda *item: self._inbox.put(_Enter(*item)))
         self._intake.start()
+        self._engine = engine
         self._send(Ready(runner.info))
         return engine
 
@@ -118,7 +120,8 @@ class WorkerHost:
         path = Path(message.source_path) if message.source_path is not None else None
         source = ModelSource(text=message.source_text, path=path)
         runner = cast(Runner, backend.open(source, options, self._report))
-        return runner, StepEngine(runner, message.engine, registry.samplers)
+        decoders = registry.structured_decoders.values()
+        return runner, StepEngine(runner, message.engine, registry.samplers, decoders)
 
     def _report(self, share: float, text: str) -> None:
         """Pass on a load's progress, but not more often than it can be seen."""
@@ -203,6 +206,8 @@ class WorkerHost:
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):
                     self._inbox.put(message)
+                    if self._engine is not None:
+                        self._engine.interrupt(message.request_id)
             case Submit() if intake is not None:
                 intake.submit(message)
             case Tokenize() | Detokenize() if intake is not None:
