@@ -14,7 +14,7 @@ from attrs import frozen
 from enginehouse.backend import Generation
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelLoadError, RenderError
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parameters import Defaults, Parameters, effective_parameters, read_defaults
@@ -23,7 +23,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.fallback import fallback_template
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.types import EngineRequest, GenerateRequest, Segment
+from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, Segment
 
 __all__ = ["Pipeline", "RunningRequest"]
 
@@ -101,6 +101,21 @@ class Pipeline:
             raise ContextLengthExceeded(error.num_prompt_tokens, error.max_context, param) from error
         parsing = plan.parsing(reasoning) if plan is not None else AnswerParsing()
         return RunningRequest(request, model, parameters, generation, parsing)
+
+    async def check_model(self, name: str, info: ModelInfo) -> None:
+        """Refuse a model whose chat templates cannot be compiled, when it is loaded rather than on every request.
+
+        Raises:
+            ModelLoadError: says which template, and where it is wrong.
+        """
+        own = self._templates.get(name)
+        templates = {"chat_template": own} if own else info.chat_templates
+        for template_name, template in templates.items():
+            try:
+                await self._renderer.check(template)
+            except RenderError as error:
+                message = f"its chat template {template_name!r} is broken: {error.message}"
+                raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
 
     def _plan(self, request: GenerateRequest, model: LoadedModel) -> ChatPlan | None:
         """What becomes of a chat; None for a raw prompt."""

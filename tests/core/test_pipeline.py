@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, RenderError
+from enginehouse.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelLoadError,
+    ModelNotFound,
+    RenderError,
+)
 from enginehouse.models import ModelManager
 from enginehouse.parameters import Defaults, effective_parameters, read_defaults
 from enginehouse.pipeline import Pipeline
@@ -33,6 +40,7 @@ async def opened(folder: Path, **model):
     registry = PluginRegistry.for_settings(settings)
     manager, renderer = ModelManager(settings, registry), Renderer(20, 10_000)
     pipeline = Pipeline(settings, registry, manager, renderer)
+    manager.check_with(pipeline.check_model)
     await renderer.start()
     await manager.start()
     await manager.wait_settled(20)
@@ -61,6 +69,14 @@ async def test_a_model_s_own_template_file_is_used(tmp_path: Path) -> None:
 
         assert running.generation.num_prompt_tokens == len("[hi]")
         running.generation.cancel()
+
+
+async def test_a_template_that_cannot_be_compiled_fails_the_load(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("line one\n{% for m in messages %}never closed", encoding="utf-8")
+    async with opened(tmp_path, chat_template=str(template)) as pipeline:
+        with pytest.raises(ModelLoadError, match="chat template 'chat_template' is broken"):
+            await pipeline.submit(request())
 
 
 async def test_raw_prompts_are_not_rendered(tmp_path: Path) -> None:

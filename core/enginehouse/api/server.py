@@ -128,6 +128,7 @@ async def serve(
     manager = ModelManager(settings, registry, on_progress)
     renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
     pipeline = Pipeline(settings, registry, manager, renderer)
+    manager.check_with(pipeline.check_model)
     exchanges = OpenExchanges()
     app = build_app(
         ApiState(settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=exchanges)

@@ -14,7 +14,7 @@ from enginehouse.config import Settings
 from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound
 from enginehouse.models.opening import plan_model
 from enginehouse.models.restarts import RestartPolicy, Restarts
-from enginehouse.models.served import LoadedModel, ModelStatus, OnProgress, ServedModel
+from enginehouse.models.served import LoadedModel, ModelCheck, ModelStatus, OnProgress, ServedModel
 from enginehouse.plugins import PluginRegistry
 
 __all__ = ["ModelManager"]
@@ -50,6 +50,11 @@ class ModelManager:
             known: model for model in self._models.values() for known in (model.name, *model.settings.aliases)
         }
         self._tasks: list[asyncio.Task[None]] = []
+
+    def check_with(self, check: ModelCheck) -> None:
+        """Let ``check`` refuse models that were opened; call it before :meth:`start`."""
+        for model in self._models.values():
+            model.check = check
 
     async def start(self) -> None:
         """Begin to load every configured model; returns before they are ready.

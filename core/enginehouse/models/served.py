@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -18,9 +18,12 @@ from enginehouse.models.opening import ModelPlan, open_engine
 from enginehouse.models.restarts import Restarts
 from enginehouse.types import ModelInfo
 
-__all__ = ["LoadedModel", "ModelState", "ModelStatus", "OnProgress", "ServedModel"]
+__all__ = ["LoadedModel", "ModelCheck", "ModelState", "ModelStatus", "OnProgress", "ServedModel"]
 
 ModelState = Literal["loading", "ready", "restarting", "failed"]
+
+ModelCheck = Callable[[str, ModelInfo], Awaitable[None]]
+"""Called with a model's name and what is known of it, once it is open and before it is served; raises to refuse it."""
 
 OnProgress = Callable[[str, float, str], None]
 """Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done.
@@ -77,6 +80,7 @@ class ServedModel:
     name: str
     settings: ModelSettings
     on_progress: OnProgress | None = None
+    check: ModelCheck | None = None
     restarts: Restarts = field(factory=Restarts)
     state: ModelState = "loading"
     plan: ModelPlan | None = None
@@ -173,6 +177,12 @@ class ServedModel:
                 raise
             return error.message, None
         self._load_s = time.monotonic() - began
+        try:
+            if self.check is not None:
+                await self.check(self.name, opened.engine.info)
+        except BaseException:
+            await opened.engine.close()
+            raise
         self._become_ready(opened.engine)
         began = time.monotonic()
         death = "the server is shutting down"
