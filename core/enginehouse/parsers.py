@@ -104,8 +104,12 @@ class ToolSession(Protocol):
         """What ``text`` makes certain."""
         ...
 
-    def flush(self) -> Sequence[ToolPart]:
-        """The rest, when the text has ended: a call that is open is finished as it stands."""
+    def flush(self, is_cut: bool) -> Sequence[ToolPart]:
+        """The rest, when the text has ended: a call that is open is finished as it stands.
+
+        Args:
+            is_cut: a limit has ended the text, so that a call that had not started is no damaged one.
+        """
         ...
 
 

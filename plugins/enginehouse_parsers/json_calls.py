@@ -57,11 +57,12 @@ class JsonCallSession:
         parts, self._parts = self._parts, []
         return parts
 
-    def flush(self) -> Sequence[ToolPart]:
+    def flush(self, is_cut: bool) -> Sequence[ToolPart]:
         """See :class:`enginehouse.parsers.ToolSession`."""
         call = self._call
         if call is not None and not call.is_started:
-            self._show(call.raw)
+            if not (is_cut and self._is_tagged):
+                self._show(call.raw)
         elif call is not None and not call.is_finished:
             if self._rest and not is_remnant(self._rest):
                 self._parts.append(CallArguments(self._rest))

@@ -24,15 +24,15 @@ class NamedCallSession(JsonCallSession):
         self._arguments: JsonValue | None = None
         self._is_broken = False
 
-    def flush(self) -> Sequence[ToolPart]:
+    def flush(self, is_cut: bool) -> Sequence[ToolPart]:
         """See :class:`enginehouse.parsers.ToolSession`."""
         if self._state == self._other_body:  # the beginning of a name
-            self._show(self._rest)
+            self._show("" if is_cut else self._rest)
             self._rest = ""
         elif self._arguments is not None:
             self._parts.append(CallFinished())
             self._arguments = None
-        return super().flush()
+        return super().flush(is_cut)
 
     def _other_body(self) -> bool:
         """A name and its arguments; anything else is prose."""

@@ -105,7 +105,7 @@ class PythonicCallSession:
         parts, self._parts = self._parts, []
         return parts
 
-    def flush(self) -> Sequence[ToolPart]:
+    def flush(self, is_cut: bool) -> Sequence[ToolPart]:
         """See :class:`enginehouse.parsers.ToolSession`."""
         if self._is_open:
             self._add(self._rest)

@@ -63,7 +63,7 @@ class ChoiceParser:
 
     def finish(self, reason: FinishReason) -> list[Piece]:
         """The rest and the end."""
-        pieces = self._pieces(self._parser.flush())
+        pieces = self._pieces(self._parser.flush(is_cut=reason == "length"))
         if self._waiting:
             pieces = self._with_logprobs(pieces, "", None)
         final = "tool_calls" if self._num_calls and reason == "stop" else reason

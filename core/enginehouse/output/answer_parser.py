@@ -79,8 +79,8 @@ class AnswerParser:
             raise _failed(self._reasoning, error) from error
         return self._answer(parts)
 
-    def flush(self) -> Sequence[AnswerPart]:
-        """The rest, when the text has ended.
+    def flush(self, is_cut: bool = False) -> Sequence[AnswerPart]:
+        """The rest, when the text has ended; ``is_cut``: by a limit.
 
         Raises:
             GenerationFailed: the reasoning parser failed.
@@ -92,7 +92,7 @@ class AnswerParser:
             except Exception as error:
                 raise _failed(self._reasoning, error) from error
         answer = self._answer(parts)
-        return answer if self._calls is None else [*answer, *self._calls.flush()]
+        return answer if self._calls is None else [*answer, *self._calls.flush(is_cut)]
 
     def _answer(self, parts: Sequence[ReasoningPart]) -> Sequence[AnswerPart]:
         calls = self._calls
@@ -128,12 +128,12 @@ class _Calls:
             return self._give_up(text)
         return self._kept(parts)
 
-    def flush(self) -> list[AnswerPart]:
+    def flush(self, is_cut: bool) -> list[AnswerPart]:
         """See :class:`enginehouse.parsers.ToolSession`."""
         if self._session is None:
             return []
         try:
-            parts = self._kept(self._session.flush())
+            parts = self._kept(self._session.flush(is_cut))
         except Exception:  # noqa: BLE001 - as above
             return self._give_up("")
         if self._white and not self._num_calls:

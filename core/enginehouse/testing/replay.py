@@ -11,7 +11,9 @@ from typing import Literal
 
 from attrs import frozen
 
+from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.errors import GenerationFailed
+from enginehouse.output.detokenizer import Detokenizer
 from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse.testing.script import Script
 from enginehouse.types import ChoiceFinished, EngineRequest, Event, RequestFinished, TextDelta, TokenLogprob, TopLogprob
@@ -71,6 +73,13 @@ class Replay:
         self._num_tokens: dict[int, int] = {}
         self._position = 0  # in the script; all choices advance together
         self._num_made = 0  # tokens per running choice
+        self._reasoning: ReasoningGate | None = None
+        self._reasoning_end = b""
+        if request.reasoning is not None:
+            self._reasoning_end = request.reasoning.end.encode()
+            detokenizer = Detokenizer(tape.token_bytes, frozenset())
+            # Single bytes are tokens, so the bytes of the marker are its token ids.
+            self._reasoning = ReasoningGate(request.reasoning, tuple(self._reasoning_end), detokenizer)
 
     @property
     def is_done(self) -> bool:
@@ -90,7 +99,11 @@ class Replay:
         events: list[Event] = []
         for _ in range(self._tape.tokens_per_step):
             entry = self._peek()
-            if entry is None:
+            if forced := self._closing_token_ids():
+                self._push(forced[0], events, is_forced=True)
+                if self._reasoning is not None and self._reasoning.is_over:
+                    self._skip_reasoning()
+            elif entry is None:
                 self._finish_all("stop", events)
             elif entry.error is not None:
                 if events:
@@ -117,9 +130,23 @@ class Replay:
             self._position = 0
         return entries[self._position] if self._position < len(entries) else None
 
-    def _push(self, token_id: int, events: list[Event]) -> None:
+    def _closing_token_ids(self) -> Sequence[int]:
+        """What is left of the marker that closes the reasoning, once its budget is used up."""
+        return self._reasoning.forced_token_ids() if self._reasoning is not None else ()
+
+    def _skip_reasoning(self) -> None:
+        """Go on behind the script's own end of the reasoning: a model whose reasoning was closed answers."""
+        text = b""
+        while self._position < len(self._tape.entries) and self._reasoning_end not in text:
+            token_id = self._tape.entries[self._position].token_id
+            text += b"" if token_id is None else self._tape.token_bytes[token_id]
+            self._position += 1
+
+    def _push(self, token_id: int, events: list[Event], is_forced: bool = False) -> None:
         """Give one token to every running choice."""
         self._num_made += 1
+        if self._reasoning is not None and not self._reasoning.is_over:
+            self._reasoning.accept(token_id, is_forced)
         for choice, stream in list(self._streams.items()):
             piece = stream.push(token_id)
             self._report(choice, piece, events)
@@ -138,7 +165,8 @@ class Replay:
     ) -> None:
         del self._streams[choice]
         self._num_tokens[choice] = self._num_made
-        events.append(ChoiceFinished(choice, reason, self._num_made, stop_reason))
+        num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
+        events.append(ChoiceFinished(choice, reason, self._num_made, stop_reason, num_reasoning))
 
     def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
         if piece.text or piece.token_ids:

@@ -208,6 +208,18 @@ def test_further_calls_are_dropped_where_one_is_allowed(same_however_cut: Check)
     assert same_however_cut(parsing("hermes", max_calls=1), text)["calls"] == [EMPTY]
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral named"])
+def test_a_call_that_a_limit_cuts_before_it_starts_is_nothing(name: str) -> None:
+    """It is not damaged: more tokens would have made it a call."""
+    text = next(text for format_name, text, _, calls in GOLDEN if format_name == name and calls == [ONE])
+    for end in range(1, text.index("{" if name == "mistral named" else '"on') - 1):
+        parser = parsing(name).open()
+        assert parser is not None
+        parts = [*parser.push(text[:end]), *parser.flush(is_cut=True)]
+
+        assert [part for part in parts if isinstance(part, AnswerText) and len(part.text) > 4] == [], text[:end]
+
+
 def test_without_tools_every_call_is_text(same_however_cut: Check) -> None:
     nothing = AnswerParsing(tool_format=FORMATS["hermes"], tools=())
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
