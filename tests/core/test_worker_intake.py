@@ -51,7 +51,7 @@ class Bench:
         self.tokenizer = GatedTokenizer()
         self.sent: list[FromWorker] = []
         self.entered: list[str] = []
-        engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(max_queue=max_queue), {})
+        engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1, max_queue=max_queue), {})
         self.intake = Intake(engine, self.tokenizer, self.sent.append, self._enter)
         self.intake.start()
 
@@ -129,7 +129,7 @@ def test_cancel_does_not_wait_for_a_long_prompt_and_the_request_never_enters(ben
 
 
 def test_queue_bound_counts_what_the_engine_does_not_know_yet():
-    bench = Bench(max_queue=2)
+    bench = Bench(max_queue=1)  # one request in the slot, one in the queue
     bench.submit("a", "slow")
     bench.submit("b")
     bench.submit("c")
