@@ -365,11 +365,13 @@ async def test_close_ends_running_requests_with_engine_dead(isolation):
 
 
 async def test_thread_ends_after_close():
+    before = set(threading.enumerate())  # servers of other tests may live as long as the session
     async with open_engine("thread") as engine:
         await answer(engine, make_request())
 
     async def has_ended() -> bool:
-        return not {thread.name for thread in threading.enumerate()} & {"engine", "intake", "reader"}
+        new = set(threading.enumerate()) - before
+        return not {thread.name for thread in new} & {"engine", "intake", "reader"}
 
     await eventually(has_ended)
 
