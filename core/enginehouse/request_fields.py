@@ -22,6 +22,7 @@ CORE_FIELDS = frozenset(
         "chat_template_kwargs",
         "continue_final_message",
         "echo",
+        "enable_thinking",
         "frequency_penalty",
         "function_call",
         "functions",
