@@ -53,17 +53,21 @@ class Batch:
 
     def add(self, sequence: int, start: int, token_ids: NDArray[np.int32], outputs: Outputs) -> None:
         """Append one span's tokens. ``token_ids``: (num_tokens,) int32; room was checked by the caller."""
-        begin = self.num_tokens
-        end = self.num_tokens = begin + len(token_ids)
-        self.counts.append(end - begin)
+        begin, count = self.num_tokens, len(token_ids)
+        self.counts.append(count)
+        self.num_tokens = end = begin + count
+        if count == 1:  # decoding: single items are cheaper than slices of one
+            self._token_ids[begin], self._positions[begin] = token_ids[0], start
+            self._sequence_ids[begin], self._outputs[begin] = sequence, outputs != "none"
+            self.num_rows += outputs != "none"
+            return
         self._token_ids[begin:end] = token_ids
-        self._positions[begin:end] = self._count_up[: end - begin]
-        self._positions[begin:end] += start
+        np.add(self._count_up[:count], start, out=self._positions[begin:end])
         self._sequence_ids[begin:end] = sequence
         self._outputs[begin:end] = outputs == "all"
         if outputs == "last":
             self._outputs[end - 1] = 1
-        self.num_rows += end - begin if outputs == "all" else outputs == "last"
+        self.num_rows += count if outputs == "all" else outputs == "last"
 
     def finish(self) -> NDArray[np.int32]:
         """Tell llama.cpp how many tokens there are; returns them, (num_tokens,) int32."""
