@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,64 @@ def test_hook_register_samplers(install: Install) -> None:
     assert (field.sampler, field.plugin, field.attribute.type) == ("spice", "one", float)
 
 
+def parser(name: str) -> Any:
+    """A parser of either kind: the loader asks both for the same."""
+    methods = {"match": lambda self, model: 0.5, "bind": lambda self, model: None}
+    return type("Parser", (), {"name": name, "api_version": API_VERSION, **methods})()
+
+
+@pytest.mark.parametrize("kind", ["tool", "reasoning"])
+def test_parsers_keep_their_order_and_names_are_taken_once(install: Install, kind: str) -> None:
+    first, second = parser("first"), parser("second")
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for candidate in (second, first, parser("second")):
+            register(candidate)
+
+    install_hook(install, "one", f"register_{kind}_parsers", implementation)
+
+    registry = load(allow=("one",))
+
+    assert list(getattr(registry, f"{kind}_parsers").values()) == [second, first]
+    assert record_of(registry, "one").error == f"the {kind} parser name 'second' is taken"
+
+
+def test_hook_register_tool_parsers(install: Install) -> None:
+    one = parser("one")
+    install_hook(install, "one", "register_tool_parsers", lambda register: register(one))
+
+    assert load(allow=("one",)).tool_parsers == {"one": one}
+
+
+def test_hook_register_reasoning_parsers(install: Install) -> None:
+    one = parser("one")
+    install_hook(install, "one", "register_reasoning_parsers", lambda register: register(one))
+
+    assert load(allow=("one",)).reasoning_parsers == {"one": one}
+
+
+def decoder(name: str = "pattern", kinds: Iterable[str] = ("regex",)) -> Any:
+    """A structured decoder that enforces the given kinds."""
+    attributes = {"name": name, "api_version": API_VERSION, "kinds": frozenset(kinds)}
+    return type("Decoder", (), {**attributes, "bind": lambda self, tokenizer: None})()
+
+
+def test_hook_register_structured_decoders(install: Install) -> None:
+    """Decoders keep the order in which they came; one that names a kind that does not exist is refused."""
+    first, second = decoder("first"), decoder("second", ("regex", "lark"))
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for candidate in (first, decoder("wrong", ("yaml",)), second):
+            register(candidate)
+
+    install_hook(install, "one", "register_structured_decoders", implementation)
+
+    registry = load(allow=("one",))
+
+    assert list(registry.structured_decoders.values()) == [first, second]
+    assert record_of(registry, "one").error == "the structured decoder 'wrong' names unknown kinds: yaml"
+
+
 @pytest.mark.parametrize(
     ("second", "reason"),
     [
@@ -279,7 +337,7 @@ def test_load_refuses_other_api_versions(install: Install, api_version: int) -> 
 
 def test_load_accepts_the_previous_api_version(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install_hook(install, "old", "register_backends", lambda register: register(TinyBackend()))
-    monkeypatch.setattr("enginehouse.plugins.API_VERSION", API_VERSION + 1)
+    monkeypatch.setattr("enginehouse.plugins.offers.API_VERSION", API_VERSION + 1)
 
     assert "tiny" in load().backends
 

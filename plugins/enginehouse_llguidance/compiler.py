@@ -1,0 +1,153 @@
+"""Constraints -> grammars, for one vocabulary: checked, bounded, cached. Errors name the request field."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from enginehouse.composition import read_composition
+from enginehouse.errors import InvalidRequest
+from enginehouse.types import Constraint
+from enginehouse_llguidance.compositions import grammar_of_composition
+from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
+from enginehouse_llguidance.matcher import LlguidanceGrammar
+from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
+from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepare_schema, read_schema
+
+__all__ = ["LlguidanceCompiler"]
+
+# The text of json.dumps: one space after colons and commas, none elsewhere. Models write it by themselves, it leaves
+# the most tokens without a choice, and no model can write white space forever.
+_JSON_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',  # each character is written in one way, so that a name is matched once
+}
+_MAX_LOCATED_PARTS = 200
+
+
+class _Refused(ValueError):
+    """The library does not take a grammar."""
+
+
+class LlguidanceCompiler:
+    """See :class:`enginehouse.structured.GrammarCompiler`.
+
+    Args:
+        control_tokens: the model's control-token strings, for compositions.
+    """
+
+    def __init__(self, vocabulary: LLTokenizer, control_tokens: Mapping[str, int], options: LlguidanceOptions) -> None:
+        self._vocabulary = vocabulary
+        self._control_tokens = control_tokens
+        self._options = options
+        self._limits = LLParserLimits(verbose_errors=False)
+        self._cache: OrderedDict[tuple[str, str], LlguidanceGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, constraint: Constraint) -> LlguidanceGrammar:
+        """Compile, or take what was compiled before."""
+        key = (constraint.kind, constraint.text)
+        with self._lock:
+            if (known := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return known
+        size = len(constraint.text.encode("utf-8", "surrogatepass"))
+        if size > self._options.max_bytes:
+            message = f"{size} bytes are more than the {self._options.max_bytes} that are allowed"
+            raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
+        compiled = self._compile(constraint)
+        with self._lock:
+            self._cache[key] = compiled
+            while len(self._cache) > self._options.max_cached:
+                self._cache.popitem(last=False)
+        return compiled
+
+    def _compile(self, constraint: Constraint) -> LlguidanceGrammar:
+        try:
+            if constraint.kind == "json_schema":
+                return self._schema(constraint.text)
+            return self._start(self._grammar_of(constraint))
+        except (SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
+            raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
+
+    def _schema(self, text: str) -> LlguidanceGrammar:
+        prepared = prepare_schema(read_schema(text), self._options)
+        try:
+            return self._start(_grammar_of_schema(prepared.schema))
+        except _Refused as error:
+            raise SchemaProblem(self._locate(prepared), str(error)) from error
+
+    def _locate(self, prepared: PreparedSchema) -> str:
+        """The pointer of the innermost subschema that is refused by itself, "" when it is their combination."""
+        for pointer, part in prepared.parts[:_MAX_LOCATED_PARTS]:
+            try:
+                self._start(_grammar_of_schema(part))
+            except _Refused:
+                return pointer
+        return ""
+
+    def _grammar_of(self, constraint: Constraint) -> str:
+        """The library's own form of a constraint."""
+        text = constraint.text
+        match constraint.kind:
+            case "json_object":
+                grammar = _grammar_of_schema({"type": "object"})
+            case "json_schema":
+                grammar = _grammar_of_schema(prepare_schema(read_schema(text), self._options).schema)
+            case "regex":
+                pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
+                grammar = LLMatcher.grammar_from_regex(pattern.regex)
+            case "choice":
+                grammar = LLMatcher.grammar_from_regex(self._choice(text))
+            case "lark" | "gbnf":
+                lark = read_lark(text) if constraint.kind == "lark" else lark_of_gbnf(text)
+                grammar = LLMatcher.grammar_from_lark(lark)
+            case "composition":
+                grammar = grammar_of_composition(read_composition(text), self._control_tokens, self._grammar_of_part)
+        return grammar
+
+    def _grammar_of_part(self, constraint: Constraint) -> str:
+        """The grammar of a part, once it was compiled by itself: errors name its own request field."""
+        self.compile(constraint)
+        return self._grammar_of(constraint)
+
+    def _choice(self, text: str) -> str:
+        choices = json.loads(text)
+        if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+            raise _Refused("must be a list of at least one string")
+        if len(choices) > self._options.max_choices:
+            raise _Refused(f"more than {self._options.max_choices} choices are not supported")
+        return "|".join(map(escape_text, dict.fromkeys(choices)))
+
+    def _start(self, grammar: str) -> LlguidanceGrammar:
+        """A grammar whose first token can be chosen."""
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
+        bitmask = np.zeros((self._vocabulary.vocab_size + 31) // 32, np.int32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
+        if matcher.is_error() and not matcher.get_error().startswith("NoExtension"):
+            raise _Refused(_first_line(matcher.get_error()))
+        if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
+            raise _Refused("no text satisfies this constraint")
+        return LlguidanceGrammar(matcher, self._vocabulary)
+
+
+def _grammar_of_schema(schema: Any) -> str:
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), None, _JSON_STYLE)  # type: ignore[arg-type]
+
+
+def _first_line(error: str) -> str:
+    """What the library says, without the grammar that it quotes."""
+    line = error.split("\n", 1)[0].strip().removesuffix(":")
+    return line if len(line) <= 300 else f"{line[:300]}..."

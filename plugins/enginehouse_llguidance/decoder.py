@@ -1,0 +1,31 @@
+"""What the plugin registers: which constraints it enforces, and how it is bound to a model."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from enginehouse.backend import Tokenizer
+from enginehouse.structured import GrammarCompiler
+from enginehouse.types import ConstraintKind
+from enginehouse_llguidance.options import LlguidanceOptions
+
+__all__ = ["LlguidanceDecoder"]
+
+
+class LlguidanceDecoder:
+    """See :class:`enginehouse.structured.StructuredDecoder`. Cheap to create; knows no model."""
+
+    name = "llguidance"
+    api_version = 1
+    kinds: frozenset[ConstraintKind] = frozenset(get_args(ConstraintKind))
+
+    def __init__(self, options: LlguidanceOptions) -> None:
+        self._options = options
+
+    def bind(self, tokenizer: Tokenizer) -> GrammarCompiler:
+        """Build the library's view of the vocabulary: 0.1 to 1 s, by its size."""
+        # The first of these imports says it when the library is missing.
+        from enginehouse_llguidance.vocabulary import build_vocabulary  # noqa: PLC0415, I001
+        from enginehouse_llguidance.compiler import LlguidanceCompiler  # noqa: PLC0415
+
+        return LlguidanceCompiler(build_vocabulary(tokenizer), tokenizer.special_tokens, self._options)

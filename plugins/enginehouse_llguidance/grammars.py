@@ -1,0 +1,51 @@
+"""Grammars of requests, Lark and GBNF, in the library's Lark dialect."""
+
+from __future__ import annotations
+
+import re
+
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+__all__ = ["GrammarProblem", "lark_of_gbnf", "read_lark"]
+
+# Strings, expressions and comments are skipped; what is left may hold a directive.
+_LARK = re.compile(
+    r'"(?:\\.|[^"\\\n])*"i?|/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*|#[^\n]*|(?P<directive>%\w+)|(?P<special><[^>\n]*>)'
+    r"|\[(?P<attributes>[^\]\n]*=[^\]\n]*)\]"
+)
+_REFUSED_DIRECTIVES = {"%json", "%llguidance", "%import", "%lark"}
+
+
+class GrammarProblem(ValueError):
+    """A grammar is malformed or uses what is not supported."""
+
+
+def read_lark(text: str) -> str:
+    """A Lark grammar, once it holds nothing that the library would treat otherwise than the request expects.
+
+    Raises:
+        GrammarProblem: it holds a schema, control tokens, or attributes that change sampling.
+    """
+    for match in _LARK.finditer(text):
+        if match["directive"] in _REFUSED_DIRECTIVES:
+            hint = "; use a json_schema constraint" if match["directive"] == "%json" else ""
+            raise GrammarProblem(f"the directive {match['directive']} is not supported{hint}")
+        if match["special"]:
+            raise GrammarProblem(f"the token {match['special'][:60]} is not supported: grammars describe text")
+        if match["attributes"]:
+            raise GrammarProblem(f"rule attributes are not supported: [{match['attributes'][:60]}]")
+    return text
+
+
+def lark_of_gbnf(text: str) -> str:
+    """A GBNF grammar as Lark.
+
+    Raises:
+        GrammarProblem: it is malformed.
+    """
+    try:
+        return gbnf_to_lark(text)
+    except GbnfToLarkError as error:
+        raise GrammarProblem(str(error)) from error
+    except (RecursionError, IndexError, ValueError, KeyError) as error:
+        raise GrammarProblem(f"the grammar could not be read: {error}") from error

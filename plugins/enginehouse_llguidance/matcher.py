@@ -1,0 +1,72 @@
+"""Follows one sequence through a compiled grammar. Knows no constraint language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from enginehouse.errors import GenerationFailed
+
+__all__ = ["LlguidanceGrammar", "LlguidanceMatcher"]
+
+
+class LlguidanceGrammar:
+    """A compiled constraint: a matcher that nobody moves, copied for each sequence.
+
+    Args:
+        origin: at the beginning of the text.
+    """
+
+    def __init__(self, origin: LLMatcher, vocabulary: LLTokenizer) -> None:
+        self._origin = origin
+        self._vocabulary = vocabulary
+
+    def start(self) -> LlguidanceMatcher:
+        """A matcher at the beginning of the text; microseconds."""
+        return LlguidanceMatcher(self._origin.deep_copy(), self._vocabulary)
+
+
+class LlguidanceMatcher:
+    """See :class:`enginehouse.structured.Matcher`."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
+        self._matcher = matcher
+        self._end_ids = vocabulary.eos_tokens
+
+    def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
+        """Write the mask in place; the library drops the GIL meanwhile."""
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            bitmask[:] = 0
+            words = bitmask.view(np.uint32)
+            for token_id in self._end_ids:
+                words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+            return
+        self._matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
+        self._check()
+
+    def accept(self, token_id: int) -> None:
+        """Move on by one token."""
+        if not self._matcher.consume_token(token_id):
+            self._check()
+            raise GenerationFailed(f"The token {token_id} is not allowed by the constraint.", "llguidance")
+
+    def forced_token_ids(self) -> Sequence[int]:
+        """Tokens of the only possible text, cut where the tokenizer could still choose another token."""
+        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+
+    def is_finished(self) -> bool:
+        """Whether only an end token may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take tokens back."""
+        if num_tokens and not self._matcher.rollback(num_tokens):
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().split("\n", 1)[0][:200]
+            raise GenerationFailed(f"The constraint cannot be followed any further: {reason}", "llguidance")

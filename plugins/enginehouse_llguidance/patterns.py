@@ -1,0 +1,338 @@
+"""Regular expressions of requests -> the library's dialect, matching whole texts.
+
+Accepted is what ECMAScript and Python have in common. Where the two disagree on what a class holds (``\\w``,
+``.``), the translation matches only what both match, so that the answer validates with either. Look-around,
+back-references, word boundaries and flags are refused by name. Called for ``pattern``, ``patternProperties``
+and for constraints that are expressions themselves.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+
+__all__ = ["ANY_TEXT", "Pattern", "PatternError", "escape_text", "translate_pattern"]
+
+ANY_TEXT = "(?s:.)*"
+
+_DIGITS, _WORD, _SPACES = "0-9", "0-9A-Za-z_", "\\t\\n\\x{b}\\x{c}\\r\\x{20}"
+_WIDE_WORD = "\\p{L}\\p{M}\\p{N}\\p{Pc}"
+_WIDE_SPACES = (
+    "\\t-\\r\\x{1c}-\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{180e}\\x{2000}-\\x{200b}\\x{2028}\\x{2029}"
+    "\\x{202f}\\x{205f}\\x{3000}\\x{feff}"
+)
+# What both dialects match, and what either matches.
+_NARROW = {"d": _DIGITS, "w": _WORD, "s": _SPACES, "D": "[^\\p{N}]", "W": f"[^{_WIDE_WORD}]", "S": f"[^{_WIDE_SPACES}]"}
+_WIDE = {
+    "d": "\\p{N}",
+    "w": _WIDE_WORD,
+    "s": _WIDE_SPACES,
+    "D": f"[^{_DIGITS}]",
+    "W": f"[^{_WORD}]",
+    "S": f"[^{_SPACES}]",
+}
+_DOT = "[^\\n\\r\\x{2028}\\x{2029}]"
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_CATEGORIES = {
+    *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe"),
+    *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"),
+}
+_MAX_REPETITIONS = 100_000
+
+
+class PatternError(ValueError):
+    """The expression is malformed or uses what is not supported; the message says where."""
+
+
+@frozen
+class Pattern:
+    """A translated expression.
+
+    Attributes:
+        regex: matches the whole text; without anchors.
+        depends_on_dialect: whether dialects disagree on some text that contains more than letters, digits
+            and punctuation of ASCII, so that the *absence* of a match means nothing.
+        is_finite: whether it matches a limited number of texts.
+    """
+
+    regex: str
+    depends_on_dialect: bool
+    is_finite: bool
+
+
+def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pattern:
+    """Translate an expression.
+
+    Args:
+        search: it may match anywhere in the text (JSON Schema); else it must match the whole text.
+
+    Raises:
+        PatternError: see there.
+    """
+    parser = _Parser(pattern, max_depth)
+    alternatives = parser.read_alternatives(0)
+    if parser.position < len(pattern):
+        raise parser.error("unbalanced ')'")
+    options = [_whole(option, search) for option in _unwrap(alternatives)]
+    regex = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
+    is_finite = not parser.is_unbounded and not any(ANY_TEXT in option for option in options)
+    return Pattern(regex, parser.depends_on_dialect, is_finite)
+
+
+def escape_text(text: str) -> str:
+    """An expression of exactly this text."""
+    return "".join(map(_escape, text))
+
+
+@frozen
+class _Anchor:
+    is_start: bool
+
+
+@frozen
+class _Class:
+    """A named class, ``d`` or ``pLu``."""
+
+    name: str
+
+
+@frozen
+class _Group:
+    """A group without a quantifier, whose anchors may still turn out to stand at an edge."""
+
+    alternatives: list[_Sequence]
+
+
+_Sequence = list["str | _Anchor | _Group"]
+
+
+def _unwrap(alternatives: list[_Sequence]) -> list[_Sequence]:
+    """Alternatives that are nothing but a group are replaced by the group's."""
+    unwrapped = []
+    for option in alternatives:
+        if len(option) == 1 and isinstance(option[0], _Group):
+            unwrapped += _unwrap(option[0].alternatives)
+        else:
+            unwrapped.append(option)
+    return unwrapped
+
+
+def _whole(option: _Sequence, search: bool) -> str:
+    """One alternative as an expression of the whole text."""
+    start, end = 0, len(option)
+    while start < end and option[start] == _Anchor(True):
+        start += 1
+    while end > start and option[end - 1] == _Anchor(False):
+        end -= 1
+    before = "" if start or not search else ANY_TEXT
+    after = "" if end < len(option) or not search else ANY_TEXT
+    return before + _inner(option[start:end]) + after if start < end else before or after
+
+
+def _inner(option: _Sequence) -> str:
+    texts = []
+    for item in option:
+        if isinstance(item, _Anchor):
+            raise PatternError(f"'{'^' if item.is_start else '$'}' is only supported at the edges of an alternative")
+        texts.append(item if isinstance(item, str) else _group(item.alternatives))
+    return "".join(texts)
+
+
+def _group(alternatives: list[_Sequence]) -> str:
+    return f"(?:{'|'.join(map(_inner, alternatives))})"
+
+
+def _escape(char: str) -> str:
+    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"
+
+
+@define
+class _Parser:
+    """Recursive descent over one expression."""
+
+    text: str
+    max_depth: int
+    position: int = 0
+    depends_on_dialect: bool = field(default=False)
+    is_unbounded: bool = field(default=False)
+
+    def error(self, message: str) -> PatternError:
+        """An error at the current place."""
+        shown = self.text if len(self.text) <= 60 else f"{self.text[:60]}..."
+        return PatternError(f"{message} at position {self.position} of {shown!r}")
+
+    def peek(self, length: int = 1) -> str:
+        """The next characters, "" at the end."""
+        return self.text[self.position : self.position + length]
+
+    def take(self) -> str:
+        """The next character."""
+        if self.position >= len(self.text):
+            raise self.error("the expression ends too early")
+        self.position += 1
+        return self.text[self.position - 1]
+
+    def read_alternatives(self, depth: int) -> list[_Sequence]:
+        """Alternatives up to the end or the closing parenthesis."""
+        if depth > self.max_depth:
+            raise self.error(f"groups are nested deeper than {self.max_depth}")
+        alternatives: list[_Sequence] = [[]]
+        while self.peek() not in ("", ")"):
+            if self.peek() == "|":
+                self.position += 1
+                alternatives.append([])
+            else:
+                alternatives[-1].append(self._read_item(depth))
+        return alternatives
+
+    def _read_item(self, depth: int) -> str | _Anchor | _Group:
+        char = self.take()
+        if char in "^$":
+            if self.peek() in ("*", "+", "?", "{"):
+                raise self.error(f"nothing to repeat after {char!r}")
+            self.depends_on_dialect |= char == "$"  # in Python it also matches before a last line break
+            return _Anchor(char == "^")
+        if char != "(":
+            return self._read_atom(char) + self._read_quantifier()
+        alternatives = self._read_group(depth)
+        quantifier = self._read_quantifier()
+        return _group(alternatives) + quantifier if quantifier else _Group(alternatives)
+
+    def _read_atom(self, char: str) -> str:
+        """What one character of the text may be; ``char`` was taken."""
+        if char in "*+?":
+            raise self.error(f"nothing to repeat before {char!r}")
+        if char == "{":
+            raise self.error("'{' that is no repetition must be written '\\{'")
+        if char == ".":
+            self.depends_on_dialect = True
+            return _DOT
+        if char == "[":
+            return self._read_set()
+        if char != "\\":
+            return _escape(char)
+        member = self._read_escape()
+        return _escape(member) if isinstance(member, str) else f"[{self._class(member, _NARROW)}]"
+
+    def _read_group(self, depth: int) -> list[_Sequence]:
+        if self.peek() == "?":
+            self.position += 1
+            kind = self.take()
+            if kind == "P" and self.peek() == "<":
+                kind = self.take()
+            if kind == "<" and self.peek() not in ("=", "!"):
+                while self.take() != ">":
+                    pass
+            elif kind != ":":
+                names = {"=": "look-ahead", "!": "look-ahead", "<": "look-behind", "P": "a back-reference"}
+                raise self.error(f"{names.get(kind, f'the group (?{kind}')} is not supported")
+        alternatives = self.read_alternatives(depth + 1)
+        if self.peek() != ")":
+            raise self.error("missing ')'")
+        self.position += 1
+        return alternatives
+
+    def _read_quantifier(self) -> str:
+        char = self.peek()
+        if char in ("*", "+", "?"):
+            self.position += 1
+            self.is_unbounded |= char != "?"
+            quantifier = char
+        elif char == "{":
+            quantifier = self._read_counts()
+        else:
+            return ""
+        if self.peek() == "?":  # lazy: the same texts match
+            self.position += 1
+        elif self.peek() in ("+", "*", "{"):
+            raise self.error("a repetition cannot be repeated")
+        return quantifier
+
+    def _read_counts(self) -> str:
+        end = self.text.find("}", self.position)
+        low, comma, high = self.text[self.position + 1 : max(end, 0)].partition(",")
+        digits = (low, *([high] if high else []))
+        if end < 0 or not all(number.isascii() and number.isdecimal() and len(number) < 9 for number in digits):
+            raise self.error("'{' that is no repetition must be written '\\{'")
+        if max(map(int, digits)) > _MAX_REPETITIONS:
+            raise self.error(f"more than {_MAX_REPETITIONS} repetitions are not supported")
+        if high and int(low) > int(high):
+            raise self.error("the numbers of a repetition are in the wrong order")
+        self.position = end + 1
+        self.is_unbounded |= bool(comma and not high)
+        return f"{{{int(low)}{comma}{int(high) if high else ''}}}"
+
+    def _read_escape(self, in_set: bool = False) -> str | _Class:
+        char = self.take()
+        if char in "dDwWsSpP":
+            return _Class(char + self._read_category() if char in "pP" else char)
+        if char in _CONTROLS or not (char.isascii() and char.isalnum()):
+            return _CONTROLS.get(char, char)
+        if char == "b" and in_set:
+            return "\b"
+        if char == "0" and not self.peek().isdecimal():
+            return "\0"
+        if char in "xu":
+            return chr(self._read_hex(2)) if char == "x" else self._read_unicode()
+        names = {"b": "a word boundary", "B": "a word boundary", "k": "a back-reference"}
+        name = "a back-reference" if char.isdecimal() else names.get(char, "this escape")
+        raise self.error(f"\\{char}: {name} is not supported")
+
+    def _read_category(self) -> str:
+        end = self.text.find("}", self.position)
+        name = self.text[self.position + 1 : max(end, 0)]
+        if self.peek() != "{" or name not in _CATEGORIES:
+            raise self.error("only general categories such as \\p{Lu} are supported")
+        self.position = end + 1
+        return name
+
+    def _read_hex(self, length: int) -> int:
+        digits = self.peek(length)
+        if len(digits) < length or any(digit not in "0123456789abcdefABCDEF" for digit in digits):
+            raise self.error(f"{length} hexadecimal digits are missing")
+        self.position += length
+        return int(digits, 16)
+
+    def _read_unicode(self) -> str:
+        code = self._read_hex(4)
+        if 0xD800 <= code < 0xDC00 and self.peek(2) == "\\u":
+            self.position += 2
+            low = self._read_hex(4)
+            if 0xDC00 <= low < 0xE000:
+                return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
+            code = low
+        if 0xD800 <= code < 0xE000:
+            raise self.error("half a surrogate pair matches no text")
+        return chr(code)
+
+    def _class(self, item: _Class, tables: dict[str, str]) -> str:
+        """What goes between brackets for a class."""
+        if item.name[0] in "pP":
+            return f"\\{item.name[0]}{{{item.name[1:]}}}"
+        self.depends_on_dialect = True
+        return tables[item.name]
+
+    def _read_set(self) -> str:
+        """A set of characters. Inside a negated one, classes are widened, so that the rest is what all agree on."""
+        is_negated = self.peek() == "^"
+        self.position += is_negated
+        if self.peek() == "]":
+            raise self.error("an empty set; write '\\]' for a bracket")
+        tables, parts = (_WIDE if is_negated else _NARROW), []
+        while self.peek() != "]":
+            low = self._read_member()
+            if self.peek() == "-" and self.peek(2)[1:] not in ("]", ""):
+                self.position += 1
+                high = self._read_member()
+                if isinstance(low, _Class) or isinstance(high, _Class):
+                    raise self.error("a class cannot be the end of a range")
+                if low > high:
+                    raise self.error("the ends of a range are in the wrong order")
+                parts.append(f"{_escape(low)}-{_escape(high)}")
+            else:
+                parts.append(self._class(low, tables) if isinstance(low, _Class) else _escape(low))
+        self.position += 1
+        return f"[{'^' * is_negated}{''.join(parts)}]"
+
+    def _read_member(self) -> str | _Class:
+        char = self.take()
+        return self._read_escape(in_set=True) if char == "\\" else char

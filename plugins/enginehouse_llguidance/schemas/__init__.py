@@ -1,0 +1,8 @@
+"""JSON Schema: what of it is enforced, and how a schema becomes one that the library enforces exactly."""
+
+from __future__ import annotations
+
+from enginehouse_llguidance.schemas.preparing import PreparedSchema, prepare_schema, read_schema
+from enginehouse_llguidance.schemas.problems import SchemaProblem
+
+__all__ = ["PreparedSchema", "SchemaProblem", "prepare_schema", "read_schema"]

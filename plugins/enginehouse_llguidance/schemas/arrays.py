@@ -1,0 +1,47 @@
+"""Keywords of arrays, in the form of draft 2020-12."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enginehouse_llguidance.schemas.objects import Prepare
+from enginehouse_llguidance.schemas.places import Place
+from enginehouse_llguidance.schemas.problems import SchemaProblem
+from enginehouse_llguidance.schemas.strings import length
+
+__all__ = ["array_keywords"]
+
+
+def array_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> dict[str, Any]:
+    """The keywords that enforce those of arrays in ``schema``.
+
+    Args:
+        place: ``is_alone`` only when nothing beside these keywords restricts the items.
+        prepare: for subschemas.
+    """
+    keywords: dict[str, Any] = {}
+    for key in ("minItems", "maxItems"):
+        if key in schema:
+            keywords[key] = length(schema, key, place.pointer)
+    prefix_key = "items" if isinstance(schema.get("items"), list) else "prefixItems"
+    rest_key = "additionalItems" if prefix_key == "items" else "items"
+    if prefix_key == "items" and "prefixItems" in schema:
+        raise SchemaProblem(place.at("items"), "must be one schema beside prefixItems")
+    if prefix_key in schema:
+        if not isinstance(schema[prefix_key], list):
+            raise SchemaProblem(place.at(prefix_key), "must be a list")
+        keywords["prefixItems"] = [prepare(value, prefix_key, index) for index, value in enumerate(schema[prefix_key])]
+    if rest_key in schema:
+        keywords["items"] = prepare(schema[rest_key], rest_key)
+    elif schema.get("unevaluatedItems", True) is False and place.is_alone:
+        keywords["items"] = False
+    if schema.get("unevaluatedItems", True) not in (True, {}, False) or (
+        schema.get("unevaluatedItems", True) is False and not place.is_alone
+    ):
+        raise SchemaProblem(place.at("unevaluatedItems"), "is only supported as false, without other schemas around")
+    unique = schema.get("uniqueItems", False)
+    if not isinstance(unique, bool):
+        raise SchemaProblem(place.at("uniqueItems"), "must be true or false")
+    if unique and keywords.get("maxItems", 2) > 1:
+        raise SchemaProblem(place.at("uniqueItems"), "is not supported where there may be more than one item")
+    return keywords

@@ -1,0 +1,144 @@
+"""Whether no value can match two schemas, so that ``oneOf`` means the same as ``anyOf``. Proves or gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+from enginehouse_llguidance.schemas.problems import SchemaProblem
+from enginehouse_llguidance.schemas.references import resolve
+
+__all__ = ["find_overlap"]
+
+_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
+_MAX_DEPTH = 8
+
+
+def find_overlap(root: Any, options: list[Any], parent: dict[str, Any]) -> tuple[int, int] | None:
+    """Indexes of two options that some value may match, or None when that is impossible.
+
+    Args:
+        root: the whole schema, for references.
+        parent: the schema that holds the options; its other keywords hold for each.
+    """
+    base = _facts_of(root, {key: value for key, value in parent.items() if key != "oneOf"}, 0)
+    facts = [_facts_of(root, option, 0).joined(base) for option in options]
+    for second in range(1, len(facts)):
+        for first in range(second):
+            if not _are_disjoint(root, facts[first], facts[second], 0):
+                return first, second
+    return None
+
+
+@frozen
+class _Facts:
+    """What is known of every value that matches.
+
+    Attributes:
+        types: of the value; integers count as numbers.
+        values: all that are possible, as comparable keys; None is any.
+        properties: schemas of the properties of an object, by name.
+        required: names that an object has.
+        is_closed: an object has no other property than ``properties``.
+    """
+
+    types: frozenset[str] = _TYPES
+    values: frozenset[Any] | None = None
+    properties: tuple[tuple[str, Any], ...] = ()
+    required: frozenset[str] = frozenset()
+    is_closed: bool = False
+
+    def joined(self, other: _Facts) -> _Facts:
+        """What is known when both hold; of two schemas for a property, one is enough."""
+        values = self.values if other.values is None else other.values if self.values is None else None
+        if self.values is not None and other.values is not None:
+            values = self.values & other.values
+        return _Facts(
+            self.types & other.types,
+            values,
+            (*other.properties, *self.properties),
+            self.required | other.required,
+            self.is_closed,
+        )
+
+
+def _facts_of(root: Any, schema: Any, depth: int) -> _Facts:
+    if schema is False:
+        return _Facts(types=frozenset())
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return _Facts()
+    facts = _Facts(_types(schema), _values(schema), _properties(schema), _required(schema), _is_closed(schema))
+    if isinstance(schema.get("$ref"), str):
+        try:
+            _, target = resolve(root, schema["$ref"], "")
+        except SchemaProblem:
+            return facts  # reported where the reference is checked
+        referred = _facts_of(root, target, depth + 1)
+        facts = facts.joined(referred) if len(schema) > 1 else referred
+    return facts
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    named = schema.get("type", [])
+    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    types = {"number" if name == "integer" else name for name in names if isinstance(name, str)}
+    return frozenset(types) & _TYPES if types else _TYPES
+
+
+def _values(schema: dict[str, Any]) -> frozenset[Any] | None:
+    if "const" in schema:
+        return frozenset({_key(schema["const"])})
+    if isinstance(schema.get("enum"), list):
+        return frozenset(map(_key, schema["enum"]))
+    return None
+
+
+def _key(value: Any) -> Any:
+    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return ("object", frozenset((name, _key(item)) for name, item in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(map(_key, value)))
+    kind = {bool: "boolean", str: "string", type(None): "null"}.get(type(value), "number")
+    return (kind, value)
+
+
+def _properties(schema: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    properties = schema.get("properties")
+    return tuple(properties.items()) if isinstance(properties, dict) else ()
+
+
+def _required(schema: dict[str, Any]) -> frozenset[str]:
+    required = schema.get("required")
+    return frozenset(name for name in required if isinstance(name, str)) if isinstance(required, list) else frozenset()
+
+
+def _is_closed(schema: dict[str, Any]) -> bool:
+    return schema.get("additionalProperties") is False and "patternProperties" not in schema
+
+
+def _are_disjoint(root: Any, left: _Facts, right: _Facts, depth: int) -> bool:
+    types = left.types & right.types
+    for facts in (left, right):
+        if facts.values is not None:
+            types &= {key[0] for key in facts.values}
+    if not types:
+        return True
+    if left.values is not None and right.values is not None:
+        return not left.values & right.values
+    return types == {"object"} and any(_shared_property_tells(root, left, right, depth))
+
+
+def _shared_property_tells(root: Any, left: _Facts, right: _Facts, depth: int) -> Iterator[bool]:
+    """For every property that a value of both must have: whether no value of it suits both."""
+    if depth > _MAX_DEPTH:
+        return
+    for name in left.required | right.required:
+        schemas = [[schema for key, schema in facts.properties if key == name] for facts in (left, right)]
+        if any(facts.is_closed and not found for facts, found in zip((left, right), schemas, strict=True)):
+            yield True
+        for first in schemas[0]:
+            for second in schemas[1]:
+                yield _are_disjoint(root, _facts_of(root, first, 0), _facts_of(root, second, 0), depth + 1)

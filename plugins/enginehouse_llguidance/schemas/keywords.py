@@ -1,0 +1,112 @@
+"""Every keyword of JSON Schema, and what becomes of it. The table in docs/structured.md is made from here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+__all__ = ["KEYWORDS", "TYPES", "Keyword"]
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+
+@frozen
+class Keyword:
+    """What becomes of a keyword.
+
+    Attributes:
+        status: ``annotation``: it asks for nothing, as the standard says.
+        note: limits of what is enforced, or why it is refused.
+    """
+
+    status: Literal["enforced", "annotation", "refused"]
+    note: str = ""
+
+
+def _annotations(*names: str) -> dict[str, Keyword]:
+    return {name: Keyword("annotation") for name in names}
+
+
+_BOUND = "within ±(2^53 - 1); larger bounds are tightened to that"
+
+KEYWORDS: dict[str, Keyword] = {
+    # Core
+    "$ref": Keyword("enforced", "JSON pointers into the schema itself; recursive ones without sibling keywords"),
+    "$defs": Keyword("annotation", "what is referred to is checked"),
+    "definitions": Keyword("annotation", "what is referred to is checked"),
+    "$anchor": Keyword("annotation", "a `$ref` to it is refused"),
+    "$dynamicAnchor": Keyword("annotation", "a reference to it is refused"),
+    "$recursiveAnchor": Keyword("annotation", "a reference to it is refused"),
+    "$id": Keyword("annotation", "a `$ref` below an inner one is refused"),
+    "id": Keyword("annotation"),
+    "$schema": Keyword("annotation", "2020-12 is what is enforced, with the array forms of earlier drafts"),
+    "$vocabulary": Keyword("annotation"),
+    "$comment": Keyword("annotation"),
+    "$dynamicRef": Keyword("refused", "use `$ref`"),
+    "$recursiveRef": Keyword("refused", "use `$ref`"),
+    # Any type
+    "type": Keyword("enforced"),
+    "enum": Keyword(
+        "enforced",
+        "numbers of at most 15 digits, or integers within ±(2^53 - 1); few control characters",
+    ),
+    "const": Keyword("enforced", "as `enum`"),
+    "allOf": Keyword("enforced"),
+    "anyOf": Keyword("enforced"),
+    "oneOf": Keyword(
+        "enforced", "when no value can match two of the schemas: other types, constants, or a required property tells"
+    ),
+    "not": Keyword("refused", "no grammar for the complement of a schema"),
+    "if": Keyword("refused", "use `anyOf`"),
+    "then": Keyword("refused", "use `anyOf`"),
+    "else": Keyword("refused", "use `anyOf`"),
+    # Numbers
+    "minimum": Keyword("enforced", _BOUND),
+    "maximum": Keyword("enforced", _BOUND),
+    "exclusiveMinimum": Keyword("enforced", _BOUND),
+    "exclusiveMaximum": Keyword("enforced", _BOUND),
+    "multipleOf": Keyword("enforced", "up to 10000, exact in binary (0.25, not 0.01)"),
+    # Strings
+    "minLength": Keyword("enforced"),
+    "maxLength": Keyword("enforced"),
+    "pattern": Keyword("enforced", "without look-around, back-references, word boundaries and flags"),
+    "format": Keyword("enforced", "see below; unknown ones are refused"),
+    "contentEncoding": Keyword("annotation"),
+    "contentMediaType": Keyword("annotation"),
+    "contentSchema": Keyword("annotation"),
+    # Arrays
+    "items": Keyword("enforced"),
+    "prefixItems": Keyword("enforced"),
+    "additionalItems": Keyword("enforced", "beside the array form of `items`"),
+    "minItems": Keyword("enforced"),
+    "maxItems": Keyword("enforced"),
+    "uniqueItems": Keyword("refused", "`false`, and `true` where there is at most one item, pass"),
+    "contains": Keyword("refused"),
+    "minContains": Keyword("refused"),
+    "maxContains": Keyword("refused"),
+    "unevaluatedItems": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
+    # Objects
+    "properties": Keyword("enforced", "in the order of the schema"),
+    "required": Keyword("enforced"),
+    "additionalProperties": Keyword(
+        "enforced", "taken as `false` where it is absent and the object stands alone with its properties"
+    ),
+    "patternProperties": Keyword("enforced", "patterns that no name can match twice"),
+    "propertyNames": Keyword(
+        "enforced", "one of `pattern`, `format`, `enum`, `const`, lengths; without `properties` and `patternProperties`"
+    ),
+    "minProperties": Keyword("enforced", "up to 1, or as far as `required` and `properties` settle it"),
+    "maxProperties": Keyword("enforced", "0, 1, or where all `properties` are required"),
+    "dependentRequired": Keyword("refused"),
+    "dependentSchemas": Keyword("refused"),
+    "dependencies": Keyword("refused"),
+    "unevaluatedProperties": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
+    # Annotations
+    **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    # Of earlier drafts
+    "divisibleBy": Keyword("refused", "use `multipleOf`"),
+    "extends": Keyword("refused", "use `allOf`"),
+    "disallow": Keyword("refused"),
+}
+"""A keyword that is not listed is an annotation, as the standard says, unless it looks like a misspelt one."""

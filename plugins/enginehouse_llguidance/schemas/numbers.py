@@ -1,0 +1,164 @@
+"""Bounds of numbers, rewritten so that the library enforces them exactly.
+
+The library keeps bounds as floats, writes them as decimals, and lets an exclusive bound through in places.
+Here every bound becomes an inclusive one that every reader takes for the same number: an integer that a float
+holds exactly, or a decimal of at most 15 digits. An exclusive bound of a ``number`` moves inwards by a
+trillionth of itself, so that no run of digits can round onto it. The result allows fewer numbers than the
+schema in corners, never more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+
+__all__ = ["EXACT_DIGITS", "NUMBER_FORMATS", "is_exact_integer", "is_number", "number_keywords"]
+
+NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    "int": None,
+    "uint": (0, 2**64 - 1),
+    "float": None,
+    "double": None,
+}
+"""Formats of numbers that generators of schemas write, with their bounds."""
+
+_MAX_MULTIPLE = 10_000  # the library's automaton has a state for each remainder
+_MAX_INTEGER = 2**63 - 1024  # the library's integers have 64 bits
+_MAX_DECIMAL = 9 * 10**18
+_USUAL_INTEGER = 10**18  # where a schema sets no bound: ends runs of digits
+_STEP = Fraction(1, 10**12)
+_MAX_DECIMALS = 9
+EXACT_DIGITS = 15
+"""A decimal of so many digits is told apart from its neighbours as a float, and read exactly by the library."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_exact_integer(value: float) -> bool:
+    """Whether the library takes an integral number for the same integer."""
+    return abs(value) <= _MAX_INTEGER and int(float(value)) == value
+
+
+def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, exact: bool) -> dict[str, Any]:
+    """The keywords that enforce the bounds of ``schema``.
+
+    Args:
+        integer: only integers are allowed.
+        exact: values are listed elsewhere (``enum``); the number of decimals is left alone.
+    """
+    for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+        if key in schema and not (is_number(schema[key]) and math.isfinite(schema[key])):
+            raise SchemaProblem(join_pointer(pointer, [key]), "must be a finite number")
+    low, high = _bounds(schema, integer)
+    multiple = _multiple_of(schema, pointer, integer)
+    if not integer and low is None and high is None and multiple is None:
+        return {}  # any number, also with an exponent
+    if integer:
+        low = Fraction(-_USUAL_INTEGER) if low is None else low
+        high = Fraction(_USUAL_INTEGER) if high is None else high
+    elif multiple is not None:
+        # Multiples are exact up to this.
+        limit = Fraction(2**53 // Fraction(multiple).denominator)
+        low = max(-limit, -limit if low is None else low)
+        high = min(limit, limit if high is None else high)
+    keywords: dict[str, Any] = {}
+    write = _written_integer if integer else _written_decimal
+    if low is not None:
+        keywords["minimum"] = write(low, up=True, pointer=join_pointer(pointer, ["minimum"]))
+    if high is not None:
+        keywords["maximum"] = write(high, up=False, pointer=join_pointer(pointer, ["maximum"]))
+    if multiple is not None:
+        keywords["multipleOf"] = multiple
+    elif not integer and not exact and (decimals := _decimals(keywords)):
+        keywords["multipleOf"] = float(f"1e-{decimals}")
+    return keywords
+
+
+def _bounds(schema: Mapping[str, Any], integer: bool) -> tuple[Fraction | None, Fraction | None]:
+    """The inclusive bounds; exclusive ones are moved to the next number."""
+    low = [Fraction(schema["minimum"])] if "minimum" in schema else []
+    high = [Fraction(schema["maximum"])] if "maximum" in schema else []
+    bounds = NUMBER_FORMATS.get(schema.get("format", ""))
+    if bounds is not None:
+        low.append(Fraction(bounds[0]))
+        high.append(Fraction(bounds[1]))
+    if "exclusiveMinimum" in schema:
+        low.append(_next(schema["exclusiveMinimum"], 1, integer))
+    if "exclusiveMaximum" in schema:
+        high.append(_next(schema["exclusiveMaximum"], -1, integer))
+    if integer:
+        low, high = [Fraction(math.ceil(bound)) for bound in low], [Fraction(math.floor(bound)) for bound in high]
+    return max(low, default=None), min(high, default=None)
+
+
+def _next(bound: float, direction: int, integer: bool) -> Fraction:
+    """The first number beyond an exclusive bound, in the given direction."""
+    exact = Fraction(bound)
+    if integer:
+        return Fraction(math.floor(exact) + 1 if direction > 0 else math.ceil(exact) - 1)
+    scale = Fraction(10) ** Decimal(bound).adjusted() if bound else 1
+    return exact + direction * max(scale * _STEP, _STEP)
+
+
+def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> float | int | None:
+    value = schema.get("multipleOf")
+    if value is None:
+        return None
+    place = join_pointer(pointer, ["multipleOf"])
+    if value <= 0:
+        raise SchemaProblem(place, "must be above 0")
+    exact = Fraction(value)
+    if exact.denominator > 2**10 or exact != Fraction(str(value)):
+        message = f"{value} has no exact binary form, so that validators disagree on its multiples; use a pattern"
+        raise SchemaProblem(place, message)
+    if integer:
+        exact = Fraction(exact.numerator)
+    if exact.numerator > _MAX_MULTIPLE:
+        raise SchemaProblem(place, f"more than {_MAX_MULTIPLE} is not supported")
+    return int(exact) if exact.denominator == 1 else float(exact)
+
+
+def _written_integer(bound: Fraction, *, up: bool, pointer: str) -> int:
+    """A bound as the library gets it: the closest one further in that a float holds."""
+    exact = max(-_MAX_INTEGER, min(_MAX_INTEGER, int(bound)))
+    written = int(float(exact))
+    if (written < bound) if up else (written > bound):
+        written = int(math.nextafter(float(exact), math.inf if up else -math.inf))
+    _check_inside(Fraction(written), bound, up=up, pointer=pointer, limit=_MAX_INTEGER)
+    return written
+
+
+def _written_decimal(bound: Fraction, *, up: bool, pointer: str) -> float | int:
+    """A bound as the library gets it: of 15 digits, and not too small, for each digit nests deeper."""
+    limited = max(Fraction(-_MAX_DECIMAL), min(Fraction(_MAX_DECIMAL), bound))
+    if 0 < abs(limited) < _STEP:
+        limited = (_STEP if up else Fraction(0)) if limited > 0 else (Fraction(0) if up else -_STEP)
+    context = Context(prec=EXACT_DIGITS, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    written = context.divide(Decimal(limited.numerator), Decimal(limited.denominator))
+    _check_inside(Fraction(written), bound, up=up, pointer=pointer, limit=_MAX_DECIMAL)
+    return int(written) if written == written.to_integral_value() else float(written)
+
+
+def _check_inside(written: Fraction, bound: Fraction, *, up: bool, pointer: str, limit: int) -> None:
+    if (written < bound) if up else (written > bound):
+        raise SchemaProblem(pointer, f"bounds beyond {limit} are not supported")
+
+
+def _decimals(keywords: Mapping[str, Any]) -> int:
+    """How many decimals a number within these bounds may have; 0 is any number. Ends runs of digits."""
+    bounds = [abs(Fraction(keywords[key])) for key in ("minimum", "maximum") if key in keywords]
+    if len(bounds) < 2 or keywords["minimum"] == keywords["maximum"]:
+        return 0
+    decimals = min(_MAX_DECIMALS, EXACT_DIGITS - len(str(int(max(bounds)))))
+    span = Fraction(keywords["maximum"]) - Fraction(keywords["minimum"])
+    return decimals if decimals > 0 and span * 10**decimals > 1000 else 0

@@ -1,0 +1,306 @@
+"""A schema of a request -> a schema that the library enforces exactly, or the reason why there is none.
+
+The library is right about most of JSON Schema, wrong about some corners and silent about keywords that it
+does not know. So it never sees a request's schema: each keyword is checked here, written anew in a form
+that was tested, or refused with its JSON pointer. A prepared schema may allow less than the original (texts
+that no two readers of JSON disagree about), never more. This module walks; its neighbours know the keywords.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from difflib import get_close_matches
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.schemas.arrays import array_keywords
+from enginehouse_llguidance.schemas.disjoint import find_overlap
+from enginehouse_llguidance.schemas.finite import find_endless
+from enginehouse_llguidance.schemas.joins import Joins
+from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
+from enginehouse_llguidance.schemas.numbers import EXACT_DIGITS, is_exact_integer, is_number, number_keywords
+from enginehouse_llguidance.schemas.objects import object_keywords
+from enginehouse_llguidance.schemas.places import Place, ValuePath
+from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.references import find_cycle, resolve
+from enginehouse_llguidance.schemas.strings import check_text, string_keywords
+
+__all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
+
+_BRANCHES = ("$ref", "allOf", "anyOf", "oneOf")
+_ASKS_NOTHING: dict[str, Callable[[Any], bool]] = {
+    "uniqueItems": lambda value: True,  # looked at together with maxItems
+    "dependentRequired": lambda value: value == {},
+    "dependentSchemas": lambda value: value == {},
+    "dependencies": lambda value: value == {},
+    "minContains": lambda value: True,  # without contains
+    "maxContains": lambda value: True,
+    "then": lambda value: True,  # without if
+    "else": lambda value: True,
+}
+_MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
+_MAX_JSON_DEPTH = 120  # the library reads 128 levels
+
+
+@frozen
+class PreparedSchema:
+    """What the library is to enforce.
+
+    Attributes:
+        schema: with all definitions.
+        parts: pointer in the original and prepared form of every subschema, inner ones first.
+    """
+
+    schema: Any
+    parts: tuple[tuple[str, Any], ...]
+
+
+def read_schema(text: str) -> Any:
+    """The JSON of a schema.
+
+    Raises:
+        SchemaProblem: it is no JSON, or nested too deep to be read.
+    """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        schema = json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels") from None
+    except ValueError as error:
+        raise SchemaProblem("", f"the schema is not valid JSON: {error}") from error
+    _check_depth(schema)
+    return schema
+
+
+def _check_depth(schema: Any) -> None:
+    level = [schema]
+    for _ in range(_MAX_JSON_DEPTH):
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels")
+
+
+def prepare_schema(root: Any, options: LlguidanceOptions) -> PreparedSchema:
+    """Check and rewrite a schema.
+
+    Raises:
+        SchemaProblem: something cannot be enforced; it names the place.
+    """
+    return _Preparer(root, options).run()
+
+
+@define(eq=False)
+class _Preparer:
+    """One walk over a schema and what it refers to."""
+
+    root: Any
+    options: LlguidanceOptions
+    parts: list[tuple[str, Any]] = field(factory=list)
+    names: dict[tuple[str, ValuePath | None], str] = field(factory=dict)
+    waiting: deque[tuple[str, Any, Place]] = field(factory=deque)
+    edges: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
+    same_value: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
+    joined_references: dict[str, str] = field(factory=dict)
+    joins: Joins = field(factory=Joins)
+
+    def run(self) -> PreparedSchema:
+        """Walk, then look at the references as a whole."""
+        schema = self.prepare(self.root, Place())
+        definitions = {}
+        while self.waiting:
+            name, value, place = self.waiting.popleft()
+            definitions[name] = self.prepare(value, place)
+        self._check_references()
+        self.joins.check()
+        endless = find_endless(self.parts, definitions)
+        if endless is not None:
+            raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
+        parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
+        return PreparedSchema(_with_definitions(schema, definitions), parts)
+
+    def _check_references(self) -> None:
+        looping = find_cycle(self.same_value, list(self.same_value))
+        if looping is not None:
+            raise SchemaProblem(looping, "the schema refers to itself without end")
+        for target, pointer in self.joined_references.items():
+            if find_cycle(self.edges, [target]) is not None:
+                raise SchemaProblem(pointer, "a recursive schema is not supported together with other keywords")
+
+    def prepare(self, value: Any, place: Place) -> Any:
+        """The prepared form of one subschema."""
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, dict):
+            raise SchemaProblem(place.pointer, "a schema must be an object, true or false")
+        if place.depth > self.options.max_depth:
+            raise SchemaProblem(place.pointer, f"the schema is nested deeper than {self.options.max_depth} levels")
+        if len(self.parts) >= self.options.max_subschemas:
+            raise SchemaProblem(place.pointer, f"the schema has more than {self.options.max_subschemas} subschemas")
+        self._check_keywords(value, place)
+        if "$id" in value and place.pointer:
+            place = evolve(place, is_in_resource=True)
+        prepared = self._rewrite(value, place)
+        self.parts.append((place.pointer, prepared))
+        return prepared
+
+    def _check_keywords(self, schema: Mapping[str, Any], place: Place) -> None:
+        for name, value in schema.items():
+            keyword = KEYWORDS.get(name)
+            if keyword is None:
+                close = get_close_matches(name, [known for known in KEYWORDS if len(known) > 3], n=1, cutoff=0.85)
+                if close:
+                    raise SchemaProblem(place.at(name), f"there is no such keyword; did you mean {close[0]!r}?")
+            elif keyword.status == "refused" and not _ASKS_NOTHING.get(name, lambda _: False)(value):
+                reason = f": {keyword.note}" if keyword.note else ""
+                raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")
+
+    def _rewrite(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
+        types = _types(schema, place)
+        branches = [key for key in _BRANCHES if key in schema]
+        own = place.beside() if branches else place
+        prepared: dict[str, Any] = {}
+        if "type" in schema:
+            prepared["type"] = types[0] if len(types) == 1 else types
+        prepared |= self._of_types(schema, types, own)
+        prepared |= self._constants(schema, place)
+        if branches:
+            is_only = len(branches) == 1 and not prepared
+            self._add_branches(schema, branches, prepared, place if is_only else place.beside())
+        return prepared
+
+    def _of_types(self, schema: dict[str, Any], types: list[str], own: Place) -> dict[str, Any]:
+        """Keywords that hold for values of one type."""
+
+        def prepare(value: Any, *steps: str | int) -> Any:
+            part = own.of_part(*steps)
+            self.edges[own.pointer].append(part.pointer)
+            return self.prepare(value, part)
+
+        keywords: dict[str, Any] = {}
+        if "number" in types or "integer" in types:
+            exact = "enum" in schema or "const" in schema or not own.is_alone
+            keywords |= number_keywords(schema, own.pointer, integer="number" not in types, exact=exact)
+            if own.joined is not None and "multipleOf" in keywords:
+                self.joins.add_multiple(own.joined, keywords["multipleOf"])
+        if "string" in types:
+            keywords |= string_keywords(schema, own.pointer)
+            if own.joined is not None and "pattern" in keywords:
+                self.joins.add_pattern(own.joined)
+        if "array" in types:
+            keywords |= array_keywords(schema, own, prepare)
+        if "object" in types:
+            keywords |= object_keywords(schema, own, prepare)
+        return keywords
+
+    def _constants(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
+        prepared = {}
+        if "enum" in schema:
+            values = schema["enum"]
+            if not isinstance(values, list) or not values:
+                raise SchemaProblem(place.at("enum"), "must be a list with at least one value")
+            if len(values) > self.options.max_choices:
+                raise SchemaProblem(place.at("enum"), f"has more than {self.options.max_choices} values")
+            prepared["enum"] = [_constant(value, place.at("enum", index)) for index, value in enumerate(values)]
+        if "const" in schema:
+            prepared["const"] = _constant(schema["const"], place.at("const"))
+        return prepared
+
+    def _add_branches(
+        self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
+    ) -> None:
+        """Schemas that hold for the same value."""
+        if "$ref" in branches:
+            prepared["$ref"] = self._reference(schema["$ref"], place)
+        for key in ("allOf", "anyOf", "oneOf"):
+            if key not in branches:
+                continue
+            options = schema[key]
+            if not isinstance(options, list) or not options:
+                raise SchemaProblem(place.at(key), "must be a list with at least one schema")
+            if key == "oneOf" and (overlap := find_overlap(self.root, options, schema)) is not None:
+                message = f"is only supported where no value matches two of the schemas; {overlap} may overlap"
+                raise SchemaProblem(place.at(key), message)
+            around = place.beside() if key == "allOf" and len(options) > 1 else place
+            found = []
+            for index, option in enumerate(options):
+                branch = around.of_branch(key, index)
+                self.edges[place.pointer].append(branch.pointer)
+                self.same_value[place.pointer].append(branch.pointer)
+                found.append(self.prepare(option, branch))
+            if key == "allOf":
+                prepared["allOf"] = [*prepared.get("allOf", []), *found]
+            elif "anyOf" in prepared:
+                prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": found}]
+            else:
+                prepared["anyOf"] = found  # oneOf means the same where nothing overlaps
+
+    def _reference(self, reference: Any, place: Place) -> str:
+        pointer = place.at("$ref")
+        if place.is_in_resource:
+            raise SchemaProblem(pointer, "is not supported below an inner $id")
+        target, value = resolve(self.root, reference, pointer)
+        self.edges[place.pointer].append(target)
+        self.same_value[place.pointer].append(target)
+        if not place.is_alone:
+            self.joined_references.setdefault(target, pointer)
+        key = (target, place.joined)
+        if key not in self.names:
+            if len(place.joined or ()) > self.options.max_depth:
+                raise SchemaProblem(pointer, "a recursive schema is not supported together with other keywords")
+            self.names[key] = f"d{len(self.names)}"
+            self.waiting.append((self.names[key], value, Place(target, 0, place.joined)))
+        return f"#/$defs/{self.names[key]}"
+
+
+def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
+    return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
+
+
+def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
+    """The types that values may have; an integer is a number."""
+    named = schema.get("type", list(TYPES))
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not names:
+        raise SchemaProblem(place.at("type"), "must be a string or a list of strings")
+    for name in names:
+        if name not in TYPES:
+            shown = repr(name)[:60]
+            raise SchemaProblem(place.at("type"), f"{shown} is no type; there are {', '.join(TYPES)}")
+    return [name for name in dict.fromkeys(names) if name != "integer" or "number" not in names]
+
+
+def _constant(value: Any, pointer: str) -> Any:
+    """A constant that the library writes back as the same value."""
+    if isinstance(value, str):
+        check_text(value, pointer)
+    elif isinstance(value, list):
+        return [_constant(item, join_pointer(pointer, [index])) for index, item in enumerate(value)]
+    elif isinstance(value, dict):
+        return {name: _constant(item, join_pointer(pointer, [name])) for name, item in value.items()}
+    elif is_number(value):
+        if not math.isfinite(value):
+            raise SchemaProblem(pointer, "must be finite")
+        if value == int(value):
+            if not is_exact_integer(value):
+                raise SchemaProblem(pointer, "an integer that no float holds exactly is not supported as a constant")
+            return int(value)
+        _, digits, exponent = Decimal(repr(value)).as_tuple()
+        if len(digits) > EXACT_DIGITS or int(exponent) < -_MAX_CONSTANT_DECIMALS:
+            limit = f"{EXACT_DIGITS} digits, {_MAX_CONSTANT_DECIMALS} of them after the point"
+            raise SchemaProblem(pointer, f"numbers of more than {limit}, are not supported as constants")
+    return value

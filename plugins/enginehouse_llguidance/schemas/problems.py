@@ -1,0 +1,26 @@
+"""What is wrong with a schema, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["SchemaProblem", "join_pointer"]
+
+
+class SchemaProblem(ValueError):
+    """A schema is malformed, too large, or uses what cannot be enforced.
+
+    Attributes:
+        pointer: JSON pointer of the keyword, "" for the whole schema.
+    """
+
+    def __init__(self, pointer: str, message: str) -> None:
+        shown = pointer if len(pointer) <= 200 else f"{pointer[:200]}..."
+        super().__init__(f"'{shown}': {message}" if pointer else message)
+        self.pointer = pointer
+
+
+def join_pointer(pointer: str, steps: Iterable[str | int]) -> str:
+    """The pointer of something below ``pointer``."""
+    escaped = (str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+    return "".join([pointer, *(f"/{step}" for step in escaped)])

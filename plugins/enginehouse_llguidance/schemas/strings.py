@@ -1,0 +1,72 @@
+"""Keywords of strings, as expressions of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginehouse_llguidance.formats import STRING_FORMATS
+from enginehouse_llguidance.patterns import Pattern, PatternError, translate_pattern
+from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
+from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+
+__all__ = ["check_text", "length", "read_pattern", "string_keywords"]
+
+_ANY_STRING_FORMATS = frozenset({"binary", "password"})
+_ESCAPED = frozenset("\b\t\n\f\r")
+
+
+def string_keywords(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
+    """The keywords that enforce those of strings in ``schema``."""
+    keywords: dict[str, Any] = {}
+    for key in ("minLength", "maxLength"):
+        if key in schema:
+            keywords[key] = length(schema, key, pointer)
+    patterns = []
+    if "pattern" in schema:
+        patterns.append(read_pattern(schema["pattern"], join_pointer(pointer, ["pattern"])).regex)
+    if "format" in schema and (regex := _format(schema["format"], join_pointer(pointer, ["format"]))):
+        patterns.append(regex)
+    if patterns:
+        keywords["pattern"] = f"^(?:{patterns[0]})$"
+    if len(patterns) > 1:
+        keywords["allOf"] = [{"pattern": f"^(?:{patterns[1]})$"}]
+    return keywords
+
+
+def read_pattern(value: Any, pointer: str) -> Pattern:
+    """A translated ``pattern``."""
+    if not isinstance(value, str):
+        raise SchemaProblem(pointer, "must be a string")
+    try:
+        return translate_pattern(value, search=True)
+    except PatternError as error:
+        raise SchemaProblem(pointer, str(error)) from error
+
+
+def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
+    """The value of a keyword that counts something."""
+    value = schema[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+        raise SchemaProblem(join_pointer(pointer, [key]), "must be a whole number of at least 0")
+    return int(value)
+
+
+def check_text(text: str, pointer: str) -> None:
+    """Refuse a constant string that the grammar of strings cannot write."""
+    for char in text:
+        if (char < " " and char not in _ESCAPED) or char == "\x7f":
+            raise SchemaProblem(pointer, f"the control character {char!r} is not supported in a constant")
+        if "\ud800" <= char <= "\udfff":
+            raise SchemaProblem(pointer, "half a surrogate pair is no text")
+
+
+def _format(name: Any, pointer: str) -> str | None:
+    if not isinstance(name, str):
+        raise SchemaProblem(pointer, "must be a string")
+    if name in NUMBER_FORMATS or name in _ANY_STRING_FORMATS:
+        return None
+    if name not in STRING_FORMATS:
+        known = ", ".join(STRING_FORMATS)
+        raise SchemaProblem(pointer, f"the format {name[:60]!r} is not supported; these are: {known}")
+    return STRING_FORMATS[name]

@@ -1,0 +1,37 @@
+"""A model's tokenizer -> the library's tokenizer, from the bytes of each token: the same for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginehouse.backend import Tokenizer
+from enginehouse.errors import MissingDependency
+
+try:
+    from llguidance import LLTokenizer, TokenizerWrapper
+except ImportError as error:
+    raise MissingDependency("llguidance", "llguidance") from error
+
+__all__ = ["build_vocabulary"]
+
+
+class _TokenBytes:
+    """What the library asks of a tokenizer: bytes of all tokens, special ids, and a function that encodes text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.tokens: Sequence[bytes] = list(tokenizer.token_bytes)
+        self.special_token_ids = sorted(tokenizer.control_token_ids | tokenizer.end_token_ids)
+        self.eos_token_id = min(tokenizer.end_token_ids, default=None)
+        self.bos_token_id = None
+
+    def __call__(self, text: str) -> list[int]:
+        # The library tries bytes first and takes an exception as "strings only".
+        if not isinstance(text, str):
+            raise TypeError("text is encoded, bytes are not")
+        return self._tokenizer.encode(text, special=False)
+
+
+def build_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    """The vocabulary with all end tokens; control tokens are never part of constrained text."""
+    return LLTokenizer(TokenizerWrapper(_TokenBytes(tokenizer)), eos_token=sorted(tokenizer.end_token_ids))

@@ -1,0 +1,1 @@
+"""The plugin against independent readers: ``jsonschema`` for schemas, ``re`` for expressions."""
