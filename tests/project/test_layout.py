@@ -86,3 +86,11 @@ def test_pluggy_stays_where_hooks_are_collected() -> None:
     }
 
     assert users <= {"enginehouse/__init__.py", "enginehouse/hookspecs.py", "enginehouse/plugins/loader.py"}
+
+
+def test_every_tests_folder_is_run_by_tox() -> None:
+    ini = (ROOT / "tox.ini").read_text()
+
+    for name, folder in plugin_folders().items():
+        area = f"tests/{folder.parent.name}"
+        assert f"{area}/{name.removeprefix('enginehouse_')}" in ini or f" {area} " in ini, f"no environment runs {name}"
