@@ -176,8 +176,8 @@ class ReasoningSession(Protocol):
         """What ``text`` makes certain."""
         ...
 
-    def flush(self) -> Sequence[ReasoningPart]:
-        """The rest, when the text has ended."""
+    def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
+        """The rest, when the text has ended; ``is_cut``: by a limit."""
         ...
 
 

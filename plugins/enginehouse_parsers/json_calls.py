@@ -64,10 +64,10 @@ class JsonCallSession:
             if not (is_cut and self._is_tagged):
                 self._show(call.raw)
         elif call is not None and not call.is_finished:
-            if self._rest and not is_remnant(self._rest):
+            if self._rest and not is_remnant(self._rest, is_cut):
                 self._parts.append(CallArguments(self._rest))
             self._parts.append(CallFinished())
-        elif self._state in (self._text, self._beginning) and not is_remnant(self._rest):
+        elif self._state in (self._text, self._beginning) and not is_remnant(self._rest, is_cut):
             self._show(self._rest)
         self._rest, self._call = "", None
         parts, self._parts = self._parts, []

@@ -110,7 +110,7 @@ class PythonicCallSession:
         if self._is_open:
             self._add(self._rest)
             self._parts.append(CallFinished())
-        elif self._state != self._text or not is_remnant(self._rest):
+        elif self._state != self._text or not is_remnant(self._rest, is_cut):
             self._show(self._raw + self._rest)
         self._rest, self._raw, self._is_open = "", "", False
         parts, self._parts = self._parts, []

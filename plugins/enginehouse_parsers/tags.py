@@ -8,6 +8,7 @@ from functools import lru_cache
 __all__ = ["is_remnant", "num_held", "split_at_tag"]
 
 _REMNANT_CHARS = 5
+_CUT_REMNANT_CHARS = 2
 
 
 def split_at_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str | None, str]:
@@ -34,9 +35,14 @@ def num_held(text: str, tags: tuple[str, ...]) -> int:
     return 0
 
 
-def is_remnant(held: str) -> bool:
-    """Whether a beginning of a tag, at which the text ended, was meant as a tag: a lone ``<`` may be prose."""
-    return len(held) >= _REMNANT_CHARS
+def is_remnant(held: str, is_cut: bool) -> bool:
+    """Whether a beginning of a tag, at which the text ended, was meant as a tag: a lone ``<`` may be prose.
+
+    Args:
+        held: the beginning.
+        is_cut: a limit has ended the text, so that more of the tag may have been about to come.
+    """
+    return len(held) >= (_CUT_REMNANT_CHARS if is_cut else _REMNANT_CHARS)
 
 
 @lru_cache(maxsize=64)

@@ -108,11 +108,11 @@ class ThinkSession:
         parts, self._parts = self._parts, []
         return parts
 
-    def flush(self) -> Sequence[ReasoningPart]:
+    def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
         """See :class:`enginehouse.parsers.ReasoningSession`."""
-        if self._state == self._opening and not is_remnant(self._rest.lstrip()):
+        if self._state == self._opening and not is_remnant(self._rest.lstrip(), is_cut):
             self._show(self._rest)
-        elif self._state == self._inside and not is_remnant(self._rest):
+        elif self._state == self._inside and not is_remnant(self._rest, is_cut):
             self._reason(self._rest)
         self._rest = ""
         parts, self._parts = self._parts, []

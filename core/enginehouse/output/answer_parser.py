@@ -88,7 +88,7 @@ class AnswerParser:
         parts: Sequence[ReasoningPart] = ()
         if self._reasoning is not None:
             try:
-                parts = self._reasoning.flush()
+                parts = self._reasoning.flush(is_cut)
             except Exception as error:
                 raise _failed(self._reasoning, error) from error
         answer = self._answer(parts)
