@@ -1,0 +1,243 @@
+"""Group K on the real model and its processes: clients that leave, memory, a killed worker, the end of the server."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from attrs import frozen
+
+from enginehouse.testing.server import ServerProcess, started_server
+
+from .client import Server, check_client_error
+
+pytestmark = pytest.mark.llamacpp
+
+CONTEXT = 2048
+LONG = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 112  # nearly the whole context
+MB = 1024 * 1024
+
+
+@frozen
+class Pair:
+    """A server process with one model, and a client of it."""
+
+    process: ServerProcess
+    server: Server
+
+    def worker(self) -> psutil.Process:
+        children = psutil.Process(self.process.process.pid).children()
+        (found,) = [child for child in children if "enginehouse.engine.worker" in " ".join(child.cmdline())]
+        return found
+
+    def rss_bytes(self) -> tuple[int, int]:
+        return psutil.Process(self.process.process.pid).memory_info().rss, self.worker().memory_info().rss
+
+    def num_outcomes(self, outcome: str) -> int:
+        return self.process.output.count(f"outcome={outcome} ")
+
+    def send(self, prompt: str, **fields: Any) -> socket.socket:
+        """Send a request that would never end by itself; the connection, before any answer."""
+        fields = {"stream": True, "max_tokens": CONTEXT, "ignore_eos": True, **fields}
+        body = json.dumps(self.server.completion_body(prompt=prompt, **fields)).encode()
+        address = httpx.URL(self.server.url)
+        connection = socket.create_connection((address.host, address.port or 80), timeout=60)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return connection
+
+    def check_slot_is_free(self) -> None:
+        """The next request gets the only slot, and its first token, at once."""
+        began = time.perf_counter()
+        stream = self.server.stream_complete(prompt="Hello", max_tokens=4)
+        assert stream.text()
+        assert time.perf_counter() - began < 2
+
+
+@contextlib.contextmanager
+def started_pair(folder: Path, slots: int) -> Iterator[Pair]:
+    config = folder / "enginehouse.toml"
+    config.write_text(
+        f'[models.m]\nsource = "starter"\nslots = {slots}\ncontext = {CONTEXT}\ncache_tokens = {CONTEXT}\n',
+        encoding="utf-8",
+    )
+    with started_server("--config", config) as process:
+        server = Server.connect(process.url or "", "m")
+        with server.client:
+            yield Pair(process, server.wait_ready())
+
+
+@pytest.fixture(scope="module")
+def one_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with started_pair(tmp_path_factory.mktemp("one"), slots=1) as pair:
+        yield pair
+
+
+def read_chunks(connection: socket.socket, num: int) -> None:
+    data = b""
+    while data.count(b"data: ") < num:
+        received = connection.recv(65536)
+        assert received, data
+        data += received
+
+
+def wait_for(condition: Any, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_h33_leaving_frees_the_slot(one_slot: Pair, phase: str, stream: bool) -> None:
+    before = one_slot.num_outcomes("cancelled")
+    connection = one_slot.send(f"{time.time_ns()} {LONG}" if phase == "prefill" else "Hello", stream=stream)
+    if phase == "decode" and stream:
+        read_chunks(connection, 3)
+    else:
+        time.sleep(0.5)
+    connection.close()
+
+    one_slot.check_slot_is_free()
+    wait_for(lambda: one_slot.num_outcomes("cancelled") == before + 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_h33_leaving_the_queue(one_slot: Pair, stream: bool) -> None:
+    before = one_slot.num_outcomes("cancelled")
+    first = one_slot.send("Hello")
+    read_chunks(first, 3)
+    queued = one_slot.send("Never computed", stream=stream)
+    time.sleep(0.2)
+    queued.close()
+    wait_for(lambda: one_slot.num_outcomes("cancelled") == before + 1)
+    read_chunks(first, 3)
+    first.close()
+
+    one_slot.check_slot_is_free()
+
+
+@pytest.mark.timeout(300)
+def test_h33_200_aborts_leave_memory_slots_and_kv_as_before(one_slot: Pair) -> None:
+    """In every phase: at once, with the first event, in the prefill, and after some tokens; streamed or not."""
+
+    def abort(number: int) -> None:
+        prompt = f"{number} " + ("word " * 300 if number % 5 == 1 else "Hello")
+        connection = one_slot.send(prompt, stream=number % 4 != 3)
+        if number % 4 == 1:
+            read_chunks(connection, 1 + number % 3)
+        elif number % 4 == 2:
+            connection.recv(1)
+        elif number % 4 == 3:
+            time.sleep(0.03)
+        connection.close()
+
+    for number in range(80):  # fills the prefix cache
+        abort(number)
+    one_slot.check_slot_is_free()
+    before = one_slot.rss_bytes()
+    for number in range(80, 280):
+        abort(number)
+    one_slot.check_slot_is_free()
+
+    growth = [(after - then) / MB for after, then in zip(one_slot.rss_bytes(), before, strict=True)]
+    assert max(growth) < 6, f"server and worker grew by {growth} MB"
+    # Nothing but kept prefixes holds KV positions: a request that needs nearly all of them is served.
+    whole = one_slot.server.complete(prompt=LONG, max_tokens=1)
+    assert whole["usage"]["prompt_tokens"] > 0.8 * CONTEXT
+    assert "Traceback" not in one_slot.process.output
+
+
+def test_requests_beyond_the_context_do_not_harm_the_running(one_slot: Pair) -> None:
+    connection = one_slot.send("Hello")
+    read_chunks(connection, 2)
+    check_client_error(one_slot.server.try_complete(prompt=LONG * 2, stream=True))
+    read_chunks(connection, 2)
+    connection.close()
+    one_slot.check_slot_is_free()
+
+
+def test_killed_worker_ends_the_stream_with_an_error_and_the_next_request_is_served(one_slot: Pair) -> None:
+    connection = one_slot.send("Hello")
+    queued = one_slot.send("Hello", stream=False)
+    read_chunks(connection, 3)
+    one_slot.worker().send_signal(signal.SIGKILL)
+    killed = time.perf_counter()
+    ends = [b"", b""]
+    for number, waiting in enumerate((connection, queued)):
+        while b'"error"' not in ends[number]:
+            received = waiting.recv(65536)
+            assert received, ends
+            ends[number] += received
+        waiting.close()
+    took_s = time.perf_counter() - killed
+
+    assert took_s < 1
+    assert b"[DONE]" not in ends[0]
+    event = json.loads(ends[0].decode().split("data: ")[-1].split("\n\n")[0])
+    assert event["error"]["code"] == "engine_dead"
+    assert ends[1].startswith(b"HTTP/1.1 503")
+    one_slot.server.check_alive()
+    model = one_slot.server.client.get("/v1/models/m").json()
+    assert (model["state"], model["num_restarts"]) == ("ready", 1)
+    assert one_slot.server.client.get("/health").status_code == 200
+
+
+def test_sigterm_during_four_streams_exits_with_0_within_10_s(tmp_path: Path) -> None:
+    ends: list[bytes] = []
+
+    def read(connection: socket.socket) -> None:
+        data = b""
+        while received := connection.recv(65536):
+            data += received
+        connection.close()
+        ends.append(data)
+
+    with started_pair(tmp_path, slots=4) as pair:
+        connections = [pair.send(f"Story {number}:") for number in range(4)]
+        for connection in connections:
+            read_chunks(connection, 2)
+        worker = pair.worker()
+        readers = [threading.Thread(target=read, args=(connection,)) for connection in connections]
+        for reader in readers:
+            reader.start()
+        began = time.perf_counter()
+        pair.process.process.terminate()
+        exit_code = pair.process.process.wait(timeout=30)
+        took_s = time.perf_counter() - began
+        for reader in readers:
+            reader.join(timeout=5)
+
+        assert exit_code == 0
+        assert took_s < 10
+        assert [b"server_stopping" in end for end in ends] == [True] * 4
+        assert not worker.is_running()
+        assert "Traceback" not in pair.process.output
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.8])
+def test_sigterm_while_the_model_loads(delay_s: float) -> None:
+    command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", "starter"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        output = process.stdout.readline()
+        time.sleep(delay_s)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        output += process.communicate(timeout=30)[0]
+
+    assert process.returncode == 0
+    assert "listening on" in output
+    assert "Traceback" not in output
+    assert psutil.wait_procs(children, timeout=5)[1] == []
