@@ -34,10 +34,21 @@ def arguments_of(tool: Tool) -> Matching:
 def json_calls(tools: Sequence[Tool], arguments_key: str) -> Composition:
     """One call of any of the tools, as a JSON object."""
     calls: list[Composition] = [
-        InOrder((Text(f'{{"name": "{tool.name}", "{arguments_key}": '), arguments_of(tool), Text("}")))
+        InOrder(
+            (
+                *_texts("{", '"name"', ": ", f'"{tool.name}"', ", ", f'"{arguments_key}"', ": "),
+                arguments_of(tool),
+                Text("}"),
+            )
+        )
         for tool in tools
     ]
     return calls[0] if len(calls) == 1 else OneOf(tuple(calls))
+
+
+def _texts(*tokens: str) -> tuple[Text, ...]:
+    """A part for each token of JSON: a decoder that reads greedily could not tell longer ones from another object."""
+    return tuple(map(Text, tokens))
 
 
 def one_or_more(call: Composition, separator: str, parallel: bool) -> Composition:

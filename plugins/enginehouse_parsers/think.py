@@ -39,7 +39,7 @@ class ThinkParser:
         pair = _find_pair(model)
         if pair is None:
             return 0.0
-        return 0.9 if pair[1] in model.template else 0.5
+        return 0.9 if any(tag in model.template for tag in pair) else 0.5
 
     def bind(self, model: ChatFormat) -> ThinkFormat:
         """The format with this model's tags."""
@@ -167,7 +167,7 @@ class ThinkSession:
 
 
 def _find_pair(model: ChatFormat) -> tuple[str, str] | None:
-    in_template = [pair for pair in _PAIRS if pair[1] in model.template]
+    in_template = [pair for pair in _PAIRS if any(tag in model.template for tag in pair)]
     in_vocabulary = [pair for pair in _PAIRS if set(pair) <= model.special_tokens.keys()]
     return next(iter((*in_template, *in_vocabulary)), None)
 

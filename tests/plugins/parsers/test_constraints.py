@@ -1,0 +1,216 @@
+"""Enforced calls: what each format's constraint allows, and that its session reads all of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from enginehouse.errors import InvalidRequest
+from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.parsers import ChatFormat, ToolFormat
+from enginehouse.structured import Grammar
+from enginehouse.testing.fake_tokenizer import FakeTokenizer
+from enginehouse.types import Constraint, Tool
+from enginehouse_parsers.llama import LlamaToolParser
+from enginehouse_parsers.mistral import MistralToolParser
+from enginehouse_parsers.pythonic import PythonicToolParser
+from enginehouse_parsers.tagged_json import HermesToolParser
+
+from .answers import LAMP, NOW, SAY, told
+
+pytestmark = pytest.mark.llguidance
+
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": HermesToolParser().bind(ChatFormat("")),
+    "llama3": LlamaToolParser().bind(ChatFormat("")),
+    "mistral": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]")),
+    "mistral named": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")),
+    "pythonic": PythonicToolParser().bind(ChatFormat("")),
+}
+TOKENIZER = FakeTokenizer()
+
+
+def raw_tool(name: str, parameters: dict[str, Any]) -> Tool:
+    return Tool(name=name, parameters=parameters, definition={}, param="tools[0].function")
+
+
+OPTIONAL = raw_tool(
+    "optional",
+    {
+        "type": "object",
+        "properties": {
+            "a": {"type": "boolean"},
+            "b": {"enum": ["x", 1, None]},
+            "c": {"$ref": "#/$defs/c"},
+        },
+        "required": ["b"],
+        "$defs": {"c": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+    },
+)
+NONE_REQUIRED = raw_tool("none_required", {"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}})
+BRANCHED = raw_tool(
+    "branched",
+    {
+        "anyOf": [
+            {"type": "object", "properties": {"if": {"const": True}}, "required": ["if"], "additionalProperties": False}
+        ]
+    },
+)
+ODD_NAMES = raw_tool("odd-names", {"properties": {"a b": {"const": 1}, "if": {"const": 2}}, "required": ["a b"]})
+TOOLS = (LAMP, NOW, OPTIONAL, NONE_REQUIRED, BRANCHED, ODD_NAMES)
+
+
+@pytest.fixture(scope="module")
+def compile_constraint():
+    from enginehouse_llguidance.decoder import LlguidanceDecoder
+    from enginehouse_llguidance.options import LlguidanceOptions
+
+    return LlguidanceDecoder(LlguidanceOptions()).bind(TOKENIZER).compile
+
+
+def allows(grammar: Grammar, text: str) -> bool:
+    """Whether the whole text may be written, and may end there."""
+    matcher = grammar.start()
+    bitmask = np.zeros((TOKENIZER.vocab_size + 31) // 32, np.int32)
+    for token_id in TOKENIZER.encode(text, special=False):
+        matcher.fill_bitmask(bitmask)
+        if not bitmask[token_id // 32] >> (token_id % 32) & 1:
+            return False
+        matcher.accept(token_id)
+    if matcher.is_finished():
+        return True
+    matcher.fill_bitmask(bitmask)
+    return any(bitmask[end // 32] >> (end % 32) & 1 for end in TOKENIZER.end_token_ids)
+
+
+def draw(grammar: Grammar, chance: random.Random, max_tokens: int = 400) -> str | None:
+    """A text drawn by chance alone; None when it did not end."""
+    matcher = grammar.start()
+    bitmask = np.zeros((TOKENIZER.vocab_size + 31) // 32, np.int32)
+    written = b""
+    for _ in range(max_tokens):
+        if matcher.is_finished():
+            return written.decode()
+        matcher.fill_bitmask(bitmask)
+        allowed = [n for n in range(TOKENIZER.vocab_size) if bitmask[n // 32] >> (n % 32) & 1]
+        ends = [token_id for token_id in allowed if token_id in TOKENIZER.end_token_ids]
+        if ends and (len(ends) == len(allowed) or chance.random() < 0.3):
+            return written.decode()
+        token_id = chance.choice([token_id for token_id in allowed if token_id not in TOKENIZER.end_token_ids])
+        matcher.accept(token_id)
+        written += TOKENIZER.token_bytes[token_id]
+    return None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_whatever_is_allowed_is_read_as_valid_calls(compile_constraint, name: str, parallel: bool) -> None:
+    grammar = compile_constraint(FORMATS[name].constraint(TOOLS, parallel))
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    chance, num_read, most = random.Random(3), 0, 0
+
+    while num_read < 30:
+        text = draw(grammar, chance)
+        if text is None:
+            continue
+        num_read += 1
+        said = told(AnswerParsing(tool_format=FORMATS[name], tools=TOOLS), list(text))
+        assert said["content"] == "" and said["calls"], text
+        most = max(most, len(said["calls"]))
+        for called, arguments in said["calls"]:
+            jsonschema.validate(json.loads(arguments), schemas[called])
+    assert (most > 1) == (parallel and name != "llama3")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "set_lamp", "arguments": {"on": true, "level": 3}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+        ("llama3", '{"name": "set_lamp", "parameters": {"on": true, "level": 3}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
+        ("mistral named", "[TOOL_CALLS]now[ARGS]{}"),
+        ("pythonic", "[set_lamp(on=true, level=3)]"),
+        ("pythonic", "[now()]"),
+        ("pythonic", '[optional(b="x", a=true, c=[false, true])]'),
+        ("pythonic", "[optional(b=null, c=[])]"),
+        ("pythonic", "[none_required()]"),
+        ("pythonic", "[none_required(b=2)]"),
+        ("pythonic", "[none_required(a=1, c=3)]"),
+        ("pythonic", '[branched(**{"if": true})]'),
+        ("pythonic", '[odd-names(**{"a b": 1})]'),
+    ],
+)
+def test_allowed(compile_constraint, name: str, text: str) -> None:
+    assert allows(compile_constraint(FORMATS[name].constraint(TOOLS, parallel=False)), text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", ""),
+        ("hermes", "Hello"),
+        ("hermes", '<tool_call>\n{"name": "say", "arguments": {}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "set_lamp", "arguments": {"on": true, "level": 11}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "set_lamp", "arguments": {}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "now", "arguments": {"x": 1}}\n</tool_call>'),
+        ("pythonic", "[now()"),
+        ("pythonic", "[now(), now()]"),
+        ("pythonic", "[optional(a=true)]"),
+        ("pythonic", "[none_required(, b=2)]"),
+        ("pythonic", "[none_required(b=2 a=1)]"),
+    ],
+)
+def test_refused(compile_constraint, name: str, text: str) -> None:
+    assert not allows(compile_constraint(FORMATS[name].constraint(TOOLS, parallel=False)), text)
+
+
+def test_several_calls_where_they_are_allowed(compile_constraint) -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    parallel = compile_constraint(FORMATS["hermes"].constraint((NOW,), parallel=True))
+    one = compile_constraint(FORMATS["hermes"].constraint((NOW,), parallel=False))
+
+    assert allows(parallel, f"{call}\n{call}\n{call}") and allows(one, call)
+    assert not allows(one, f"{call}\n{call}") and not allows(parallel, f"{call}{call}")
+    assert not allows(parallel, "\n".join([call] * 17))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_or_an_answer_of_its_own_form(compile_constraint, name: str) -> None:
+    """``response_format`` together with tools that need not be called."""
+    answer = Constraint(
+        kind="json_schema", text='{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}'
+    )
+    grammar = compile_constraint(FORMATS[name].constraint((SAY,), parallel=False, answer=answer))
+
+    assert allows(grammar, '{"a": 1}')
+    assert not allows(grammar, "Hello")
+    chance = random.Random(1)
+    drawn = [text for text in (draw(grammar, chance, 200) for _ in range(60)) if text is not None]
+    read = [told(AnswerParsing(tool_format=FORMATS[name], tools=(SAY,)), [text]) for text in drawn]
+    assert any(said["calls"] for said in read)
+    assert all(said["calls"] or json.loads(said["content"])["a"] == 1 for said in read)
+
+
+def test_a_control_token_stands_for_its_marker(compile_constraint) -> None:
+    """Where the model has the tag as a control token, the token is the only way to write it."""
+    parser = MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]"))
+    constraint = parser.constraint((NOW,), parallel=False)
+    matcher = compile_constraint(
+        Constraint(kind="composition", text=constraint.text.replace("[TOOL_CALLS]", "<|im_start|>"))
+    ).start()
+
+    assert list(matcher.forced_token_ids())[:1] == [TOKENIZER.special_tokens["<|im_start|>"]]
+
+
+def test_schemas_that_cannot_be_enforced_are_named(compile_constraint) -> None:
+    tool = raw_tool("f", {"properties": {"a": {"not": {}}}})
+    for tool_format in FORMATS.values():
+        with pytest.raises(InvalidRequest) as caught:
+            compile_constraint(tool_format.constraint((tool,), parallel=False))
+        assert (caught.value.param or "").startswith("tools[0].function.parameters")
