@@ -10,11 +10,13 @@ A cell is *live* while a sequence holds it. One that nobody holds any more is *d
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-__all__ = ["CellMap", "Cells", "HeldCells"]
+__all__ = ["CellMap", "Cells", "HeldCells", "Parked"]
 
 Cells = NDArray[np.int32]
 """(num_cells,) int32 indices of cells."""
@@ -22,12 +24,29 @@ Cells = NDArray[np.int32]
 _FIRST_ROOM = 64
 
 
+@frozen(eq=False)
+class Parked:
+    """The last tokens of a sequence, copied out of the cache."""
+
+    num_tokens: int
+    data: Any
+
+
 @define(eq=False)
 class HeldCells:
-    """One sequence's cells in order of position; the first ``length`` entries of ``room`` are in use."""
+    """One sequence's cells in order of position.
+
+    Attributes:
+        room: its first ``length`` entries are in use.
+        length: tokens in cells.
+        parked: tokens after those, while nobody needs them in cells.
+        last_pass: number of the forward pass that used the sequence last.
+    """
 
     room: Cells = field(factory=lambda: np.empty(_FIRST_ROOM, np.int32))
     length: int = 0
+    parked: Parked | None = None
+    last_pass: int = 0
 
     @property
     def cells(self) -> Cells:
@@ -41,6 +60,11 @@ class HeldCells:
             self.room = np.concatenate([self.cells, np.empty(max(end, len(self.room)), np.int32)])
         self.room[self.length : end] = cells
         self.length = end
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence: those in cells, then those that are parked."""
+        return self.length + (self.parked.num_tokens if self.parked else 0)
 
     def is_below(self, cell: int) -> bool:
         """Whether all cells lie before ``cell``. Right for ordered cells, whose last is the highest."""
@@ -116,6 +140,10 @@ class CellMap:
         """Let ``held`` begin with the first ``length`` cells of ``source``, in place of those it was detached from."""
         held.room[:length] = source.room[:length]
         self._references[held.room[:length]] += 1
+
+    def num_shared(self, held: HeldCells) -> int:
+        """How many cells others hold too; these are the first ones, as forks share beginnings."""
+        return int(np.count_nonzero(self._references[held.cells] > 1))
 
     def release(self, held: HeldCells, length: int) -> Cells:
         """Let go of all cells from position ``length`` on. Those that nobody holds are dead from now on.

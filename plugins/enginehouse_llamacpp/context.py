@@ -88,7 +88,7 @@ def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSi
     """The parameters of ``llama_init_from_model``."""
     params = bindings.llama_context_default_params()
     params.n_ctx = sizes.num_cells
-    params.n_seq_max = sizes.max_sequences + sizes.keeps_order
+    params.n_seq_max = sizes.num_sequence_ids
     params.n_batch = sizes.batch_tokens
     params.n_ubatch = sizes.chunk_tokens
     params.n_threads = params.n_threads_batch = threads

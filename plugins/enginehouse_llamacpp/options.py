@@ -45,7 +45,7 @@ class LlamaCppOptions:
     slots: int = field(default=8, validator=[validators.ge(1), validators.le(128)])
     cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(32)))
     max_sequences: int | None = field(
-        default=None, validator=validators.optional([validators.ge(1), validators.le(255)])
+        default=None, validator=validators.optional([validators.ge(1), validators.le(254)])
     )
     n_gpu_layers: int = field(default=-1, validator=validators.ge(-1))
     threads: int | None = field(default=None, validator=_positive)

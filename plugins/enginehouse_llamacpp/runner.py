@@ -12,7 +12,6 @@ from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.types import ModelInfo
 from enginehouse_llamacpp.batch import Batch
-from enginehouse_llamacpp.cells import HeldCells
 from enginehouse_llamacpp.codes import DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
@@ -78,7 +77,7 @@ class LlamaCppRunner:
 
     def length(self, sequence: int) -> int:
         """Number of tokens that the sequence holds."""
-        return self._sequences.held(sequence).length
+        return self._sequences.held(sequence).num_tokens
 
     def truncate(self, sequence: int, length: int) -> int:
         """Drop tokens from the end; 0 is kept when a sliding window or a recurrent state cannot go back."""
@@ -90,13 +89,13 @@ class LlamaCppRunner:
 
     def free_tokens(self) -> int:
         """KV positions free now."""
-        return self._sequences.num_free_cells
+        return self._sequences.num_free_tokens
 
     def forward(self, spans: Sequence[Span]) -> _Rows:
         """Append every span to its sequence in one pass; see the contract for what it raises."""
-        held = self._fill(spans)
+        self._fill(spans)
         batch = self._batch
-        head = self._sequences.append(held, batch.counts)
+        head = self._sequences.append([span.sequence for span in spans], batch.counts)
         threads = self._threads.choose(batch.num_tokens)
         self._context.use_threads(threads)
         started = perf_counter()
@@ -122,24 +121,20 @@ class LlamaCppRunner:
         self._is_closed = True
         self._context.close()
 
-    def _fill(self, spans: Sequence[Span]) -> list[HeldCells]:
-        """Check all spans and put them into the batch; nothing else changes. Returns their sequences."""
+    def _fill(self, spans: Sequence[Span]) -> None:
+        """Check all spans and put them into the batch; nothing else changes."""
         batch, limits = self._batch, self.capabilities
         batch.clear()
-        held = []
         for span in spans:
-            sequence = self._sequences.held(span.sequence)
-            token_ids = check_span(span, sequence.length, limits.max_context)
+            token_ids = check_span(span, self.length(span.sequence), limits.max_context)
             if batch.num_tokens + len(token_ids) > limits.max_batch_tokens:
                 raise InvalidSpan(f"the batch has more than {limits.max_batch_tokens} tokens")
             batch.add(span.sequence, span.start, token_ids, span.outputs)
-            held.append(sequence)
-        if not held:
+        if not batch.num_tokens:
             raise InvalidSpan("a forward pass needs at least one span")
-        if len({span.sequence for span in spans}) != len(held):
+        if len({span.sequence for span in spans}) != len(batch.counts):
             raise InvalidSpan("a sequence may have one span per forward pass")
         check_batch_ids(batch.finish(), self.info.vocab_size)
-        return held
 
     def _failed(self, code: int, spans: Sequence[Span], head: int) -> RunnerError:
         """The error for a return code, after our account says again what llama.cpp holds."""

@@ -6,7 +6,11 @@ A handle is llama.cpp's own sequence id, so it is below ``max_sequences``.
 differently, and a small quantised model amplifies that to different words (measured on SmolLM2: 3 to 5 of 100
 greedy tokens). llama.cpp itself reuses cells as they become free, so the order depends on what else was served. With
 ``keeps_order`` new tokens always go to cells above all others: cells of dropped tokens stay occupied by a sequence
-of their own, the *grave*, until :class:`enginehouse_llamacpp.compaction.Compactor` moves the living together.
+of their own, the *grave*, until the living are moved together.
+
+**Parking.** Cells of other sequences are masked, not skipped, so each costs every token a little time: 3,200 kept
+ones made SmolLM2's steps a fifth slower. So when cells are moved anyway, sequences that no recent pass used are
+copied out of the cache, and back when they are used: a hundredth of what computing them again would take.
 """
 
 from __future__ import annotations
@@ -14,14 +18,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginehouse.errors import CacheFull, InvalidSpan
-from enginehouse_llamacpp.cells import CellMap, HeldCells
+from enginehouse_llamacpp.cells import CellMap, HeldCells, Parked
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
 
-__all__ = ["SequenceTable"]
+__all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]
 
-_MIN_DEAD_CELLS = 512
-"""Dead cells are masked, not skipped by blocks, so each costs every token a little time; so many are cheap."""
+NUM_OWN_SEQUENCES = 2
+"""llama.cpp ids that ``keeps_order`` needs beyond the handles: the grave, and one for moving parts."""
+
+_MIN_GROWTH_CELLS = 512
+"""Cells are moved at the earliest when so many new ones were taken since the last time."""
+
+_IDLE_PASSES = 16
+_MIN_PARKED_TOKENS = 32
 
 
 class SequenceTable:
@@ -30,32 +40,34 @@ class SequenceTable:
     Args:
         memory: llama.cpp's side.
         cells: our account of it.
-        max_sequences: handles at once; with ``keeps_order`` llama.cpp needs one id more.
-        max_live_cells: positions that sequences may hold together; with ``keeps_order`` fewer than there are.
+        max_sequences: handles at once.
+        max_tokens: positions that sequences may hold together; with ``keeps_order`` fewer than there are cells.
         keeps_order: see above.
     """
 
     def __init__(
-        self, memory: SequenceMemory, cells: CellMap, max_sequences: int, max_live_cells: int, keeps_order: bool
+        self, memory: SequenceMemory, cells: CellMap, max_sequences: int, max_tokens: int, keeps_order: bool
     ) -> None:
         self._memory, self._cells = memory, cells
-        self._max_live_cells, self._keeps_order = max_live_cells, keeps_order
-        self._grave = max_sequences
+        self._max_tokens, self._keeps_order = max_tokens, keeps_order
+        self._grave, self._mover = max_sequences, max_sequences + 1
         self._compactor = Compactor(memory, cells)
         self._free = list(range(max_sequences - 1, -1, -1))
         self._open: dict[int, HeldCells] = {}
+        self._num_parked = self._num_passes = 0
+        self._compact_at = _MIN_GROWTH_CELLS
 
     @property
-    def num_free_cells(self) -> int:
-        """Positions that sequences may still take."""
-        return self._max_live_cells - self._cells.num_live
+    def num_free_tokens(self) -> int:
+        """Positions that sequences may still take; parked ones count as taken, as they may come back."""
+        return self._max_tokens - self._cells.num_live - self._num_parked
 
     def open(self) -> int:
         """A handle for an empty sequence. Raises CacheFull when all are taken."""
         if not self._free:
             raise CacheFull(1, 0)
         sequence = self._free.pop()
-        self._open[sequence] = HeldCells()
+        self._open[sequence] = HeldCells(last_pass=self._num_passes)
         return sequence
 
     def held(self, sequence: int) -> HeldCells:
@@ -75,23 +87,28 @@ class SequenceTable:
         """Keep at most ``length`` tokens; the length really kept, ``length`` or 0 when the memory cannot be cut."""
         held = self.held(sequence)
         length = max(length, 0)
-        if length < held.length:
+        if length < held.num_tokens:
+            if length > held.length:
+                self._wake(sequence, held)
             self._drop(sequence, held, length if length and self._memory.can_cut(sequence, length) else 0)
-        return held.length
+        return held.num_tokens
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """A new sequence that shares the first tokens of ``source``, and how many it shares."""
         held = self.held(source)
-        length = min(max(length, 0), held.length)
+        length = min(max(length, 0), held.num_tokens)
         target = self.open()
+        if length > held.length:
+            self._wake(source, held)
         if length < held.length and not self._memory.can_cut(source, length):
             length = 0
         if length:
             self._memory.share(source, target, 0, length)
             self._open[target] = self._cells.share(held, length)
+            self._open[target].last_pass = self._num_passes
         return target, length
 
-    def append(self, held: Sequence[HeldCells], counts: Sequence[int]) -> int:
+    def append(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
         """Take cells for ``counts`` new tokens of each sequence, before llama.cpp places them.
 
         Returns:
@@ -101,15 +118,21 @@ class SequenceTable:
             CacheFull: there are not so many; nothing was changed.
         """
         num_tokens = sum(counts)
-        if num_tokens > self.num_free_cells:
-            raise CacheFull(num_tokens, self.num_free_cells)
-        if self._keeps_order and self._needs_compaction(num_tokens):
-            self._compact()
+        if num_tokens > self.num_free_tokens:
+            raise CacheFull(num_tokens, self.num_free_tokens)
+        self._num_passes += 1
+        all_held = [self._open[sequence] for sequence in sequences]
+        for held in all_held:
+            held.last_pass = self._num_passes
+        for sequence, held in zip(sequences, all_held, strict=True):
+            if held.parked:
+                self._wake(sequence, held)
+        self._make_room(num_tokens)
         head = self._cells.head
         cells = self._cells.allocate(num_tokens)
         begin = 0
-        for sequence, count in zip(held, counts, strict=True):
-            sequence.append(cells[begin : begin + count])
+        for held, count in zip(all_held, counts, strict=True):
+            held.append(cells[begin : begin + count])
             begin += count
         return head
 
@@ -127,33 +150,68 @@ class SequenceTable:
         return {sequence: self._open[sequence].length for sequence in sequences}
 
     def _drop(self, sequence: int, held: HeldCells, length: int) -> None:
-        """Forget all tokens from ``length`` on, in llama.cpp's memory and in ours."""
-        if self._keeps_order and held.length > length:
-            self._memory.share(sequence, self._grave, length)
-            self._memory.remove(sequence, length)
-            self._cells.release(held, length)
-            if self._cells.num_live == 0:
-                self._bury_all()
-        elif held.length > length:
+        """Forget all tokens from ``length`` on, which must not be parked, in llama.cpp's memory and in ours."""
+        self._forget_parked(held)
+        if held.length <= length:
+            return
+        if not self._keeps_order:
             self._memory.remove(sequence, length)
             self._empty(held, length)
+            return
+        self._memory.share(sequence, self._grave, length)
+        self._memory.remove(sequence, length)
+        self._cells.release(held, length)
+        if self._cells.num_live == 0:
+            self._empty_grave()
+            self._compact_at = _MIN_GROWTH_CELLS
 
     def _empty(self, held: HeldCells, length: int) -> None:
         self._cells.empty(self._cells.release(held, length))
 
-    def _needs_compaction(self, num_tokens: int) -> bool:
-        """Whether there is no room above all cells, or so many dead ones that masking them costs more than moving."""
-        cells = self._cells
-        if cells.head + num_tokens > cells.num_cells:
-            return True
-        return cells.num_dead > max(_MIN_DEAD_CELLS, cells.num_live // 2)
+    def _make_room(self, num_tokens: int) -> None:
+        """With ``keeps_order``: so many empty cells above all others."""
+        if not self._keeps_order:
+            return
+        if self._cells.head + num_tokens > min(self._compact_at, self._cells.num_cells):
+            self._empty_grave()
+            for sequence, held in self._open.items():
+                if held.last_pass + _IDLE_PASSES < self._num_passes:
+                    self._park(sequence, held)
+            self._compactor.run(self._open)
+            self._compact_at = self._cells.head + num_tokens + max(_MIN_GROWTH_CELLS, self._cells.head // 2)
 
-    def _compact(self) -> None:
-        self._bury_all()
-        self._compactor.run(self._open)
-
-    def _bury_all(self) -> None:
+    def _empty_grave(self) -> None:
         """Tell llama.cpp that all dead cells are empty."""
         dead = self._cells.dead_cells()
         self._memory.remove(self._grave)
         self._cells.empty(dead)
+
+    def _park(self, sequence: int, held: HeldCells) -> None:
+        """Copy what only this sequence holds out of the cache."""
+        start = self._cells.num_shared(held)
+        if held.parked or held.length - start < _MIN_PARKED_TOKENS:
+            return
+        self._memory.share(sequence, self._mover, start)
+        data = self._memory.save(self._mover)
+        self._memory.remove(self._mover)
+        self._memory.remove(sequence, start)
+        held.parked = Parked(held.length - start, data)
+        self._num_parked += held.parked.num_tokens
+        self._empty(held, start)
+
+    def _wake(self, sequence: int, held: HeldCells) -> None:
+        """Copy parked tokens back into cells."""
+        parked = held.parked
+        assert parked is not None
+        held.last_pass = self._num_passes
+        self._make_room(parked.num_tokens)
+        self._forget_parked(held)
+        self._memory.restore(self._mover, parked.data)
+        self._memory.share(self._mover, sequence)
+        self._memory.remove(self._mover)
+        held.append(self._cells.allocate(parked.num_tokens, chunk_tokens=parked.num_tokens))
+
+    def _forget_parked(self, held: HeldCells) -> None:
+        if held.parked:
+            self._num_parked -= held.parked.num_tokens
+            held.parked = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.sequences import NUM_OWN_SEQUENCES
 
 __all__ = ["GGML_TYPES", "CacheSizes", "choose_sizes", "type_bytes"]
 
@@ -13,8 +14,8 @@ _KEPT_SEQUENCES = 56
 _LOGITS_BYTES = 64 * 2**20
 """llama.cpp keeps room for one row of logits per sequence, used or not."""
 
-_MAX_SEQUENCES = 255
-"""llama.cpp's limit is 256; one is for :class:`enginehouse_llamacpp.sequences.SequenceTable`."""
+_MAX_SEQUENCES = 256 - NUM_OWN_SEQUENCES
+"""llama.cpp has 256 ids."""
 
 _CELL_STEP = 256
 """llama.cpp rounds the number of cells up to a multiple of this."""
@@ -34,6 +35,7 @@ class CacheSizes:
         cache_tokens: KV positions that sequences may hold together.
         num_cells: KV positions in llama.cpp; with ``keeps_order`` more, so that cells are seldom moved.
         max_sequences: sequences that hold positions at once.
+        num_sequence_ids: of llama.cpp; with ``keeps_order`` more.
         batch_tokens: most tokens in a forward pass.
         chunk_tokens: tokens that llama.cpp computes at once.
         keeps_order: see :class:`enginehouse_llamacpp.sequences.SequenceTable`.
@@ -44,6 +46,7 @@ class CacheSizes:
     cache_tokens: int
     num_cells: int
     max_sequences: int
+    num_sequence_ids: int
     batch_tokens: int
     chunk_tokens: int
     keeps_order: bool
@@ -58,7 +61,7 @@ def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int
     rows = max(_LOGITS_BYTES // (4 * max(vocab_size, 1)), 1)
     kept = min(_KEPT_SEQUENCES, max(rows - options.slots, options.slots))
     max_sequences = options.max_sequences or min(options.slots + kept, _MAX_SEQUENCES)
-    num_sequence_ids = max_sequences + keeps_order
+    num_sequence_ids = max_sequences + (NUM_OWN_SEQUENCES if keeps_order else 0)
     batch_tokens = max(min(options.n_batch, cache_tokens), num_sequence_ids)
     slack = max(cache_tokens // 4, batch_tokens) if keeps_order else 0
     return CacheSizes(
@@ -66,6 +69,7 @@ def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int
         cache_tokens=cache_tokens,
         num_cells=-(-(cache_tokens + slack) // _CELL_STEP) * _CELL_STEP,
         max_sequences=max_sequences,
+        num_sequence_ids=num_sequence_ids,
         batch_tokens=batch_tokens,
         chunk_tokens=min(options.n_ubatch or batch_tokens, batch_tokens),
         keeps_order=keeps_order,
