@@ -10,6 +10,8 @@ from .statistics import Estimate, estimate, estimate_ratio
 
 __all__ = ["Comparison", "Key", "Record"]
 
+_MIN_ROUNDS = 5
+
 
 @frozen
 class Key:
@@ -39,9 +41,14 @@ class Comparison:
         return f"{self.key.scenario}: {self.key.subject} / {baseline}"
 
     def verdict(self, ratio: Estimate) -> str:
-        """``reached``, ``missed``, or ``unclear`` when the interval holds the target; empty without a target."""
+        """``reached``, ``missed``, or ``unclear`` when the interval holds the target; empty without a target.
+
+        Fewer than five rounds say too little.
+        """
         if self.target is None:
             return ""
+        if ratio.num_rounds < _MIN_ROUNDS:
+            return "too few rounds"
         if ratio.low < self.target < ratio.high:
             return "unclear"
         reached = ratio.median <= self.target if self.target_is_upper else ratio.median >= self.target

@@ -54,15 +54,16 @@ def test_ratio_refuses_rounds_that_cannot_be_paired(values, baseline):
 @pytest.mark.parametrize(
     ("values", "target_is_upper", "verdict"),
     [
-        ([1.1, 1.2, 1.3], False, "reached"),
-        ([0.8, 0.8, 0.9], False, "missed"),
-        ([0.9, 1.1, 1.2], False, "unclear"),
-        ([1.1, 1.2, 1.3], True, "missed"),
+        ([1.1, 1.2, 1.3, 1.2, 1.1], False, "reached"),
+        ([0.8, 0.8, 0.9, 0.8, 0.9], False, "missed"),
+        ([0.9, 1.1, 1.2, 1.2, 1.1], False, "unclear"),
+        ([1.1, 1.2, 1.3, 1.2, 1.1], True, "missed"),
+        ([1.1, 1.2, 1.3, 1.2], False, "too few rounds"),
     ],
 )
 def test_comparison_claims_a_target_only_when_the_interval_leaves_no_doubt(values, target_is_upper, verdict):
     ours, theirs = Key("8 clients", "ours", "tok/s"), Key("8 clients", "theirs", "tok/s")
-    record = Record({ours: values, theirs: [1.0, 1.0, 1.0]})
+    record = Record({ours: values, theirs: [1.0] * len(values)})
     comparison = Comparison(ours, theirs, target=1.0, target_is_upper=target_is_upper)
 
     assert comparison.verdict(record.compare(comparison)) == verdict
