@@ -1,7 +1,7 @@
 """The contract of structured decoder plugins: from a constraint to the tokens that may come next.
 
-A decoder is bound to a model's tokenizer once, compiles constraints into grammars (off the engine thread,
-cached by the decoder), and starts one matcher per sequence. Matchers say which tokens are allowed; core
+A decoder is bound to a model's tokenizer while it loads, compiles constraints into grammars (off the engine
+thread, cached by the decoder), and starts one matcher per sequence. Matchers say which tokens are allowed; core
 applies that, so constraints work on every backend and together with every sampler.
 """
 
@@ -88,7 +88,7 @@ class StructuredDecoder(Protocol):
     kinds: frozenset[ConstraintKind]
 
     def bind(self, tokenizer: Tokenizer) -> GrammarCompiler:
-        """A compiler for this vocabulary; may take seconds, called once per model off the engine thread.
+        """A compiler for this vocabulary; may take a second, called once per model while it loads.
 
         Raises:
             MissingDependency: the library is not installed.

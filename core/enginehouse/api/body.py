@@ -10,7 +10,10 @@ from enginehouse.api.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.exchange import Receive
 from enginehouse.errors import InvalidRequest
 
-__all__ = ["check_depth", "parse_object", "read_body", "without_nulls"]
+__all__ = ["KEEPS_NULLS", "check_depth", "parse_object", "read_body", "without_nulls"]
+
+KEEPS_NULLS = {"enginehouse": "keeps nulls"}
+"""Metadata of a body's attribute whose data is passed on: in JSON Schemas and template variables null is a value."""
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:

@@ -14,9 +14,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.answer import Choice
-from enginehouse.api.body import read_body
+from enginehouse.api.body import KEEPS_NULLS, read_body
 from enginehouse.api.choice_parser import CallPiece, Piece
-from enginehouse.api.decoding import KEEPS_NULLS, BodyDecoder, GenerationBody
+from enginehouse.api.decoding import BodyDecoder, GenerationBody
 from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line, fingerprint
 from enginehouse.api.generation import GenerationResponse
 from enginehouse.api.messages import MessageBody, find_ignored_in_messages, read_messages

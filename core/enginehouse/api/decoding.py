@@ -14,19 +14,17 @@ from attrs import field, frozen
 from attrs.validators import ge, le
 from cattrs import Converter
 
-from enginehouse.api.body import check_depth, parse_object, without_nulls
+from enginehouse.api.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
+from enginehouse.api.constraints import ConstraintFields, find_ignored_in_constraints
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
-from enginehouse.parameters import ParameterFields, read_extensions, request_converter
+from enginehouse.parameters import read_extensions, request_converter
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structuring import find_problems
 from enginehouse.types import GenerateRequest
 
-__all__ = ["KEEPS_NULLS", "BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_problem", "name_list"]
-
-KEEPS_NULLS = {"enginehouse": "keeps nulls"}
-"""Metadata of a body's attribute whose data is passed on: in JSON Schemas and template variables null is a value."""
+__all__ = ["BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_problem", "name_list"]
 
 _B_co = TypeVar("_B_co", bound="GenerationBody", covariant=True)
 _MAX_HEADER_CHARS = 1000
@@ -43,8 +41,8 @@ class StreamOptions:
 
 
 @frozen(kw_only=True)
-class GenerationBody(ParameterFields):
-    """Fields that both generating endpoints take besides the sampling parameters.
+class GenerationBody(ConstraintFields):
+    """Fields that both generating endpoints take besides the sampling parameters and the constraint.
 
     Attributes:
         n: number of answers.
@@ -78,6 +76,7 @@ class GenerationBody(ParameterFields):
         """Paths of unknown fields inside known ones; ``data`` is what was decoded."""
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
+        yield from find_ignored_in_constraints(data)
 
     @property
     def include_usage(self) -> bool:
@@ -110,6 +109,7 @@ class Decoded(Generic[_B_co]):
             sampling=body.sampling(),
             stopping=body.stopping(),
             extensions=self.extensions,
+            constraint=body.constraint(),
             priority=body.priority,
             namespace=body.cache_salt,
             **prompt,

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -40,6 +41,7 @@ OnProgress = Callable[[str, float, str], None]
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
+_MAX_HEAD_BYTES = 64 * 1024  # request line and headers; a head that comes whole in one packet may be longer
 _CLOSING_SHARE = 0.4
 """Part of ``shutdown_s`` kept for ending what still runs and closing the workers."""
 
@@ -182,7 +184,7 @@ async def _shut_down(
 def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11" if sys.platform == "win32" else _JsonErrorsProtocol,
+        http="h11" if sys.platform == "win32" else _Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -202,12 +204,41 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _JsonErrorsProtocol(HttpToolsProtocol):
-    """Answers even what is no HTTP with the usual error object."""
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP, with the usual error object for what is no HTTP, and with bounded request heads.
+
+    The parser keeps an unfinished head in memory and copies it with every packet.
+    """
+
+    _reads_head = True
+    _num_head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take what arrived; a head that does not end is refused."""
+        super().data_received(data)
+        if not self._reads_head:
+            return
+        self._num_head_bytes += len(data)
+        if self._num_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, f"The request's headers are longer than {_MAX_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """The body begins."""
+        self._reads_head, self._num_head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The next head begins."""
+        self._reads_head = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer and close the connection."""
-        body = http_error(400, msg).body()
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self._refuse(400, msg)
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = http_error(status, message).body()
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
         self.transport.close()

@@ -21,15 +21,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "web_search_options": (),
-    # Structured output
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "grammar": ("",),
-    "json_schema": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     # Reasoning
     "reasoning_effort": (),
     "reasoning": ({},),

@@ -7,6 +7,7 @@ ones are forced (jump-forward). Which constraint language is used, and by which 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,15 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.backend import Tokenizer
-from enginehouse.errors import EnginehouseError, GenerationFailed, UnsupportedParameter
+from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, PluginError, UnsupportedParameter
 from enginehouse.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
 from enginehouse.types import Constraint
 
 __all__ = ["ConstraintState", "Constraints", "Masks"]
 
+_log = logging.getLogger(__name__)
+
 
 class Constraints:
-    """Compiles constraints with whichever decoder enforces their kind. Thread-safe.
+    """Compiles constraints with whichever decoder enforces their kind.
+
+    Decoders are bound when this is created, while the model loads: building their view of a vocabulary may hold
+    up every thread for a second, which running streams would feel. One that cannot be bound costs nothing until
+    a request asks for it. ``compile`` may be called from any thread.
 
     Args:
         decoders: in order of preference.
@@ -30,27 +37,44 @@ class Constraints:
     """
 
     def __init__(self, decoders: Iterable[StructuredDecoder], tokenizer: Tokenizer) -> None:
-        self._decoders = tuple(decoders)
-        self._tokenizer = tokenizer
-        self._compilers: dict[str, GrammarCompiler] = {}
+        self._bound = [(decoder, _bind(decoder, tokenizer)) for decoder in decoders]
 
     def compile(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint.
 
         Raises:
-            UnsupportedParameter: no decoder enforces this kind.
+            UnsupportedParameter: no decoder enforces this kind, or it could not be bound.
             InvalidRequest: the constraint cannot be enforced.
         """
-        for decoder in self._decoders:
+        for decoder, compiler in self._bound:
             if constraint.kind in decoder.kinds:
-                return self._compiler(decoder).compile(constraint)
+                if isinstance(compiler, PluginError):
+                    raise UnsupportedParameter(compiler.message, constraint.param)
+                return _compile(decoder, compiler, constraint)
         message = f"No installed plugin enforces {constraint.kind}; run: pip install 'enginehouse[llguidance]'"
         raise UnsupportedParameter(message, constraint.param)
 
-    def _compiler(self, decoder: StructuredDecoder) -> GrammarCompiler:
-        if decoder.name not in self._compilers:
-            self._compilers[decoder.name] = decoder.bind(self._tokenizer)
-        return self._compilers[decoder.name]
+
+def _bind(decoder: StructuredDecoder, tokenizer: Tokenizer) -> GrammarCompiler | PluginError:
+    """The decoder for this vocabulary, or why there is none: the model is of use without it."""
+    try:
+        return decoder.bind(tokenizer)
+    except PluginError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a decoder's mistake costs constrained requests only
+        _log.warning("the structured decoder %s cannot be used", decoder.name, exc_info=error)
+        return PluginError(f"The structured decoder {decoder.name!r} cannot be used: {error!r}", decoder.name)
+
+
+def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
+    try:
+        return compiler.compile(constraint)
+    except EnginehouseError:
+        raise
+    except Exception as error:  # refused rather than unconstrained
+        _log.warning("the structured decoder %s failed to compile", decoder.name, exc_info=error)
+        message = f"{constraint.param}: the structured decoder {decoder.name!r} failed: {error!r}"
+        raise InvalidRequest(message, constraint.param) from error
 
 
 class ConstraintState:

@@ -141,6 +141,7 @@ class SequenceSampler:
         raw: LogitRow | None = None,
     ) -> int:
         """Steps from the bias to the draw. ``raw`` is the row as it came, when somebody has read it already."""
+        unbiased = logits.copy() if self._bias and mask is not None else None
         if self._bias:
             _maximum(logits)  # a forced token would hide a broken row
             self._bias.apply(logits)
@@ -150,12 +151,12 @@ class SequenceSampler:
             token_id = int(logits.argmax())  # the first NaN, if there is one
             _check(float(logits[token_id]), self._bias)
             if mask is not None and not mask.permits(token_id):
-                mask.apply(logits)
+                _apply_mask(mask, logits, unbiased)
                 token_id = int(logits.argmax())
             return token_id
         if mask is not None:
             _maximum(logits, self._bias)  # the mask would hide a broken row
-            mask.apply(logits)
+            _apply_mask(mask, logits, unbiased)
         if raw is None or self._changes_logits or mask is not None or self._temperature != 1.0:
             raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
         number = partial(uniform, self._params.seed, self._choice, position)
@@ -180,6 +181,17 @@ def _penalties(params: SamplingParams, prompt_token_ids: Sequence[int] | NDArray
     if repetition == 1.0 and not presence and not frequency:
         return None
     return Penalties(repetition, presence, frequency, prompt_token_ids)
+
+
+def _apply_mask(mask: TokenMask, logits: NDArray[np.float32], unbiased: NDArray[np.float32] | None) -> None:
+    """Mask a row in place; a bias that leaves nothing of what is allowed is ignored here, for the mask must hold."""
+    try:
+        mask.apply(logits)
+    except GenerationFailed:
+        if unbiased is None:
+            raise
+        logits[:] = unbiased
+        mask.apply(logits)
 
 
 def _maximum(logits: NDArray[np.float32], bias: LogitBias | None = None) -> float:

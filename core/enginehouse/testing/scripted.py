@@ -25,6 +25,7 @@ from enginehouse.errors import (
     EnginehouseError,
     InvalidRequest,
     Overloaded,
+    UnsupportedParameter,
 )
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.testing.replay import Replay, Tape
@@ -93,6 +94,9 @@ class ScriptedEngine:
 
     async def submit(self, request: EngineRequest) -> Generation:
         """Check and queue the request."""
+        constraint = request.constraint
+        if constraint is not None and constraint.kind != "composition":  # a script may play a call of a tool
+            raise UnsupportedParameter(f"{constraint.param}: a script follows no constraint.", constraint.param)
         token_ids = request.token_ids
         if token_ids is None:
             token_ids = tuple(await self.tokenize(request.segments, request.add_special))

@@ -17,7 +17,7 @@ from typing import Any
 
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
-__all__ = ["EXACT_DIGITS", "NUMBER_FORMATS", "is_exact_integer", "is_number", "number_keywords"]
+__all__ = ["ANY_INTEGER", "EXACT_DIGITS", "NUMBER_FORMATS", "is_exact_integer", "is_number", "number_keywords"]
 
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
@@ -34,6 +34,8 @@ _MAX_INTEGER = 2**63 - 1024  # the library's integers have 64 bits
 _MAX_DECIMAL = 9 * 10**18
 _USUAL_INTEGER = 10**18  # where a schema sets no bound: ends runs of digits
 _STEP = Fraction(1, 10**12)
+ANY_INTEGER = {"type": "integer", "minimum": -_USUAL_INTEGER, "maximum": _USUAL_INTEGER}
+"""What an integer without bounds becomes."""
 _MAX_DECIMALS = 9
 EXACT_DIGITS = 15
 """A decimal of so many digits is told apart from its neighbours as a float, and read exactly by the library."""

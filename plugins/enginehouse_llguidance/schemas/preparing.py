@@ -24,7 +24,13 @@ from enginehouse_llguidance.schemas.disjoint import find_overlap
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
-from enginehouse_llguidance.schemas.numbers import EXACT_DIGITS, is_exact_integer, is_number, number_keywords
+from enginehouse_llguidance.schemas.numbers import (
+    ANY_INTEGER,
+    EXACT_DIGITS,
+    is_exact_integer,
+    is_number,
+    number_keywords,
+)
 from enginehouse_llguidance.schemas.objects import object_keywords
 from enginehouse_llguidance.schemas.places import Place, ValuePath
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
@@ -117,6 +123,7 @@ class _Preparer:
     same_value: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     joined_references: dict[str, str] = field(factory=dict)
     joins: Joins = field(factory=Joins)
+    uses_any_integer: bool = False
 
     def run(self) -> PreparedSchema:
         """Walk, then look at the references as a whole."""
@@ -125,6 +132,8 @@ class _Preparer:
         while self.waiting:
             name, value, place = self.waiting.popleft()
             definitions[name] = self.prepare(value, place)
+        if self.uses_any_integer:
+            definitions["integer"] = ANY_INTEGER
         self._check_references()
         self.joins.check()
         endless = find_endless(self.parts, definitions)
@@ -155,6 +164,8 @@ class _Preparer:
         if "$id" in value and place.pointer:
             place = evolve(place, is_in_resource=True)
         prepared = self._rewrite(value, place)
+        if prepared == ANY_INTEGER:  # shared, for its automaton is large
+            self.uses_any_integer, prepared = True, {"$ref": "#/$defs/integer"}
         self.parts.append((place.pointer, prepared))
         return prepared
 

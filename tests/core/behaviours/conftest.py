@@ -89,7 +89,9 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny deterministic model that says nonsense, behind the real engine."""
     source = str(tmp_path_factory.mktemp("fake"))
     model = ModelSettings(source=source, backend="fake", isolation="thread", context=2048)
-    with server_thread(Settings(models={"fake": model}, plugins=PluginsSettings(allow=()))) as running:
+    with server_thread(
+        Settings(models={"fake": model}, plugins=PluginsSettings(allow=("llguidance", "parsers")))
+    ) as running:
         yield from _ready(running.url, "fake")
 
 

@@ -175,9 +175,7 @@ def test_h11_very_many_unknown_fields(server: Server) -> None:
     [
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema"}),
-        ("structured_outputs", {"regex": "a"}),
+        ("structured_outputs", {"structural_tag": {"format": {}}}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
         ("prediction", {"type": "content", "content": "x"}),
