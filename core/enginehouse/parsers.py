@@ -114,13 +114,12 @@ class ToolSession(Protocol):
 
 
 class ToolFormat(Protocol):
-    """A tool parser bound to a model.
+    """A tool parser bound to a model."""
 
-    Attributes:
-        markers: strings that may be control tokens of the model and must be seen in its answers.
-    """
-
-    markers: tuple[str, ...]
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Strings that may be control tokens of the model and must be seen in its answers."""
+        ...
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
         """The chat as the template can show it.
@@ -182,17 +181,22 @@ class ReasoningSession(Protocol):
 
 
 class ReasoningFormat(Protocol):
-    """A reasoning parser bound to a model.
+    """A reasoning parser bound to a model."""
 
-    Attributes:
-        start: the marker that opens reasoning.
-        end: the marker that closes it.
-        has_switch: whether the template can be told to start without reasoning.
-    """
+    @property
+    def start(self) -> str:
+        """The marker that opens reasoning."""
+        ...
 
-    start: str
-    end: str
-    has_switch: bool
+    @property
+    def end(self) -> str:
+        """The marker that closes it."""
+        ...
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether the template can be told to start without reasoning."""
+        ...
 
     def variables(self, enabled: bool | None, effort: str | None) -> dict[str, Any]:
         """Template variables that switch reasoning on or off and say how hard to think; None is "as usual"."""
