@@ -140,10 +140,8 @@ def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Const
         variables = {**reasoning.variables(enabled, thinking.effort), **variables}
     if prepared.tools:
         variables["tools"] = [tool.definition for tool in prepared.tools]
-    if use is not None and use.choice != "none" and (use.choice == "required" or constraint is not None):
-        assert formats.tools is not None
-        answer = None if use.choice == "required" else constraint
-        constraint = formats.tools.constraint(use.callable, use.parallel and use.only is None, answer)
+    if use is not None and formats.tools is not None:
+        constraint = _constraint(use, formats.tools, constraint)
     reasons = reasoning is not None and reasoning.has_switch and enabled is not False
     return ChatPlan(
         messages=prepared.messages,
@@ -155,6 +153,19 @@ def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Const
         formats=formats,
         request=request,
     )
+
+
+def _constraint(use: ToolUse, tools: ToolFormat, answer: Constraint | None) -> Constraint | None:
+    """What the answers must look like, calls included."""
+    parallel = use.parallel and use.only is None
+    if use.choice == "required":
+        return tools.constraint(use.callable, parallel)
+    if use.choice == "none":
+        return answer
+    if answer is not None:
+        return tools.constraint(use.callable, parallel, answer)
+    is_checked = any(tool.strict for tool in use.callable)
+    return tools.constraint(use.callable, parallel, "any") if is_checked else None
 
 
 def _prepare(messages: tuple[Message, ...], use: ToolUse | None, tools: ToolFormat | None) -> PreparedChat:

@@ -11,7 +11,7 @@ A session holds back only what may be markup. It never returns a piece of a tag.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 from attrs import field, frozen
@@ -130,13 +130,16 @@ class ToolFormat(Protocol):
         """
         ...
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
-        """What an answer must look like that calls at least one of ``tools``.
+    def constraint(
+        self, tools: Sequence[Tool], parallel: bool, answer: Constraint | Literal["any"] | None = None
+    ) -> Constraint:
+        """What an answer must look like in which every call matches the parameters of its tool.
 
         Args:
-            tools: with at least one; arguments must match their parameters.
+            tools: with at least one.
             parallel: whether several calls are allowed, where the format knows that.
-            answer: what an answer without a call must look like; None is that there must be a call.
+            answer: what an answer without a call must look like; None is that there must be a call. ``any`` is
+                any text, also in front of the first call; then only tools that are ``strict`` must be matched.
 
         Raises:
             RequestError: this cannot be expressed.

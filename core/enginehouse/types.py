@@ -314,12 +314,14 @@ class Tool:
     Attributes:
         parameters: JSON Schema of its arguments, an object; without any, it takes no arguments.
         definition: all of it in OpenAI's form, as the client wrote it; templates show this.
+        strict: calls of the model's own choice must match ``parameters`` as well.
         param: where the function stands in the request, for errors.
     """
 
     name: str
     parameters: dict[str, Any]
     definition: dict[str, Any]
+    strict: bool = False
     param: str = "tools"
 
 

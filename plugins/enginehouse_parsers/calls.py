@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from enginehouse.composition import Composition, InOrder, Matching, OneOf, Repeated, Text
+from attrs import evolve
+
+from enginehouse.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
+from enginehouse.errors import UnsupportedParameter
 from enginehouse.types import Constraint, Tool
 
-__all__ = ["MAX_CALLS", "arguments_of", "json_calls", "object_schema", "one_or_more", "or_answer"]
+__all__ = [
+    "MAX_CALLS",
+    "Answer",
+    "arguments_of",
+    "json_calls",
+    "object_schema",
+    "one_or_more",
+    "only_strict",
+    "or_answer",
+    "refuse_strict",
+    "strict_param",
+    "talk_or_call",
+]
+
+Answer = Constraint | Literal["any"] | None
+"""What an answer without calls looks like, see :meth:`enginehouse.parsers.ToolFormat.constraint`."""
 
 MAX_CALLS = 16
 """Most calls of one enforced answer: a small model that has begun to call does not stop by itself."""
@@ -29,6 +47,23 @@ def arguments_of(tool: Tool) -> Matching:
     """The arguments of a tool as a JSON object."""
     text = json.dumps(object_schema(tool.parameters))
     return Matching(Constraint(kind="json_schema", text=text, param=f"{tool.param}.parameters"))
+
+
+def strict_param(tools: Sequence[Tool]) -> str:
+    """The request field because of which calls are checked that need not be made."""
+    return next(f"{tool.param}.strict" for tool in tools if tool.strict)
+
+
+def only_strict(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, with any object as the arguments of those that are not strict."""
+    return [tool if tool.strict else evolve(tool, parameters={"additionalProperties": True}) for tool in tools]
+
+
+def refuse_strict(tools: Sequence[Tool]) -> UnsupportedParameter:
+    """The refusal where a format cannot tell the beginning of a call from text."""
+    param = strict_param(tools)
+    message = f"{param}: this model's calls can only be checked with the tool_choice 'required' or a named function"
+    return UnsupportedParameter(message, param)
 
 
 def json_calls(tools: Sequence[Tool], arguments_key: str) -> Composition:
@@ -62,3 +97,12 @@ def one_or_more(call: Composition, separator: str, parallel: bool) -> Compositio
 def or_answer(calls: Composition, answer: Constraint | None) -> Composition:
     """Calls, or an answer without any."""
     return calls if answer is None else OneOf((calls, Matching(answer)))
+
+
+def talk_or_call(marker: str, behind_marker: Composition, separator: str, parallel: bool) -> Composition:
+    """Any text, and calls in the form of ``behind_marker`` wherever the marker stands."""
+    further: tuple[Composition, ...] = ()
+    if parallel:
+        another = InOrder((*((Text(separator),) if separator else ()), Marker(marker), behind_marker))
+        further = (Repeated(another, 0, MAX_CALLS - 1),)
+    return OneOf((FreeText(), InOrder((FreeText(until=marker), behind_marker, *further))))

@@ -9,7 +9,7 @@ from attrs import evolve
 from enginehouse.composition import compose
 from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
 from enginehouse.types import Constraint, Message, Tool
-from enginehouse_parsers.calls import json_calls, or_answer
+from enginehouse_parsers.calls import Answer, json_calls, or_answer, refuse_strict
 from enginehouse_parsers.json_calls import JsonCallSession
 from enginehouse_parsers.tagged_json import takes_tools
 
@@ -41,8 +41,10 @@ class LlamaFormat:
                     moved.add(call.id)
         return PreparedChat(tuple(prepared), tools)
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
         """One call; this format has no parallel ones."""
+        if answer == "any":
+            raise refuse_strict(tools)
         return compose(or_answer(json_calls(tools, "parameters"), answer), "tool_choice")
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:

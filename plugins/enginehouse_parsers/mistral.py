@@ -11,7 +11,16 @@ from attrs import evolve
 from enginehouse.composition import Composition, InOrder, Marker, OneOf, Text, compose
 from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
 from enginehouse.types import Constraint, Message, Tool
-from enginehouse_parsers.calls import arguments_of, json_calls, one_or_more, or_answer
+from enginehouse_parsers.calls import (
+    Answer,
+    arguments_of,
+    json_calls,
+    one_or_more,
+    only_strict,
+    or_answer,
+    strict_param,
+    talk_or_call,
+)
 from enginehouse_parsers.named_calls import NamedCallSession
 from enginehouse_parsers.tagged_json import takes_tools
 
@@ -47,17 +56,21 @@ class MistralFormat:
         ]
         return PreparedChat(tuple(prepared), tools)
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
         """See :class:`enginehouse.parsers.ToolFormat`."""
-        if self._names_calls:
-            named: list[Composition] = [
-                InOrder((Marker(_TAG), Text(tool.name), Marker(_ARGS), arguments_of(tool))) for tool in tools
-            ]
-            calls = one_or_more(named[0] if len(named) == 1 else OneOf(tuple(named)), "", parallel)
-        else:
+        repeats_tag = parallel and self._names_calls
+        if answer == "any":
+            behind = self._behind_tag(only_strict(tools), parallel)
+            return compose(talk_or_call(_TAG, behind, "", repeats_tag), strict_param(tools))
+        call = InOrder((Marker(_TAG), self._behind_tag(tools, parallel)))
+        return compose(or_answer(one_or_more(call, "", repeats_tag), answer), "tool_choice")
+
+    def _behind_tag(self, tools: Sequence[Tool], parallel: bool) -> Composition:
+        if not self._names_calls:
             listed = one_or_more(json_calls(tools, "arguments"), ", ", parallel)
-            calls = InOrder((Marker(_TAG), Text(self._beginning), listed, Text("]")))
-        return compose(or_answer(calls, answer), "tool_choice")
+            return InOrder((Text(self._beginning), listed, Text("]")))
+        named: list[Composition] = [InOrder((Text(tool.name), Marker(_ARGS), arguments_of(tool))) for tool in tools]
+        return named[0] if len(named) == 1 else OneOf(tuple(named))
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
         """See :class:`enginehouse.parsers.ToolFormat`."""

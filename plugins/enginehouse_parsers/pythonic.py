@@ -10,7 +10,7 @@ from typing import Any
 from enginehouse.composition import Composition, InOrder, Matching, OneOf, Repeated, Text, compose
 from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
 from enginehouse.types import Constraint, Message, Tool
-from enginehouse_parsers.calls import arguments_of, object_schema, one_or_more, or_answer
+from enginehouse_parsers.calls import Answer, arguments_of, object_schema, one_or_more, or_answer, refuse_strict
 from enginehouse_parsers.pythonic_calls import PythonicCallSession
 from enginehouse_parsers.tagged_json import takes_tools
 
@@ -31,8 +31,10 @@ class PythonicFormat:
         """As it is: these templates know tools."""
         return PreparedChat(messages, tools)
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
         """See :class:`enginehouse.parsers.ToolFormat`."""
+        if answer == "any":
+            raise refuse_strict(tools)
         calls: list[Composition] = [_call(tool) for tool in tools]
         call = calls[0] if len(calls) == 1 else OneOf(tuple(calls))
         listed = InOrder((Text("["), one_or_more(call, ", ", parallel), Text("]")))

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from enginehouse.composition import InOrder, Marker, Text, compose
+from enginehouse.composition import Composition, InOrder, Marker, Text, compose
 from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
 from enginehouse.types import Constraint, Message, Tool
-from enginehouse_parsers.calls import json_calls, one_or_more, or_answer
+from enginehouse_parsers.calls import (
+    Answer,
+    json_calls,
+    one_or_more,
+    only_strict,
+    or_answer,
+    strict_param,
+    talk_or_call,
+)
 from enginehouse_parsers.described_tools import describe_calls_in_text
 from enginehouse_parsers.json_calls import JsonCallSession
 
@@ -37,14 +45,21 @@ class TaggedJsonFormat:
             return PreparedChat(messages, tools)
         return PreparedChat(describe_calls_in_text(messages, tools, _OPEN, _CLOSE))
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Constraint | None = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
         """See :class:`enginehouse.parsers.ToolFormat`."""
-        call = InOrder((Marker(_OPEN), Text("\n"), json_calls(tools, "arguments"), Text("\n"), Marker(_CLOSE)))
+        if answer == "any":
+            talk = talk_or_call(_OPEN, _behind_tag(only_strict(tools)), "\n", parallel)
+            return compose(talk, strict_param(tools))
+        call = InOrder((Marker(_OPEN), _behind_tag(tools)))
         return compose(or_answer(one_or_more(call, "\n", parallel), answer), "tool_choice")
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
         """See :class:`enginehouse.parsers.ToolFormat`."""
         return JsonCallSession(frozenset(tool.name for tool in tools), (_OPEN,), _CLOSE)
+
+
+def _behind_tag(tools: Sequence[Tool]) -> Composition:
+    return InOrder((Text("\n"), json_calls(tools, "arguments"), Text("\n"), Marker(_CLOSE)))
 
 
 class HermesToolParser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from enginehouse.chat_formats import ChatFormats, ModelFormats, plan_chat
 from enginehouse.config import ModelSettings, PluginsSettings
@@ -166,6 +166,7 @@ def test_no_choice_hides_the_tools() -> None:
         (ToolUse(tools=(NOW,), choice="required", parallel=False), None, (["now"], False, None)),
         (ToolUse(tools=(NOW,), choice="required", only="now"), None, (["now"], False, None)),
         (ToolUse(tools=(NOW,)), ANSWER, (["now"], True, ANSWER)),
+        (ToolUse(tools=(NOW, evolve(NOW, name="two", strict=True))), None, (["now", "two"], True, "any")),
     ],
 )
 def test_what_is_enforced(use: ToolUse, constraint: Constraint | None, asked: Any) -> None:

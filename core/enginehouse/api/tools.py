@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @frozen(kw_only=True)
 class FunctionBody:
-    """A function. ``strict`` is kept wherever a call is enforced; a call of the model's own choice is not."""
+    """A function. Calls that are required match ``parameters`` in any case, others with ``strict``."""
 
     name: str
     description: str | None = None
@@ -91,6 +91,7 @@ def _read_tool(function: FunctionBody, path: str) -> Tool:
         name=function.name,
         parameters=parameters,
         definition={"type": "function", "function": definition},
+        strict=bool(function.strict),
         param=path,
     )
 

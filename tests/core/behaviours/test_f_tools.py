@@ -216,6 +216,17 @@ def test_h14_schemas_that_cannot_be_enforced_are_refused_by_place(fake_with_deco
     assert "/properties/a" in check_client_error(response, "tools[1].function.parameters")["message"]
 
 
+def test_h14_strict_tools_are_checked_even_when_the_model_chooses(fake_with_parsers: Server, enforcing: Server) -> None:
+    body = {"messages": ASK, "tools": [tool(strict=True)], "max_tokens": 60}
+    error = check_client_error(fake_with_parsers.try_chat(**body), "tools[0].function.strict")
+    assert "enginehouse[llguidance]" in error["message"]
+
+    whole = enforcing.chat(**body)["choices"][0]["message"]
+    assert enforcing.stream_chat(**body).text() == (whole["content"] or "")
+    for call in whole.get("tool_calls", ()):
+        jsonschema.validate(json.loads(call["function"]["arguments"]), LAMP)
+
+
 # -- H15 ----------------------------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [

@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from attrs import evolve
 
-from enginehouse.errors import InvalidRequest
+from enginehouse.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parsers import ChatFormat, ToolFormat
 from enginehouse.structured import Grammar
@@ -195,6 +196,39 @@ def test_a_call_or_an_answer_of_its_own_form(compile_constraint, name: str) -> N
     read = [told(AnswerParsing(tool_format=FORMATS[name], tools=(SAY,)), [text]) for text in drawn]
     assert any(said["calls"] for said in read)
     assert all(said["calls"] or json.loads(said["content"])["a"] == 1 for said in read)
+
+
+STRICT = evolve(LAMP, strict=True, param="tools[4].function")
+LOOSE = evolve(LAMP, name="loose")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("hermes", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
+        ("mistral", '[TOOL_CALLS][{"name": "NAME", "arguments": ', "}]"),
+        ("mistral named", "[TOOL_CALLS]NAME[ARGS]", ""),
+    ],
+)
+def test_strict_tools_are_checked_in_any_text(compile_constraint, name: str, before: str, after: str) -> None:
+    constraint = FORMATS[name].constraint((STRICT, LOOSE), parallel=False, answer="any")
+    grammar = compile_constraint(constraint)
+    right, wrong = '{"on": true, "level": 3}', '{"on": true, "level": 99}'
+
+    assert constraint.param == "tools[4].function.strict"
+    assert allows(grammar, "Hello < [TOOL <tool_cal\n\nworld") and allows(grammar, "")
+    for text in ("", "Let me see.\n"):
+        assert allows(grammar, text + before.replace("NAME", "set_lamp") + right + after)
+        assert not allows(grammar, text + before.replace("NAME", "set_lamp") + wrong + after)
+        assert allows(grammar, text + before.replace("NAME", "loose") + wrong + after)
+        assert not allows(grammar, text + before.replace("NAME", "other") + right + after)
+
+
+@pytest.mark.parametrize("name", ["llama3", "pythonic"])
+def test_strict_tools_are_refused_where_calls_have_no_tag(name: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        FORMATS[name].constraint((LOOSE, STRICT), parallel=False, answer="any")
+    assert caught.value.param == "tools[4].function.strict"
 
 
 def test_a_control_token_stands_for_its_marker(compile_constraint) -> None:
