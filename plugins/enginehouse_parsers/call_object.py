@@ -30,19 +30,18 @@ class CallObject:
 
     Attributes:
         status: ``open``; ``done`` at the closing brace; ``wrong`` when it is no call, or was damaged.
-        raw: what was read while the call had not started, brace included.
     """
 
     def __init__(self, names: Collection[str], is_certain: bool) -> None:
         self.status: Literal["open", "done", "wrong"] = "open"
         self.is_started = False
         self.is_finished = False
-        self.raw = "{"
+        self._raw = ["{"]
         self._names = names
         self._is_certain = is_certain
         self._state: _State = "key or end"
         self._value: JsonValue | None = None
-        self._text = ""  # of the value that is being read, unless it streams
+        self._texts: list[str] = []  # of the value that is being read, unless it streams
         self._key = ""
         self._name: str | None = None
         self._arguments: str | None = None  # complete ones that wait for the name
@@ -54,8 +53,13 @@ class CallObject:
             start, was_started = index, self.is_started
             index = self._read_value(text, index, parts) if self._value else self._read_structure(text, index, parts)
             if not was_started and not self.is_started:
-                self.raw += text[start:index]
+                self._raw.append(text[start:index])
         return index
+
+    @property
+    def raw(self) -> str:
+        """What was read while the call had not started, brace included."""
+        return "".join(self._raw)
 
     @property
     def _streams(self) -> bool:
@@ -69,7 +73,7 @@ class CallObject:
         if self._state == "value":
             return self._begin_value(char, index, parts)
         if char == '"' and self._state in ("key", "key or end"):
-            self._value, self._text = JsonValue(), ""
+            self._value, self._texts = JsonValue(), []
             return index
         if char == "}" and self._state in ("key or end", "after"):
             self._end(parts)
@@ -81,7 +85,7 @@ class CallObject:
         return index
 
     def _begin_value(self, char: str, index: int, parts: list[ToolPart]) -> int:
-        self._value, self._text = JsonValue(), ""
+        self._value, self._texts = JsonValue(), []
         if self._key in _ARGUMENTS and char == "{" and self._name is not None and not self.is_started:
             self._start(parts)
         return index
@@ -94,7 +98,7 @@ class CallObject:
             if end > index:
                 parts.append(CallArguments(text[index:end]))
         else:
-            self._text += text[index:end]
+            self._texts.append(text[index:end])
         if value.status == "wrong":
             self.status = "wrong"
         elif value.status == "done":
@@ -104,8 +108,9 @@ class CallObject:
 
     def _take(self, parts: list[ToolPart]) -> None:
         """A key or a value is complete."""
+        text = "".join(self._texts)
         if self._state in ("key", "key or end"):
-            self._key, self._state = json.loads(self._text), "colon"
+            self._key, self._state = json.loads(text), "colon"
             if not self._is_certain and self._key not in _KNOWN:
                 self.status = "wrong"
             return
@@ -113,12 +118,12 @@ class CallObject:
         if self._streams:
             self._finish(parts)
         elif not self.is_started and self._key == "name":
-            self._take_name(parts)
+            self._take_name(text, parts)
         elif not self.is_started and self._key in _ARGUMENTS:
-            self._take_arguments(parts)
+            self._take_arguments(text, parts)
 
-    def _take_name(self, parts: list[ToolPart]) -> None:
-        name = json.loads(self._text) if self._text.startswith('"') else None
+    def _take_name(self, text: str, parts: list[ToolPart]) -> None:
+        name = json.loads(text) if text.startswith('"') else None
         if name not in self._names:
             self.status = "wrong"
             return
@@ -126,9 +131,8 @@ class CallObject:
         if self._arguments is not None:
             self._send(self._arguments, parts)
 
-    def _take_arguments(self, parts: list[ToolPart]) -> None:
+    def _take_arguments(self, text: str, parts: list[ToolPart]) -> None:
         """Arguments that did not stream: the name is missing, they are a JSON text in a string, or no object."""
-        text = self._text
         if text.startswith('"'):
             text = json.loads(text).encode("utf-8", "replace").decode()
             inner = JsonValue()
