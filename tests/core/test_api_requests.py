@@ -269,6 +269,31 @@ def test_what_is_no_http_gets_a_json_error(client: httpx.Client) -> None:
     assert json.loads(body)["error"]["code"] == "bad_request"
 
 
+@pytest.mark.parametrize("line", [b"a" * 1000, b"x: " + b"a" * 500 + b"\r\n"])
+def test_a_head_without_an_end_is_refused(client: httpx.Client, line: bytes) -> None:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ")
+        for _ in range(65_536 // len(line) + 1):
+            connection.sendall(line)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+
+
+def test_long_bodies_and_many_requests_on_one_connection_are_no_long_heads(client: httpx.Client) -> None:
+    body = json.dumps({"model": "none", "prompt": "x" * 300_000}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    one = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    answer = talk(client, one * 3 + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50 + last)
+
+    assert answer.count(b"HTTP/1.1 404") == 3
+    assert answer.count(b"HTTP/1.1 200") + answer.count(b"HTTP/1.1 503") == 51
+
+
 def test_requests_without_or_with_two_hosts_are_refused(client: httpx.Client) -> None:
     for hosts in (b"", b"host: localhost\r\nhost: evil\r\n"):
         answer = talk(client, b"GET /v1/models HTTP/1.1\r\n" + hosts + b"connection: close\r\n\r\n")

@@ -69,6 +69,7 @@ _HTTP_CODES = {
     404: "not_found",
     405: "method_not_allowed",
     415: "unsupported_media_type",
+    431: "headers_too_large",
 }
 
 

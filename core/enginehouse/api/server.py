@@ -211,12 +211,14 @@ class _Protocol(HttpToolsProtocol):
     """
 
     _reads_head = True
+    _began_before = True  # this packet did: all of it belongs to the head
     _num_head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what arrived; a head that does not end is refused."""
+        self._began_before = self._reads_head
         super().data_received(data)
-        if not self._reads_head:
+        if not (self._reads_head and self._began_before):
             return
         self._num_head_bytes += len(data)
         if self._num_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -229,7 +231,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The next head begins."""
-        self._reads_head = True
+        self._reads_head, self._began_before = True, False
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
