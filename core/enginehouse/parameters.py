@@ -224,6 +224,8 @@ def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
         raise InvalidRequest(
             f"logit_bias: keys must be token ids of this model, 0 to {vocab_size - 1}; wrong: {named}", "logit_bias"
         )
+    if len(set(ids.values())) == vocab_size and max(bias.values()) <= -100:
+        raise InvalidRequest("logit_bias: bans every token of this model", "logit_bias")
     return {ids[key]: float(value) for key, value in bias.items()}
 
 

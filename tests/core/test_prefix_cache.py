@@ -96,6 +96,18 @@ def test_the_least_recently_used_goes_first_and_the_kept_one_stays() -> None:
     assert cache.match(ids([1, 1]), "") is not None
 
 
+def test_a_namespace_whose_sequences_are_gone_leaves_nothing_behind() -> None:
+    """Clients choose namespaces, so there may be any number of them."""
+    runner, cache = make_cache()
+    for number in range(100):
+        keep(runner, cache, [1, 2, number], f"salt {number}")
+        keep(runner, cache, [1, 2], f"salt {number}")
+        while len(cache) > 3:
+            cache.evict()
+
+    assert set(cache._roots) == {"salt 97", "salt 98", "salt 99"}
+
+
 def test_common_prefix_length() -> None:
     assert common_prefix_length(ids([]), ids([1])) == 0
     assert common_prefix_length(ids([1, 2, 3]), ids([1, 2])) == 2

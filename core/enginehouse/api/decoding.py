@@ -28,8 +28,14 @@ __all__ = ["BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_
 
 _B_co = TypeVar("_B_co", bound="GenerationBody", covariant=True)
 _MAX_HEADER_CHARS = 1000
+_MAX_SALT_CHARS = 1000
 _MAX_MEMBERS = 65_536
 """Most members of an object such as ``logit_bias``: collecting what is wrong with each one takes time."""
+
+
+def _check_salt(_: Any, attribute: Any, value: str) -> None:
+    if len(value) > _MAX_SALT_CHARS:
+        raise ValueError(f"'{attribute.name}' must have at most {_MAX_SALT_CHARS} characters, not {len(value)}")
 
 
 @frozen(kw_only=True)
@@ -47,7 +53,7 @@ class GenerationBody(ConstraintFields):
     Attributes:
         n: number of answers.
         priority: lower numbers are served earlier.
-        cache_salt: prompts share the prefix cache only with those of the same salt.
+        cache_salt: prompts share the prefix cache only with those of the same salt, at most 1000 characters.
         user: this and the following fields are accepted so that clients work; they have no effect.
     """
 
@@ -56,7 +62,7 @@ class GenerationBody(ConstraintFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
-    cache_salt: str = ""
+    cache_salt: str = field(default="", validator=_check_salt)
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

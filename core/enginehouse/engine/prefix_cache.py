@@ -33,6 +33,7 @@ class _Node:
     edge: NDArray[np.int32]  # token ids from the parent to here
     depth: int  # token ids from the root to here
     parent: _Node | None
+    namespace: str
     handle: int | None = None
     last_used: int = 0
     children: dict[int, _Node] = field(factory=dict)
@@ -160,12 +161,12 @@ class PrefixCache:
 
     def _insert(self, token_ids: NDArray[np.int32], namespace: str) -> _Node:
         """The node whose path is ``token_ids``, made and split from others as needed."""
-        node = self._roots.setdefault(namespace, _Node(np.empty(0, np.int32), 0, None))
+        node = self._roots.setdefault(namespace, _Node(np.empty(0, np.int32), 0, None, namespace))
         while node.depth < len(token_ids):
             rest = token_ids[node.depth :]
             child = node.children.get(int(rest[0]))
             if child is None:
-                child = _Node(rest, len(token_ids), node)
+                child = _Node(rest, len(token_ids), node, namespace)
                 node.children[int(rest[0])] = child
                 return child
             shared = common_prefix_length(child.edge, rest)
@@ -177,7 +178,7 @@ class PrefixCache:
         """Put a node into the middle of the edge that leads to ``node``."""
         parent = node.parent
         assert parent is not None
-        middle = _Node(node.edge[:at], node.depth - len(node.edge) + at, parent)
+        middle = _Node(node.edge[:at], node.depth - len(node.edge) + at, parent, node.namespace)
         parent.children[int(node.edge[0])] = middle
         node.edge, node.parent = node.edge[at:], middle
         middle.children[int(node.edge[0])] = node
@@ -202,4 +203,6 @@ class PrefixCache:
             parent = node.parent
             del parent.children[int(node.edge[0])]
             node = parent
+        if node.parent is None and not node.children:
+            del self._roots[node.namespace]
         return handle

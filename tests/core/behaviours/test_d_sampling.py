@@ -94,6 +94,12 @@ def test_h10_force(model_server: Server) -> None:
     assert len(set(again)) == 1 and set(tokens) != set(again)
 
 
+def test_h10_ban_of_everything_is_refused(server: Server) -> None:
+    banned = {str(token_id): -100 for token_id in range(vocab_size(server))}
+
+    check_client_error(server.try_chat(logit_bias=banned, stream=True), "logit_bias")
+
+
 NULLABLE = [
     "stop", "temperature", "top_p", "max_tokens", "max_completion_tokens", "tools", "tool_choice", "response_format",
     "logit_bias", "seed", "n", "stream", "user", "stream_options", "top_k", "min_p", "logprobs", "top_logprobs",
@@ -132,6 +138,7 @@ def test_h11_null_is_absent(server: Server) -> None:
         ("priority", "high"),
         ("metadata", {"a": 1}),
         ("metadata", "a"),
+        ("cache_salt", "x" * 100_000),
     ],
 )
 def test_h11_ranges(server: Server, name: str, value) -> None:
