@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 
+from enginehouse.backend import Tokenizer
 from enginehouse.composition import read_composition
 from enginehouse.errors import InvalidRequest
 from enginehouse.types import Constraint
@@ -42,12 +43,14 @@ class LlguidanceCompiler:
     """See :class:`enginehouse.structured.GrammarCompiler`.
 
     Args:
-        control_tokens: the model's control-token strings, for compositions.
+        vocabulary: of ``tokenizer``.
+        tokenizer: the model's.
     """
 
-    def __init__(self, vocabulary: LLTokenizer, control_tokens: Mapping[str, int], options: LlguidanceOptions) -> None:
+    def __init__(self, vocabulary: LLTokenizer, tokenizer: Tokenizer, options: LlguidanceOptions) -> None:
         self._vocabulary = vocabulary
-        self._control_tokens = control_tokens
+        self._control_tokens = tokenizer.special_tokens
+        self._text_tokens = _text_tokens(tokenizer)
         self._options = options
         self._limits = LLParserLimits(verbose_errors=False)
         self._cache: OrderedDict[tuple[str, str], LlguidanceGrammar] = OrderedDict()
@@ -75,7 +78,9 @@ class LlguidanceCompiler:
         try:
             if constraint.kind == "json_schema":
                 return self._schema(constraint.text)
-            return self._start(self._grammar_of(constraint))
+            # The negation of a user's grammar holds control tokens too.
+            allowed = self._text_tokens if constraint.kind in ("lark", "gbnf") else None
+            return self._start(self._grammar_of(constraint), allowed)
         except (SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
@@ -128,8 +133,8 @@ class LlguidanceCompiler:
             raise _Refused(f"more than {self._options.max_choices} choices are not supported")
         return "|".join(map(escape_text, dict.fromkeys(choices)))
 
-    def _start(self, grammar: str) -> LlguidanceGrammar:
-        """A grammar whose first token can be chosen."""
+    def _start(self, grammar: str, allowed: NDArray[np.int32] | None = None) -> LlguidanceGrammar:
+        """A grammar whose first token can be chosen; ``allowed`` are the tokens of its text, None is all."""
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
         bitmask = np.zeros((self._vocabulary.vocab_size + 31) // 32, np.int32)
         if not matcher.is_error():
@@ -138,7 +143,15 @@ class LlguidanceCompiler:
             raise _Refused(_first_line(matcher.get_error()))
         if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _Refused("no text satisfies this constraint")
-        return LlguidanceGrammar(matcher, self._vocabulary)
+        return LlguidanceGrammar(matcher, self._vocabulary, allowed)
+
+
+def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """Bitmask of what is no control token."""
+    bits = np.zeros((tokenizer.vocab_size + 31) // 32 * 32, np.uint8)
+    bits[: tokenizer.vocab_size] = 1
+    bits[list(tokenizer.control_token_ids | tokenizer.end_token_ids)] = 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _grammar_of_schema(schema: Any) -> str:

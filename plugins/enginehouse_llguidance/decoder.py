@@ -28,4 +28,4 @@ class LlguidanceDecoder:
         from enginehouse_llguidance.vocabulary import build_vocabulary  # noqa: PLC0415, I001
         from enginehouse_llguidance.compiler import LlguidanceCompiler  # noqa: PLC0415
 
-        return LlguidanceCompiler(build_vocabulary(tokenizer), tokenizer.special_tokens, self._options)
+        return LlguidanceCompiler(build_vocabulary(tokenizer), tokenizer, self._options)

@@ -10,10 +10,11 @@ __all__ = ["GrammarProblem", "lark_of_gbnf", "read_lark"]
 
 # Strings, expressions and comments are skipped; what is left may hold a directive.
 _LARK = re.compile(
-    r'"(?:\\.|[^"\\\n])*"i?|/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*|#[^\n]*|(?P<directive>%\w+)|(?P<special><[^>\n]*>)'
-    r"|\[(?P<attributes>[^\]\n]*=[^\]\n]*)\]"
+    r'"(?:\\.|[^"\\\n])*"i?|/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*|#[^\n]*'
+    r"|(?P<directive>%\w+)|(?P<special><[^>\n]*>)|^[ \t]*[?!]?\w+\[(?P<attributes>[^\]\n]*)\]",
+    re.MULTILINE,
 )
-_REFUSED_DIRECTIVES = {"%json", "%llguidance", "%import", "%lark"}
+_DIRECTIVES = {"%ignore", "%regex"}
 
 
 class GrammarProblem(ValueError):
@@ -27,13 +28,14 @@ def read_lark(text: str) -> str:
         GrammarProblem: it holds a schema, control tokens, or attributes that change sampling.
     """
     for match in _LARK.finditer(text):
-        if match["directive"] in _REFUSED_DIRECTIVES:
-            hint = "; use a json_schema constraint" if match["directive"] == "%json" else ""
-            raise GrammarProblem(f"the directive {match['directive']} is not supported{hint}")
+        directive, attributes = match["directive"], match["attributes"]
+        if directive and directive not in _DIRECTIVES:
+            hint = "; use a json_schema constraint" if directive == "%json" else ""
+            raise GrammarProblem(f"the directive {directive[:60]} is not supported{hint}")
         if match["special"]:
             raise GrammarProblem(f"the token {match['special'][:60]} is not supported: grammars describe text")
-        if match["attributes"]:
-            raise GrammarProblem(f"rule attributes are not supported: [{match['attributes'][:60]}]")
+        if attributes is not None and attributes.strip() != "lazy":
+            raise GrammarProblem(f"the rule attributes [{attributes[:60]}] are not supported")
     return text
 
 
@@ -47,5 +49,5 @@ def lark_of_gbnf(text: str) -> str:
         return gbnf_to_lark(text)
     except GbnfToLarkError as error:
         raise GrammarProblem(str(error)) from error
-    except (RecursionError, IndexError, ValueError, KeyError) as error:
+    except Exception as error:  # the converter raises whatever it meets
         raise GrammarProblem(f"the grammar could not be read: {error}") from error

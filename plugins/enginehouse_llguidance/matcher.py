@@ -18,34 +18,44 @@ class LlguidanceGrammar:
 
     Args:
         origin: at the beginning of the text.
+        allowed: (ceil(vocab_size / 32),) int32, which tokens its text may hold; None is whatever the grammar says.
     """
 
-    def __init__(self, origin: LLMatcher, vocabulary: LLTokenizer) -> None:
+    def __init__(self, origin: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None = None) -> None:
         self._origin = origin
         self._vocabulary = vocabulary
+        self._allowed = allowed
 
     def start(self) -> LlguidanceMatcher:
         """A matcher at the beginning of the text; microseconds."""
-        return LlguidanceMatcher(self._origin.deep_copy(), self._vocabulary)
+        return LlguidanceMatcher(self._origin.deep_copy(), self._vocabulary, self._allowed)
 
 
 class LlguidanceMatcher:
     """See :class:`enginehouse.structured.Matcher`."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None) -> None:
         self._matcher = matcher
+        self._allowed = allowed
         self._end_ids = vocabulary.eos_tokens
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
         """Write the mask in place; the library drops the GIL meanwhile."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             bitmask[:] = 0
-            words = bitmask.view(np.uint32)
-            for token_id in self._end_ids:
-                words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+            self._allow_end(bitmask)
             return
         self._matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
         self._check()
+        if self._allowed is not None:
+            bitmask &= self._allowed
+            if self._matcher.is_accepting():
+                self._allow_end(bitmask)
+
+    def _allow_end(self, bitmask: NDArray[np.int32]) -> None:
+        words = bitmask.view(np.uint32)
+        for token_id in self._end_ids:
+            words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
     def accept(self, token_id: int) -> None:
         """Move on by one token."""

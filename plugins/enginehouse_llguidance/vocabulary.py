@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from enginehouse.backend import Tokenizer
 from enginehouse.errors import MissingDependency
@@ -24,14 +24,21 @@ class _TokenBytes:
         self.special_token_ids = sorted(tokenizer.control_token_ids | tokenizer.end_token_ids)
         self.eos_token_id = min(tokenizer.end_token_ids, default=None)
         self.bos_token_id = None
+        self.greedy: Callable[[str], list[int]] | None = None
 
     def __call__(self, text: str) -> list[int]:
         # The library tries bytes first and takes an exception as "strings only".
         if not isinstance(text, str):
             raise TypeError("text is encoded, bytes are not")
-        return self._tokenizer.encode(text, special=False)
+        token_ids = self._tokenizer.encode(text, special=False)
+        if self.greedy is not None and b"".join(self.tokens[token_id] for token_id in token_ids) != text.encode():
+            return self.greedy(text)  # a tokenizer that puts a space in front, or normalises
+        return token_ids
 
 
 def build_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     """The vocabulary with all end tokens; control tokens are never part of constrained text."""
-    return LLTokenizer(TokenizerWrapper(_TokenBytes(tokenizer)), eos_token=sorted(tokenizer.end_token_ids))
+    wrapped = _TokenBytes(tokenizer)
+    vocabulary = LLTokenizer(TokenizerWrapper(wrapped), eos_token=sorted(tokenizer.end_token_ids))
+    wrapped.greedy = vocabulary.greedy_tokenize
+    return vocabulary

@@ -104,6 +104,7 @@ KEYWORDS: dict[str, Keyword] = {
     "unevaluatedProperties": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
     # Annotations
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI's
     # Of earlier drafts
     "divisibleBy": Keyword("refused", "use `multipleOf`"),
     "extends": Keyword("refused", "use `allOf`"),

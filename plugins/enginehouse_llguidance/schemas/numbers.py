@@ -90,7 +90,8 @@ def _bounds(schema: Mapping[str, Any], integer: bool) -> tuple[Fraction | None, 
     """The inclusive bounds; exclusive ones are moved to the next number."""
     low = [Fraction(schema["minimum"])] if "minimum" in schema else []
     high = [Fraction(schema["maximum"])] if "maximum" in schema else []
-    bounds = NUMBER_FORMATS.get(schema.get("format", ""))
+    name = schema.get("format")
+    bounds = NUMBER_FORMATS.get(name) if isinstance(name, str) else None
     if bounds is not None:
         low.append(Fraction(bounds[0]))
         high.append(Fraction(bounds[1]))

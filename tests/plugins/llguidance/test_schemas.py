@@ -1,0 +1,243 @@
+"""What of JSON Schema is refused, where, and what becomes of the rest before the library sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from enginehouse.errors import InvalidRequest
+from enginehouse.structured import GrammarCompiler
+from enginehouse.types import Constraint
+from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.schemas import SchemaProblem, prepare_schema
+from enginehouse_llguidance.schemas.numbers import number_keywords
+
+
+def compile_schema(compiler: GrammarCompiler, schema: Any) -> None:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    compiler.compile(Constraint(kind="json_schema", text=text, param="response_format.json_schema.schema"))
+
+
+def refusal(compiler: GrammarCompiler, schema: Any) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        compile_schema(compiler, schema)
+    assert refused.value.param == "response_format.json_schema.schema"
+    return refused.value.message.removeprefix("response_format.json_schema.schema: ")
+
+
+def loop(**fields: Any) -> dict[str, Any]:
+    return {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, **fields}},
+    }
+
+
+REFUSED: list[tuple[Any, str]] = [
+    # Keywords without a grammar, wherever they stand
+    ({"properties": {"a": {"not": {"type": "string"}}}}, "'/properties/a/not'"),
+    ({"$defs": {"x": {"if": {}}}, "items": {"$ref": "#/$defs/x"}}, "'/$defs/x/if'"),
+    ({"prefixItems": [{}, {"contains": {}}]}, "'/prefixItems/1/contains'"),
+    ({"anyOf": [{}, {"dependentRequired": {"a": ["b"]}}]}, "'/anyOf/1/dependentRequired'"),
+    ({"properties": {"a/b~": {"dependentSchemas": {"a": {}}}}}, "'/properties/a~1b~0/dependentSchemas'"),
+    ({"$dynamicRef": "#a"}, "'/$dynamicRef'"),
+    ({"dependencies": {"a": ["b"]}}, "'/dependencies'"),
+    ({"type": "array", "uniqueItems": True}, "'/uniqueItems'"),
+    ({"type": "array", "uniqueItems": 1, "maxItems": 1}, "'/uniqueItems': must be true or false"),
+    ({"anyOf": [{}], "properties": {"a": {}}, "unevaluatedProperties": False}, "'/unevaluatedProperties'"),
+    ({"$ref": "#/$defs/a", "unevaluatedItems": False, "$defs": {"a": {}}}, "'/unevaluatedItems'"),
+    # Malformed values
+    ({"type": "strnig"}, "'/type': 'strnig' is no type"),
+    ({"type": 7}, "'/type'"),
+    ({"type": []}, "'/type'"),
+    ({"type": ["string", {}]}, "'/type'"),
+    ({"properties": []}, "'/properties': must be an object"),
+    ({"properties": {"a": 3}}, "'/properties/a': a schema must be"),
+    ({"required": "a"}, "'/required'"),
+    ({"required": [1]}, "'/required'"),
+    ({"enum": []}, "'/enum'"),
+    ({"enum": "a"}, "'/enum'"),
+    ({"anyOf": []}, "'/anyOf'"),
+    ({"allOf": {}}, "'/allOf'"),
+    ({"minLength": -1}, "'/minLength'"),
+    ({"minLength": 1.5}, "'/minLength'"),
+    ({"maxLength": "3"}, "'/maxLength'"),
+    ({"maxItems": True}, "'/maxItems'"),
+    ({"minimum": "0"}, "'/minimum'"),
+    ({"exclusiveMinimum": True, "minimum": 0}, "'/exclusiveMinimum'"),  # draft 4
+    ({"multipleOf": 0}, "'/multipleOf'"),
+    ({"multipleOf": -2}, "'/multipleOf'"),
+    ({"pattern": 3}, "'/pattern'"),
+    ({"format": []}, "'/format'"),
+    ({"prefixItems": {}}, "'/prefixItems'"),
+    ({"patternProperties": {"(": {}}}, "'/patternProperties/('"),
+    ({"$ref": 3}, "'/$ref'"),
+    ("[1, 2", "not valid JSON"),
+    ('{"const": NaN}', "not valid JSON"),
+    ('{"const": 1e999}', "'/const'"),
+    ([], "a schema must be an object"),
+    (None, "a schema must be an object"),
+    # Misspelt keywords; what looks like none is an annotation
+    ({"maxLenght": 3}, "did you mean 'maxLength'?"),
+    ({"additionalproperties": False}, "did you mean 'additionalProperties'?"),
+    ({"items": {"minimun": 3}}, "'/items/minimun'"),
+    # What the library, or validators among themselves, would not agree on
+    ({"type": "number", "multipleOf": 0.01}, "'/multipleOf'"),
+    ({"type": "integer", "multipleOf": 10_001}, "'/multipleOf'"),
+    ({"const": 2**53 + 1}, "'/const'"),
+    ({"enum": [0.1 + 0.2]}, "'/enum/0'"),
+    ({"enum": ["\x01"]}, "'/enum/0': the control character"),
+    ({"const": {"a": ["\x7f"]}}, "'/const/a/0'"),
+    ({"const": "\ud83d"}, "'/const': half a surrogate pair"),
+    ({"type": "integer", "minimum": 2**64}, "'/minimum'"),
+    ({"type": "number", "maximum": -1e300}, "'/maximum'"),
+    ({"additionalProperties": {}, "minProperties": 2}, "'/minProperties'"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'/oneOf'"),
+    ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}, "'/oneOf'"),
+    ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}}, "'/patternProperties/b$'"),
+    ({"patternProperties": {"^\\w": {}}, "additionalProperties": True}, "'/patternProperties/^\\w'"),
+    ({"properties": {"a": {}}, "propertyNames": {"enum": ["a"]}}, "'/propertyNames'"),
+    ({"patternProperties": {"^b$": {}}, "required": ["b"]}, "list them in properties"),
+    ({"patternProperties": {"": {}}}, "'/patternProperties/'"),
+    ({"format": "phone"}, "'/format': the format 'phone'"),
+    # References
+    ({"$ref": "#/$defs/none"}, "leads nowhere"),
+    ({"$ref": "http://localhost:1/schema"}, "nothing is fetched"),
+    ({"$ref": "other.json#/a"}, "nothing is fetched"),
+    ({"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}}, "anchors are not supported"),
+    ({"$ref": "#"}, "refers to itself without end"),
+    ({"$defs": {"a": {"anyOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"allOf": [{"$ref": "#"}]}}, "$ref": "#/$defs/a"}, "end"),
+    (loop(required=["a"]), "would have to contain another one"),
+    ({**loop(), "maxProperties": 1}, "a recursive schema is not supported together"),
+    ({"items": {"$id": "http://x/y", "items": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}, "below an inner $id"),
+    # No value at all
+    (False, "anyOf is empty"),
+    ({"type": "integer", "minimum": 3, "maximum": 2}, "minimum (3) is greater than maximum (2)"),
+    ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types"),
+    ({"type": "string", "pattern": "^a$", "minLength": 2}, "Regex is empty"),
+    # Too much
+    ({"enum": list(range(20_001))}, "'/enum': has more than 20000 values"),
+    ({"properties": {f"p{n}": {} for n in range(5001)}}, "more than 5000 subschemas"),
+    ({"allOf": [{"pattern": f"a{{{n},}}"} for n in range(40)]}, "more than 5 patterns"),
+    ({"allOf": [{"multipleOf": n} for n in (997, 991, 983)]}, "multipleOf: too many"),
+    ({"allOf": [{"anyOf": [{"minimum": i + j} for i in range(10)]} for j in range(8)]}, "schema too large"),
+    ('{"items":' * 119 + "{}" + "}" * 119, "nested deeper than 64 levels"),
+    ('{"items":' * 200 + "{}" + "}" * 200, "nested deeper than 120 levels"),
+    ('{"items":' * 20_000 + "{}" + "}" * 20_000, "nested deeper than 120 levels"),
+    (json.dumps({"description": "x" * 262_144}), "bytes are more than the 262144"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "named"), REFUSED, ids=lambda value: str(value)[:60])
+@pytest.mark.timeout(10)
+def test_what_cannot_be_enforced_is_refused_by_name(compiler: GrammarCompiler, schema: Any, named: str) -> None:
+    message = refusal(compiler, schema)
+
+    assert named in message
+    assert len(message) < 700
+
+
+ACCEPTED = [
+    {"title": "t", "description": "d", "default": 1, "examples": [1], "deprecated": True, "$comment": ""},
+    {"x-anything": {"not": 1}, "discriminator": {"propertyName": "a"}, "nullable": True, "example": 3, "xml": {}},
+    {"$defs": {"unused": {"not": {}, "type": "strnig"}}, "type": "null"},
+    {"type": "string", "minimum": 5, "not_a_keyword": 1},
+    {"type": "array", "uniqueItems": False, "minContains": 0},
+    {"type": "array", "uniqueItems": True, "maxItems": 1},
+    {"type": "object", "dependentRequired": {}, "unevaluatedProperties": True, "propertyNames": {}},
+    {"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False},
+    {"type": "array", "items": [{"type": "null"}], "additionalItems": False},  # before draft 2020-12
+    {"type": "integer", "format": "int64"},
+    {"type": "number", "format": "date"},  # formats of strings say nothing about numbers
+    {"type": "string", "format": "password"},
+    {"type": "string", "maxLength": 3.0},
+    {"const": 1.0},
+    {"enum": [9007199254740992, 1e22 / 1e22, -0.0]},
+    {"oneOf": [{"type": "string"}, {"type": "null"}, {"enum": [1, True]}]},
+    {"oneOf": [{"const": 1, "title": "one"}, {"const": 2}]},
+    {"type": "object", "oneOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"required": ["b"]}]},
+    {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "null"}}, "$id": "http://example.com/root"},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}, "items": {"$ref": "#/definitions/a"}},
+    loop(),
+    {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"type": "null"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", ACCEPTED, ids=lambda value: str(value)[:60])
+def test_what_asks_for_nothing_or_can_be_had_is_accepted(compiler: GrammarCompiler, schema: Any) -> None:
+    compile_schema(compiler, schema)
+
+
+def test_b06_a_pattern_with_an_unknown_escape_is_refused_by_name(compiler: GrammarCompiler) -> None:
+    """B06: elsewhere such a pattern fails after the schema was taken, and the answer comes unconstrained."""
+    message = refusal(compiler, {"type": "object", "properties": {"a": {"type": "string", "pattern": "^\\y+\\_$"}}})
+
+    assert message.startswith("'/properties/a/pattern': \\y: this escape is not supported")
+
+
+def prepared(schema: Any) -> Any:
+    return prepare_schema(schema, LlguidanceOptions()).schema
+
+
+def test_an_object_that_stands_alone_is_closed() -> None:
+    closed = prepared({"properties": {"a": {"properties": {"b": {}}}}, "required": ["a"]})
+
+    assert closed["additionalProperties"] is False
+    assert closed["properties"]["a"]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"properties": {"a": {}}, "required": ["a", "b"]},
+        {"properties": {"a": {}}, "additionalProperties": {"type": "null"}},
+        {"properties": {"a": {}}, "additionalProperties": True},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "unevaluatedProperties": True, "$ref": "#/$defs/b", "$defs": {"b": {}}},
+    ],
+)
+def test_an_object_that_must_stay_open_stays_open(schema: Any) -> None:
+    assert prepared(schema).get("additionalProperties") is not False
+
+
+def test_schemas_that_meet_in_one_object_are_not_closed() -> None:
+    part = {"properties": {"a": {"properties": {"b": {}}}}}
+    joined = prepared({"allOf": [part, {"properties": {"a": {"required": ["c"]}}}]})
+
+    assert "additionalProperties" not in joined["allOf"][0]
+    assert "additionalProperties" not in joined["allOf"][0]["properties"]["a"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "integer", "keywords"),
+    [
+        ({}, False, {}),
+        ({}, True, {"minimum": -(10**18), "maximum": 10**18}),
+        ({"minimum": 0.5, "maximum": 3.5}, True, {"minimum": 1, "maximum": 3}),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 3}, True, {"minimum": 1, "maximum": 2}),
+        ({"exclusiveMinimum": 0.5, "maximum": 2**63}, True, {"minimum": 1, "maximum": 2**63 - 1024}),
+        ({"minimum": 0}, False, {"minimum": 0}),
+        ({"exclusiveMinimum": 0}, False, {"minimum": 1e-12}),
+        ({"minimum": 5e-324}, False, {"minimum": 1e-12}),
+        ({"exclusiveMaximum": 1}, False, {"maximum": 0.999999999999}),
+        ({"maximum": 0.1 + 0.2}, False, {"maximum": 0.3}),
+        ({"minimum": 0.1 + 0.2}, False, {"minimum": 0.300000000000001}),
+        ({"minimum": 0, "maximum": 1}, False, {"minimum": 0, "maximum": 1, "multipleOf": 1e-9}),
+        ({"minimum": 2, "maximum": 2}, False, {"minimum": 2, "maximum": 2}),
+        ({"multipleOf": 2.5}, True, {"minimum": -(10**18), "maximum": 10**18, "multipleOf": 5}),
+        ({"multipleOf": 0.5}, False, {"minimum": -4503599627370490, "maximum": 4503599627370490, "multipleOf": 0.5}),
+        ({"format": "uint8"}, True, {"minimum": 0, "maximum": 255}),
+        ({"format": "int32", "minimum": -1}, True, {"minimum": -1, "maximum": 2**31 - 1}),
+    ],
+)
+def test_bounds_of_numbers_become_inclusive_and_exact(schema: Any, integer: bool, keywords: Any) -> None:
+    assert number_keywords(schema, "", integer=integer, exact=False) == keywords
+
+
+def test_problems_have_pointers() -> None:
+    with pytest.raises(SchemaProblem) as problem:
+        prepared({"properties": {"a": {"items": {"not": {}}}}})
+
+    assert problem.value.pointer == "/properties/a/items/not"
