@@ -29,7 +29,7 @@ class LlamaCppOptions:
         n_ubatch: tokens that llama.cpp computes at once; None is ``n_batch``.
         flash_attn: None lets llama.cpp choose.
         batch_invariant: make greedy text independent of what else is served, where the model's kernels allow (tested
-            when it is loaded). Costs a quarter more KV memory and, on long prompts, speed.
+            when it is loaded). Costs KV memory and, on long prompts, speed; see docs/llamacpp.md.
         type_k: type of the K half of the KV cache.
         type_v: type of the V half; quantised types need flash attention. None is f16, or bf16 where batch invariance
             needs another type than K's.
@@ -37,8 +37,8 @@ class LlamaCppOptions:
         use_mlock: keep the weights from being swapped out.
         extra_buffers: repack weights for faster CPU kernels. None is yes, except in builds with AMX kernels: some
             compilers break these, which ends the process, and they round differently for one row and many.
-        swa_full: keep all positions of sliding-window layers, so that prefixes can be cut anywhere; False saves
-            memory.
+        swa_full: keep more than the window of sliding-window layers, so that most kept prefixes can be cut anywhere;
+            False saves memory.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(32)))
