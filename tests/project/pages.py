@@ -15,6 +15,10 @@ import attrs
 from enginehouse import hookspecs
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse_llguidance.formats import STRING_FORMATS
+from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.schemas.keywords import KEYWORDS
+from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 
 from .repository import ROOT, source_files, syntax_of
 
@@ -29,6 +33,11 @@ def page_parts() -> dict[str, dict[str, str]]:
         "docs/architecture.md": {"modules": _modules()},
         "docs/configuration.md": {"settings": _settings()},
         "docs/plugins.md": {"hooks": _hooks()},
+        "docs/structured.md": {
+            "keywords": _keywords(),
+            "formats": _formats(),
+            "options": _table(LlguidanceOptions, set()),
+        },
     }
 
 
@@ -123,6 +132,27 @@ def _type(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "table"
     return {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
+
+
+def _keywords() -> str:
+    """One row per keyword of JSON Schema; annotations in one row."""
+    annotations = ", ".join(
+        f"`{name}`" for name, word in KEYWORDS.items() if word.status == "annotation" and not word.note
+    )
+    rows = [
+        f"| `{name}` | {word.status} | {word.note} |\n"
+        for name, word in sorted(
+            KEYWORDS.items(), key=lambda item: ("enforced", "refused", "annotation").index(item[1].status)
+        )
+        if word.status != "annotation" or word.note
+    ]
+    head = ["\n| keyword | | limits, or why |\n", "|---|---|---|\n"]
+    return "".join([*head, *rows, f"| {annotations} | annotation | |\n\n"])
+
+
+def _formats() -> str:
+    texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
+    return f"{texts}. Of numbers: {numbers}.\n`binary` and `password` ask for nothing; others are refused.\n"
 
 
 def _hooks() -> str:

@@ -28,7 +28,7 @@ def _annotations(*names: str) -> dict[str, Keyword]:
     return {name: Keyword("annotation") for name in names}
 
 
-_BOUND = "within ±(2^53 - 1); larger bounds are tightened to that"
+_BOUND = "to 15 digits, for integers to what a float holds; more are tightened to that, not refused"
 
 KEYWORDS: dict[str, Keyword] = {
     # Core
@@ -49,7 +49,7 @@ KEYWORDS: dict[str, Keyword] = {
     "type": Keyword("enforced"),
     "enum": Keyword(
         "enforced",
-        "numbers of at most 15 digits, or integers within ±(2^53 - 1); few control characters",
+        "numbers of 15 digits or integers that a float holds; of control characters only \\t \\n \\r \\b \\f",
     ),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
@@ -59,8 +59,8 @@ KEYWORDS: dict[str, Keyword] = {
     ),
     "not": Keyword("refused", "no grammar for the complement of a schema"),
     "if": Keyword("refused", "use `anyOf`"),
-    "then": Keyword("refused", "use `anyOf`"),
-    "else": Keyword("refused", "use `anyOf`"),
+    "then": Keyword("refused", "without `if` it asks for nothing"),
+    "else": Keyword("refused", "without `if` it asks for nothing"),
     # Numbers
     "minimum": Keyword("enforced", _BOUND),
     "maximum": Keyword("enforced", _BOUND),
@@ -83,8 +83,8 @@ KEYWORDS: dict[str, Keyword] = {
     "maxItems": Keyword("enforced"),
     "uniqueItems": Keyword("refused", "`false`, and `true` where there is at most one item, pass"),
     "contains": Keyword("refused"),
-    "minContains": Keyword("refused"),
-    "maxContains": Keyword("refused"),
+    "minContains": Keyword("refused", "without `contains` it asks for nothing"),
+    "maxContains": Keyword("refused", "without `contains` it asks for nothing"),
     "unevaluatedItems": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
     # Objects
     "properties": Keyword("enforced", "in the order of the schema"),

@@ -107,7 +107,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "other.json#/a"}, "nothing is fetched"),
     ({"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}}, "anchors are not supported"),
     ({"$ref": "#"}, "refers to itself without end"),
-    ({"$defs": {"a": {"anyOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"allOf": [{"$ref": "#"}]}}, "$ref": "#/$defs/a"}, "end"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#"}}}, "without end"),
     (loop(required=["a"]), "would have to contain another one"),
     ({**loop(), "maxProperties": 1}, "a recursive schema is not supported together"),
     ({"items": {"$id": "http://x/y", "items": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}, "below an inner $id"),
@@ -158,7 +158,7 @@ ACCEPTED = [
     {"oneOf": [{"const": 1, "title": "one"}, {"const": 2}]},
     {"type": "object", "oneOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"required": ["b"]}]},
     {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "null"}}, "$id": "http://example.com/root"},
-    {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}, "items": {"$ref": "#/definitions/a"}},
+    {"$schema": "http://json-schema.org/draft-07/schema", "$ref": "#/definitions/a", "definitions": {"a": {}}},
     loop(),
     {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"type": "null"}]},
 ]  # fmt: skip

@@ -1,0 +1,134 @@
+"""The table of docs/structured.md says the truth about every keyword."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from enginehouse.errors import GenerationFailed, InvalidRequest
+from enginehouse.structured import GrammarCompiler
+from enginehouse.testing.fake_tokenizer import FakeTokenizer
+from enginehouse.types import Constraint
+from enginehouse_llguidance.formats import STRING_FORMATS
+from enginehouse_llguidance.schemas.keywords import KEYWORDS
+
+from .walks import allowed_ids
+
+ENFORCED: dict[str, tuple[Any, Any, Any]] = {
+    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, None, 1),
+    "type": ({"type": ["boolean", "null"]}, True, "true"),
+    "enum": ({"enum": [1, "1"]}, "1", 2),
+    "const": ({"const": {"a": [1]}}, {"a": [1]}, {"a": [2]}),
+    "allOf": ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, 3, 2),
+    "anyOf": ({"anyOf": [{"const": 1}, {"const": "a"}]}, "a", "b"),
+    "oneOf": ({"oneOf": [{"type": "null"}, {"const": 1}]}, 1, 2),
+    "minimum": ({"type": "number", "minimum": 0.5}, 0.5, 0.4),
+    "maximum": ({"type": "integer", "maximum": 12}, 12, 13),
+    "exclusiveMinimum": ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, 0.1, 0),
+    "exclusiveMaximum": ({"type": "integer", "exclusiveMaximum": 12}, 11, 12),
+    "multipleOf": ({"type": "integer", "multipleOf": 7}, 21, 22),
+    "minLength": ({"type": "string", "minLength": 2}, "日本", "日"),
+    "maxLength": ({"type": "string", "maxLength": 2}, "日本", "日本語"),
+    "pattern": ({"type": "string", "pattern": "^a+$"}, "aa", "ab"),
+    "format": ({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29"),
+    "items": ({"items": {"type": "null"}}, [None, None], [None, 1]),
+    "prefixItems": ({"prefixItems": [{"type": "null"}, {"const": 1}]}, [None, 1], [None, 2]),
+    "additionalItems": ({"items": [{"const": 1}], "additionalItems": False}, [1], [1, 2]),
+    "minItems": ({"type": "array", "minItems": 2}, [1, 2], [1]),
+    "maxItems": ({"type": "array", "maxItems": 1}, [1], [1, 2]),
+    "unevaluatedItems": ({"prefixItems": [{}], "unevaluatedItems": False}, [1], [1, 2]),
+    "properties": ({"properties": {"a": {"type": "null"}}}, {"a": None}, {"a": 1}),
+    "required": ({"type": "object", "required": ["a"]}, {"a": 1}, {}),
+    "additionalProperties": ({"additionalProperties": {"type": "null"}}, {"b": None}, {"b": 1}),
+    "patternProperties": ({"patternProperties": {"^a": {"type": "null"}}}, {"ab": None}, {"ab": 1}),
+    "propertyNames": ({"propertyNames": {"pattern": "^a"}}, {"ab": 1}, {"b": 1}),
+    "minProperties": ({"type": "object", "minProperties": 1}, {"a": 1}, {}),
+    "maxProperties": ({"type": "object", "maxProperties": 1}, {"a": 1}, {"a": 1, "b": 1}),
+    "unevaluatedProperties": ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+}
+"""Keyword to a schema, a value that satisfies it and one that only this keyword excludes."""
+
+EVERY_TYPE = {"type": "object", "properties": {"a": {}}}
+
+
+def takes(compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, value: Any) -> bool:
+    """Whether a model may write exactly this value as the answer."""
+    matcher = compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema))).start()
+    try:
+        for token_id in tokenizer.encode(json.dumps(value, ensure_ascii=False), special=False):
+            matcher.accept(token_id)
+    except GenerationFailed:
+        return False
+    return bool(tokenizer.end_token_ids & set(allowed_ids(matcher, tokenizer)))
+
+
+def test_every_keyword_of_the_table_has_an_example_here() -> None:
+    assert set(ENFORCED) == {name for name, keyword in KEYWORDS.items() if keyword.status == "enforced"}
+
+
+@pytest.mark.parametrize("keyword", ENFORCED)
+def test_enforced_keywords_are(compiler: GrammarCompiler, tokenizer: FakeTokenizer, keyword: str) -> None:
+    schema, good, bad = ENFORCED[keyword]
+
+    assert takes(compiler, tokenizer, schema, good)
+    assert not takes(compiler, tokenizer, schema, bad)
+    if keyword != "additionalItems":  # of earlier drafts
+        assert Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(good)
+        assert not Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(bad)
+
+
+NEEDS = {"then": {"if": {}}, "else": {"if": {}}, "minContains": {"contains": {}}, "maxContains": {"contains": {}}}
+
+
+@pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status == "refused"])
+def test_refused_keywords_are_refused_at_their_place(compiler: GrammarCompiler, keyword: str) -> None:
+    inner = {keyword: {"a": {}} if keyword.startswith("dep") else True, **NEEDS.get(keyword, {})}
+    schema = {"properties": {"x": {"type": "array", **inner}}}
+    with pytest.raises(InvalidRequest) as refused:
+        compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema)))
+
+    assert any(f"'/properties/x/{name}'" in refused.value.message for name in inner)
+
+
+@pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status == "annotation"])
+def test_annotations_change_nothing(compiler: GrammarCompiler, tokenizer: FakeTokenizer, keyword: str) -> None:
+    schema = {"items": {"type": "null", keyword: {"type": "string", "not": {}}}}
+
+    assert takes(compiler, tokenizer, schema, [None])
+    assert not takes(compiler, tokenizer, schema, [1])
+
+
+FORMATS = {
+    "date": ("0004-02-29", "1900-02-29"),
+    "date-time": ("2024-12-31T23:59:59.5+05:30", "2024-12-31 23:59:59Z"),
+    "duration": ("P1Y2M3DT4H5M6S", "P1S"),
+    "email": ("a.b+c@ex-ample.org", "a b@example.org"),
+    "hostname": ("a-1.example", "-a.example"),
+    "idn-email": ("a@example.org", "a@"),
+    "idn-hostname": ("example.org", "exa mple"),
+    "ipv4": ("255.0.10.1", "256.0.0.1"),
+    "ipv6": ("fe80::1:2", "fe80::1::2"),
+    "iri": ("http://example.org/a?b#c", "no iri"),
+    "iri-reference": ("urn:a:b", "\\\\"),
+    "json-pointer": ("/a~0b/c", "a"),
+    "time": ("12:00:00Z", "24:00:00Z"),
+    "uri": ("https://example.org:8080/a%20b", "//example.org"),
+    "uri-reference": ("mailto:a@example.org", "a b"),
+    "uuid": ("01234567-89ab-cdef-0123-456789abcdef", "01234567-89ab-cdef-0123"),
+}
+
+
+def test_every_format_has_an_example_here() -> None:
+    assert set(FORMATS) == set(STRING_FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_enforced(compiler: GrammarCompiler, tokenizer: FakeTokenizer, name: str) -> None:
+    schema, (good, bad) = {"type": "string", "format": name}, FORMATS[name]
+
+    assert takes(compiler, tokenizer, schema, good)
+    assert not takes(compiler, tokenizer, schema, bad)
+    assert Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(good)
