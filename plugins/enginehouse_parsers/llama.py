@@ -61,7 +61,7 @@ class LlamaToolParser:
     def match(self, model: ChatFormat) -> float:
         """Llama's turns, and a template that writes ``parameters``."""
         template = model.template
-        if not takes_tools(template) or "<|start_header_id|>" not in template:
+        if not takes_tools(template) or "<|start_header_id|>" not in template or "<function=" in template:
             return 0.0
         return 0.8 if _TAG in template or '"parameters": ' in template else 0.0
 

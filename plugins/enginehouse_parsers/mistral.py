@@ -45,15 +45,14 @@ class MistralFormat:
         self._beginning = beginning
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
-        """With ids of nine letters and digits, as these templates accept no others."""
-        prepared = [
-            evolve(
-                message,
-                tool_calls=tuple(evolve(call, id=_short(call.id)) for call in message.tool_calls),
-                tool_call_id=_short(message.tool_call_id or "") if message.role == "tool" else message.tool_call_id,
-            )
-            for message in messages
-        ]
+        """As these templates want it: ids of nine letters and digits, and an answer between result and question."""
+        prepared: list[Message] = []
+        for message in messages:
+            if prepared and prepared[-1].role == "tool" and message.role == "user":
+                prepared.append(Message(role="assistant", content="OK."))
+            calls = tuple(evolve(call, id=_short(call.id)) for call in message.tool_calls)
+            call_id = _short(message.tool_call_id or "") if message.role == "tool" else None
+            prepared.append(evolve(message, tool_calls=calls, tool_call_id=call_id))
         return PreparedChat(tuple(prepared), tools)
 
     def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:

@@ -23,7 +23,8 @@ from enginehouse_parsers.json_calls import JsonCallSession
 __all__ = ["DefaultToolParser", "HermesToolParser", "TaggedJsonFormat", "takes_tools"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_OTHER_FORMATS = ("<function=", "<arg_key>")  # these stand between the same tags
+# A template explains or writes the form; other formats stand between the same tags.
+_JSON_IN_TAGS = re.compile(r"""<tool_call>[\\n\s"'{}~+-]{0,30}\{\\?["'](?:name|arguments)""")
 
 
 def takes_tools(template: str) -> bool:
@@ -69,11 +70,8 @@ class HermesToolParser:
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Sure where a template with tools writes JSON between the tags."""
-        template = model.template
-        if not takes_tools(template) or _OPEN not in template or any(other in template for other in _OTHER_FORMATS):
-            return 0.0
-        return 0.9
+        """Sure where a template with tools has JSON between the tags."""
+        return 0.9 if takes_tools(model.template) and _JSON_IN_TAGS.search(model.template) else 0.0
 
     def bind(self, model: ChatFormat) -> TaggedJsonFormat:
         """See :class:`enginehouse.parsers.ToolParser`."""

@@ -25,7 +25,7 @@ PARSERS: tuple[ToolParser, ...] = (
 )
 
 TEMPLATES = {
-    "hermes": "{% if tools %}{{ tools | tojson }} between <tool_call> and </tool_call>{% endif %}",
+    "hermes": '{% if tools %}{{ "<tool_call>\\n{\\"name\\": <name>}\\n</tool_call>" }}{% endif %}',
     "llama3": '<|start_header_id|>{% if tools %}{{ \'{"name": "f", "parameters": {}}\' }}{% endif %}',
     "mistral": "{{ '[AVAILABLE_TOOLS]' ~ tools }}[TOOL_CALLS]",
     "pythonic": "{% if tools %}[func_name1(params_name1=1)]{% endif %}",
@@ -43,6 +43,8 @@ TEMPLATES = {
         ("never <tool_call> here", "default"),
         ("{{ tools }}<tool_call><function=f><parameter=a>", "default"),
         ("{{ tools }}<tool_call>name<arg_key>a</arg_key>", "default"),
+        ('{{ tools }}<tool_call>\n{"arguments": <args>, "name": <name>}', "hermes"),
+        ("<|start_header_id|>{{ tools }}<|python_tag|><function=f>{}</function>", "default"),
         ("{{ tools }} in a way of its own", "default"),
     ],
 )
@@ -160,6 +162,8 @@ def test_mistral_gets_ids_of_nine_characters() -> None:
     assert prepared[1].tool_call_id == ids[0]
     assert prepared[2].tool_call_id == "abcdefgh9"
     assert len(prepared[3].tool_call_id or "") == 9
+    answered = MistralToolParser().bind(ChatFormat("")).prepare((*turns, user("So?")), ()).messages
+    assert [message.role for message in answered][-3:] == ["tool", "assistant", "user"]
 
 
 def test_sources_name_no_other_plugin() -> None:
