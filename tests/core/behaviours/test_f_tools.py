@@ -227,6 +227,27 @@ def test_h14_strict_tools_are_checked_even_when_the_model_chooses(fake_with_pars
         jsonschema.validate(json.loads(call["function"]["arguments"]), LAMP)
 
 
+def test_h14_a_call_or_the_form_that_was_asked_for(enforcing: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}}
+    body = {
+        "messages": ASK,
+        "tools": [tool()],
+        "response_format": form,
+        "max_tokens": 400,
+        "parallel_tool_calls": False,
+    }
+    message = enforcing.chat(**body)["choices"][0]["message"]
+
+    if message.get("tool_calls"):
+        check_call(message, {"set_lamp"})
+    else:
+        jsonschema.validate(json.loads(message["content"]), schema)
+    check_call(enforcing.chat(**body, tool_choice="required")["choices"][0]["message"], {"set_lamp"})
+    none = enforcing.chat(**body, tool_choice="none")["choices"][0]["message"]
+    assert json.loads(none["content"]) == {"a": 1}
+
+
 # -- H15 ----------------------------------------------------------------------------------------------
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
