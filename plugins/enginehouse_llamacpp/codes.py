@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
@@ -20,7 +21,7 @@ class DecodeCode(IntEnum):
     COMPUTE_FAILED = -3
 
 
-ERRORS: dict[DecodeCode, type[RunnerError]] = {
+ERRORS: Mapping[int, type[RunnerError]] = {
     DecodeCode.NO_SLOT: CacheFull,
     DecodeCode.ABORTED: StepAborted,
     DecodeCode.INVALID_BATCH: InvalidSpan,

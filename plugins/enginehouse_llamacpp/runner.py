@@ -12,7 +12,7 @@ from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.types import ModelInfo
 from enginehouse_llamacpp.batch import Batch
-from enginehouse_llamacpp.codes import DecodeCode, is_unchanged
+from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
 from enginehouse_llamacpp.sequences import SequenceTable
@@ -142,12 +142,11 @@ class LlamaCppRunner:
         if is_unchanged(code):
             self._sequences.take_back(sequences, [span.start for span in spans], head)
         lengths = self._sequences.resynchronise(sequences)
-        if code == DecodeCode.NO_SLOT:
+        error = ERRORS.get(code, RunnerError)
+        if error is CacheFull:
             # Our account had room, so a sliding-window layer's smaller cache is what is full.
             num_tokens = self._batch.num_tokens
             return CacheFull(num_tokens, min(self.free_tokens(), num_tokens - 1))
-        if code == DecodeCode.ABORTED:
+        if error is StepAborted:
             return StepAborted(lengths)
-        if code == DecodeCode.INVALID_BATCH:
-            return InvalidSpan(f"llama.cpp refused the batch: {self._log.reason()}")
-        return RunnerError(f"llama.cpp failed with code {code}: {self._log.reason()}")
+        return error(f"llama_decode failed with code {code}: {self._log.reason()}")

@@ -100,7 +100,7 @@ def test_rows_survive_moving_and_parking(
 
     monkeypatch.setattr(Compactor, "run", counted)
     walk, num_parked = Walk(busy, seed=7), 0
-    for step in range(300):
+    for step in range(160):
         if not walk.held or walk.random.random() < 0.45:
             walk.change()
             continue
@@ -120,7 +120,7 @@ def test_rows_survive_moving_and_parking(
             assert busy.length(handle) == len(token_ids)
             assert np.all(np.diff(held.cells) > 0)
 
-    assert num_moves > 10
+    assert num_moves > 5
     assert num_parked > 10
     for handle in list(walk.held):
         walk.free(handle)
