@@ -1,0 +1,145 @@
+"""Schemas against the whole server at a high temperature: each finished answer validates, or the schema was refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, example, given, note, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.testing.server_thread import server_thread
+
+from .strategies import schemas
+
+SEEN: Counter[str] = Counter()
+
+
+def serve(name: str, model: ModelSettings) -> Iterator[httpx.Client]:
+    with (
+        server_thread(Settings(models={name: model}, plugins=PluginsSettings())) as running,
+        httpx.Client(base_url=running.url, timeout=120) as client,
+    ):
+        while client.get("/health").status_code != 200:
+            pass
+        yield client
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    source = str(tmp_path_factory.mktemp("fake"))
+    yield from serve("fake", ModelSettings(source=source, backend="fake", isolation="thread", context=2048))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[httpx.Client]:
+    yield from serve("starter", ModelSettings(source="starter", context=512))
+
+
+def ask(client: httpx.Client, schema: Any, *, seed: int, stream: bool, max_tokens: int) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Give an example."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}},
+        "temperature": 1.3,
+        "n": 2,
+        "seed": seed,
+        "stream": stream,
+        "max_tokens": max_tokens,
+    }
+    if stream:
+        texts, reasons = streamed(client, body)
+    else:
+        texts, reasons = whole(client, body)
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    for text, reason in zip(texts, reasons, strict=True):
+        note(f"answered {text!r}, {reason}")
+        SEEN[reason] += 1
+        if reason == "stop":
+            assert [error.message for error in validator.iter_errors(json.loads(text))] == []
+        else:
+            assert reason == "length"
+
+
+def whole(client: httpx.Client, body: dict[str, Any]) -> tuple[list[str], list[str]]:
+    response = client.post("/v1/chat/completions", json=body)
+    if is_refused(response):
+        return [], []
+    choices = response.json()["choices"]
+    return [choice["message"]["content"] for choice in choices], [choice["finish_reason"] for choice in choices]
+
+
+def streamed(client: httpx.Client, body: dict[str, Any]) -> tuple[list[str], list[str]]:
+    texts, reasons = ["", ""], ["", ""]
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.read()
+        if is_refused(response):
+            return [], []
+        for line in response.text.split("\n\n"):
+            data = line.removeprefix("data: ")
+            for choice in json.loads(data)["choices"] if data.startswith("{") else ():
+                texts[choice["index"]] += choice["delta"].get("content") or ""
+                reasons[choice["index"]] += choice["finish_reason"] or ""
+    return texts, reasons
+
+
+def is_refused(response: httpx.Response) -> bool:
+    """Whether the schema was refused, in good form and before the first byte."""
+    if response.status_code == 200:
+        return False
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert error["param"] == "response_format.json_schema.schema"
+    assert error["message"].startswith("response_format.json_schema.schema: ")
+    SEEN["refused"] += 1
+    return True
+
+
+unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], print_blob=True)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+}
+
+
+@settings(unhurried, max_examples=100)
+@given(schema=schemas(), seed=st.integers(0, 2**32), stream=st.booleans())
+@example(schema=PERSON, seed=1, stream=True)
+@example(schema=PERSON, seed=2, stream=False)
+def test_every_finished_answer_of_the_fake_model_validates(
+    fake: httpx.Client, schema: Any, seed: int, stream: bool
+) -> None:
+    ask(fake, schema, seed=seed, stream=stream, max_tokens=80)
+
+
+@pytest.mark.llamacpp
+@settings(unhurried, max_examples=25)
+@given(schema=schemas(), seed=st.integers(0, 2**32), stream=st.booleans())
+@example(schema=PERSON, seed=1, stream=True)
+@example(schema=PERSON, seed=2, stream=False)
+def test_every_finished_answer_of_a_real_model_validates(
+    smollm2: httpx.Client, schema: Any, seed: int, stream: bool
+) -> None:
+    ask(smollm2, schema, seed=seed, stream=stream, max_tokens=60)
+
+
+@pytest.mark.llamacpp
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(unhurried, max_examples=400)
+@given(schema=schemas(), seed=st.integers(0, 2**32), stream=st.booleans())
+def test_every_finished_answer_of_a_real_model_validates_at_length(
+    smollm2: httpx.Client, schema: Any, seed: int, stream: bool
+) -> None:
+    ask(smollm2, schema, seed=seed, stream=stream, max_tokens=200)
+
+
+def test_answers_were_finished_and_schemas_were_taken() -> None:
+    """The tests above would pass if everything were refused or cut."""
+    assert not SEEN or (SEEN["stop"] > 10 and SEEN["refused"] > 10)
