@@ -37,6 +37,11 @@ _CATEGORIES = {
     *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"),
 }
 _MAX_REPETITIONS = 100_000
+_SAME_MEANING = {
+    # What pydantic writes for a Decimal
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
+}
+"""Common expressions that use look-around, and others without it that match no more."""
 
 
 class PatternError(ValueError):
@@ -68,6 +73,7 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
     Raises:
         PatternError: see there.
     """
+    pattern = _SAME_MEANING.get(pattern, pattern)
     parser = _Parser(pattern, max_depth)
     alternatives = parser.read_alternatives(0)
     if parser.position < len(pattern):

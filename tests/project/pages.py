@@ -152,7 +152,8 @@ def _keywords() -> str:
 
 def _formats() -> str:
     texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
-    return f"{texts}. Of numbers: {numbers}.\n`binary` and `password` ask for nothing; others are refused.\n"
+    neutral = "`binary`, `password`, `path`, `file-path` and `directory-path` ask for nothing; others are refused."
+    return f"{texts}. Of numbers: {numbers}.\n{neutral}\n"
 
 
 def _hooks() -> str:

@@ -12,7 +12,7 @@ from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = ["check_text", "length", "read_pattern", "string_keywords"]
 
-_ANY_STRING_FORMATS = frozenset({"binary", "password"})
+_ANY_STRING_FORMATS = frozenset({"binary", "directory-path", "file-path", "password", "path"})
 _ESCAPED = frozenset("\b\t\n\f\r")
 
 
