@@ -33,6 +33,7 @@ _JSON_STYLE = {
     "json_allowed_escapes": 'nrbtf\\"',  # each character is written in one way, so that a name is matched once
 }
 _MAX_LOCATED_PARTS = 200
+_MAX_FORCED_ROUNDS = 4  # one gives up to about 20,000 tokens
 
 
 class _Refused(ValueError):
@@ -143,7 +144,19 @@ class LlguidanceCompiler:
             raise _Refused(_first_line(matcher.get_error()))
         if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _Refused("no text satisfies this constraint")
+        _check_forced(matcher)
         return LlguidanceGrammar(matcher, self._vocabulary, allowed)
+
+
+def _check_forced(matcher: LLMatcher) -> None:
+    """Refuse a grammar that leaves no choice and comes to no end, or whose beginning is too long to be followed."""
+    probe = matcher.deep_copy()
+    for _ in range(_MAX_FORCED_ROUNDS):
+        if probe.is_stopped() or not (forced := probe.compute_ff_tokens()):
+            break
+        probe.consume_tokens(forced)
+    if probe.is_error():
+        raise _Refused(f"its text is endless, or too long where it leaves no choice: {_first_line(probe.get_error())}")
 
 
 def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:

@@ -115,6 +115,9 @@ def test_lark(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
         ("gbnf", 'first ::= "a"', "root"),
         ("gbnf", "root ::= (", "grammar"),
         ("gbnf", "", "root"),
+        ("gbnf", 'root ::= x\nx ::= "a" x', "endless"),
+        ("lark", 'start: "a" start', "endless"),
+        ("json_schema", '{"items": {"const": 1}, "type": "array", "minItems": 1000000000}', "endless"),
     ],
 )
 def test_what_is_malformed_or_unsupported_is_refused(
