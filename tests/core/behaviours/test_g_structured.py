@@ -97,7 +97,7 @@ def test_h18_json_schema(server: Server, name: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_h18_json_object(server: Server, stream: bool) -> None:
     def answer(seed: int) -> tuple[str, str | None]:
-        fields = {"temperature": 1.2, "seed": seed, "max_tokens": 100, "response_format": {"type": "json_object"}}
+        fields = {"temperature": 1.2, "seed": seed, "max_tokens": 60, "response_format": {"type": "json_object"}}
         if stream:
             streamed = server.stream_chat(**fields)
             return streamed.text(), streamed.finish_reason()
