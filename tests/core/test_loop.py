@@ -199,7 +199,7 @@ def test_choices_share_one_prefill() -> None:
     engine = StepEngine(runner, EngineSettings(slots=4), {})
     forwarded: list[int] = []
     forward = runner.forward
-    runner.forward = lambda spans: (forwarded.append(sum(len(s.input) for s in spans)), forward(spans))[1]  # type: ignore
+    runner.forward = lambda spans: (forwarded.append(sum(len(s.input) for s in spans)), forward(spans))[1]  # type: ignore[method-assign]
 
     request = make_request(max_tokens=4, num_choices=4, sampling=SamplingParams(seed=3), ignore_eos=True)
     result = run(engine, [(request, prompt_of(0, 400))])[0]
@@ -269,7 +269,7 @@ def test_a_long_prompt_delays_a_running_stream_by_one_chunk_at_most() -> None:
     engine.add(make_request(), prompt_of(1, 1000))
     spans_seen = []
     forward = runner.forward
-    runner.forward = lambda spans: (spans_seen.append([len(s.input) for s in spans]), forward(spans))[1]  # type: ignore
+    runner.forward = lambda spans: (spans_seen.append([len(s.input) for s in spans]), forward(spans))[1]  # type: ignore[method-assign]
     for _ in range(30):
         ids = [request_id for request_id, event in engine.step() if isinstance(event, TextDelta)]
         assert stream.request_id in ids or ids == [], "characters may be held back, the step must not"
