@@ -125,6 +125,9 @@ class ModelSettings:
         python: Python of the virtual environment that the worker process uses; unset is the server's own.
         aliases: further names of this model.
         defaults: request fields that apply when a request does not give them, such as ``temperature``.
+        alias_defaults: alias to request fields that apply to requests by that alias, before ``defaults``.
+        generation_config: whether what the model's own files recommend (``generation_config.json``,
+            ``general.sampling`` keys of GGUF) applies, behind ``defaults``.
         chat_template: file with the Jinja chat template to use instead of the model's own.
         tool_parser: name of the parser of tool calls; unset is the one that suits the chat template best.
         reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
@@ -141,6 +144,8 @@ class ModelSettings:
     python: str | None = None
     aliases: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(factory=dict)
+    alias_defaults: dict[str, dict[str, Any]] = field(factory=dict)
+    generation_config: bool = True
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -186,6 +191,11 @@ class Settings:
                 if alias in taken:
                     raise ConfigError(f"the alias {alias!r} is taken by {taken[alias]}", f"models.{name}.aliases")
                 taken[alias] = f"the model {name!r}"
+            for alias in model.alias_defaults:
+                if alias not in model.aliases:
+                    hint = closest(alias, model.aliases)
+                    path = f"models.{name}.alias_defaults.{alias}"
+                    raise ConfigError(f"the model has no alias {alias!r}{hint}", path)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,14 +1,14 @@
 """The request fields that say how to draw and when to stop: names, ranges, defaults, effective values.
 
 The API's request bodies are built on :class:`ParameterFields`, and so are the ``defaults`` of a model in
-the configuration, so both accept the same. Effective values come from the request, else from the model's
-defaults, else from the built-in ones; where each came from is kept.
+the configuration, so both accept the same. Effective values come from the request, else from the first layer
+of defaults that has one, else from the built-in ones; where each came from is kept.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -25,6 +25,7 @@ from enginehouse.types import GenerateRequest, SamplingParams, StopParams
 __all__ = [
     "INT64_MAX",
     "Defaults",
+    "Layer",
     "Origin",
     "ParameterFields",
     "Parameters",
@@ -36,8 +37,10 @@ __all__ = [
     "request_converter",
 ]
 
-Origin = Literal["request", "model", "built-in", "drawn"]
-"""Where an effective value comes from; ``drawn`` is the seed of a request that gave none."""
+Origin = Literal["request", "alias", "model", "generation_config", "profile", "limits", "built-in", "drawn"]
+"""Where an effective value comes from, the strongest first. ``alias`` and ``model`` are the configuration's defaults,
+``generation_config`` is what the model's own files say, ``profile`` is the API that the client speaks, ``limits`` the
+server's limit, and ``drawn`` the seed of a request that gave none."""
 
 INT64_MAX = 2**63 - 1
 
@@ -148,15 +151,23 @@ def read_extensions(
 
 @frozen
 class Defaults:
-    """A model's default parameters, in the form of a request's."""
+    """Default parameters, in the form of a request's."""
 
     sampling: dict[str, Any] = field(factory=dict)
     stopping: dict[str, Any] = field(factory=dict)
     extensions: dict[str, dict[str, Any]] = field(factory=dict)
 
 
+@frozen
+class Layer:
+    """Defaults and where they come from; in a list of layers the earlier ones win."""
+
+    origin: Origin
+    defaults: Defaults
+
+
 def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, SamplerPlugin]) -> Defaults:
-    """Read the ``defaults`` table of a model.
+    """Read a table of defaults of the configuration; ``path`` is its place there.
 
     Raises:
         ConfigError: a name is no request field, or its value is wrong.
@@ -177,42 +188,45 @@ def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, Sam
 
 
 def effective_parameters(
-    request: GenerateRequest, defaults: Defaults, vocab_size: int, limits: LimitsSettings
+    request: GenerateRequest, layers: Sequence[Layer], vocab_size: int, limits: LimitsSettings
 ) -> Parameters:
     """What applies to a request.
+
+    Args:
+        request: its fields come before those of every layer.
+        layers: defaults, the strongest first.
+        vocab_size: of the model.
+        limits: a request may not ask for more tokens than they allow; defaults that do are cut.
 
     Raises:
         InvalidRequest: a key of ``logit_bias`` is no token id of this model, or ``max_tokens`` is over the limit.
     """
-    sampling = {**defaults.sampling, **request.sampling}
-    stopping = {**defaults.stopping, **request.stopping}
-    origins: dict[str, Origin] = {}
-    for names, given, by_model in (
-        (_SAMPLING_NAMES, request.sampling, defaults.sampling),
-        (_STOPPING_NAMES, request.stopping, defaults.stopping),
-    ):
-        origins |= {name: _origin(name, given, by_model) for name in names}
+    given = Defaults(request.sampling, request.stopping, request.extensions)
+    origins: dict[str, Origin] = dict.fromkeys((*_SAMPLING_NAMES - {"extensions"}, *_STOPPING_NAMES), "built-in")
+    sampling: dict[str, Any] = {}
+    stopping: dict[str, Any] = {}
+    extensions: dict[str, dict[str, Any]] = {}
+    for layer in (*reversed(layers), Layer("request", given)):
+        defaults = layer.defaults
+        sampling |= defaults.sampling
+        stopping |= defaults.stopping
+        origins |= dict.fromkeys((*defaults.sampling, *defaults.stopping), layer.origin)
+        for plugin, fields in defaults.extensions.items():
+            extensions[plugin] = {**extensions.get(plugin, {}), **fields}
+            origins |= dict.fromkeys(fields, layer.origin)
     if "seed" not in sampling:
         # A seed is always set, so that the sequence can be replayed.
-        sampling["seed"] = secrets.randbits(63)
-        origins["seed"] = "drawn"
+        sampling["seed"], origins["seed"] = secrets.randbits(63), "drawn"
     if bias := sampling.get("logit_bias"):
         sampling["logit_bias"] = _token_ids(bias, vocab_size)
-    sampling["extensions"] = _merge_extensions(defaults.extensions, request.extensions)
-    stopping["max_tokens"] = _max_tokens(stopping.get("max_tokens"), limits.max_tokens)
-    return Parameters(sampling=SamplingParams(**sampling), stopping=StopParams(**stopping), origins=origins)
-
-
-def _origin(name: str, given: Iterable[str], by_model: Iterable[str]) -> Origin:
-    if name in given:
-        return "request"
-    return "model" if name in by_model else "built-in"
-
-
-def _merge_extensions(
-    defaults: Mapping[str, dict[str, Any]], given: Mapping[str, dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    return {name: {**defaults.get(name, {}), **given.get(name, {})} for name in {*defaults, *given}}
+    limit, asked = limits.max_tokens, stopping.get("max_tokens")
+    if limit is not None and (asked is None or asked > limit):
+        if origins["max_tokens"] == "request":
+            raise InvalidRequest(f"max_tokens: this server allows at most {limit}, not {asked}", "max_tokens")
+        stopping["max_tokens"], origins["max_tokens"] = limit, "limits"
+    return Parameters(
+        sampling=SamplingParams(**sampling, extensions=extensions), stopping=StopParams(**stopping), origins=origins
+    )
 
 
 def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
@@ -227,9 +241,3 @@ def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
     if len(set(ids.values())) == vocab_size and max(bias.values()) <= -100:
         raise InvalidRequest("logit_bias: bans every token of this model", "logit_bias")
     return {ids[key]: float(value) for key, value in bias.items()}
-
-
-def _max_tokens(asked: int | None, limit: int | None) -> int | None:
-    if limit is not None and asked is not None and asked > limit:
-        raise InvalidRequest(f"max_tokens: this server allows at most {limit}, not {asked}", "max_tokens")
-    return limit if asked is None else asked

@@ -17,7 +17,8 @@ from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelLoadError, RenderError
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parameters import Defaults, Parameters, effective_parameters, read_defaults
+from enginehouse.model_defaults import ModelDefaults
+from enginehouse.parameters import Layer, Parameters, effective_parameters
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.chat_prompt import ChatPrompt
@@ -55,10 +56,7 @@ class Pipeline:
         self._settings = settings
         self._manager = manager
         self._renderer = renderer
-        self._defaults = {
-            name: read_defaults(model.defaults, f"models.{name}.defaults", registry.samplers)
-            for name, model in settings.models.items()
-        }
+        self._defaults = ModelDefaults(settings.models, registry.samplers)
         self._templates = {name: _read_template(name, model) for name, model in settings.models.items()}
         self._formats = ChatFormats(registry, settings.models)
 
@@ -71,9 +69,8 @@ class Pipeline:
             EngineError: the model is not ready or its engine died.
         """
         model = await self._manager.wait(request.model)
-        parameters = effective_parameters(
-            request, self._defaults.get(model.name, Defaults()), model.info.vocab_size, self._settings.limits
-        )
+        layers = self._layers(request, model)
+        parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits)
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
         plan = self._plan(request, model)
@@ -116,6 +113,10 @@ class Pipeline:
             except RenderError as error:
                 message = f"its chat template {template_name!r} is broken: {error.message}"
                 raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
+
+    def _layers(self, request: GenerateRequest, model: LoadedModel) -> tuple[Layer, ...]:
+        """The defaults that apply, the strongest first."""
+        return self._defaults.layers(model.name, model.info, request.model)
 
     def _plan(self, request: GenerateRequest, model: LoadedModel) -> ChatPlan | None:
         """What becomes of a chat; None for a raw prompt."""

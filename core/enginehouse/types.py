@@ -267,6 +267,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         special_tokens: control-token string to id; user text never forms these.
         bos_token: text of the begin-of-sequence token, "" when there is none.
         eos_token: text of the end-of-sequence token, "" when there is none.
+        generation_defaults: request fields that the model's own files recommend, such as ``temperature``.
         metadata: anything worth showing (architecture, quantisation, parameter count), as strings.
     """
 
@@ -277,6 +278,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, int] = {}
     bos_token: str = ""
     eos_token: str = ""
+    generation_defaults: dict[str, Any] = {}
     metadata: dict[str, str] = {}
 
 

@@ -15,7 +15,7 @@ from enginehouse.errors import (
     RenderError,
 )
 from enginehouse.models import ModelManager
-from enginehouse.parameters import Defaults, effective_parameters, read_defaults
+from enginehouse.parameters import Defaults, Layer, effective_parameters, read_defaults
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
@@ -128,43 +128,72 @@ def test_wrong_settings_are_found_at_the_start(tmp_path: Path, model, path: str)
 LIMITS = LimitsSettings(max_tokens=50)
 
 
-def test_request_wins_over_model_over_built_in() -> None:
-    defaults = read_defaults({"temperature": 0.5, "top_k": 7, "max_tokens": 9, "stop": "x"}, "d", {})
+def layer(origin: str, **fields: object) -> Layer:
+    """A layer of defaults."""
+    return Layer(origin, read_defaults(fields, "d", {}))  # type: ignore[arg-type]  # any origin
+
+
+def test_request_wins_over_layers_over_built_in() -> None:
+    """The rule: request, alias, model, generation config, profile, built-in; each value says where it is from."""
+    layers = (
+        layer("alias", top_p=0.1),
+        layer("model", top_p=0.2, top_k=7, stop="x"),
+        layer("generation_config", top_k=8, min_p=0.25, temperature=0.6),
+        layer("profile", min_p=0.5, temperature=0.7, max_tokens=9),
+    )
     found = effective_parameters(
-        request(sampling={"temperature": 0.1}, stopping={"stop": ("a", "b")}), defaults, 10, LIMITS
+        request(sampling={"temperature": 0.1}, stopping={"stop": ("a", "b")}), layers, 10, LIMITS
     )
 
-    assert (found.sampling.temperature, found.sampling.top_k, found.sampling.top_p) == (0.1, 7, 1.0)
+    sampling = found.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.1, 0.1, 7, 0.25)
     assert (found.stopping.max_tokens, found.stopping.stop) == (9, ("a", "b"))
-    wanted = {"temperature": "request", "top_k": "model", "top_p": "built-in", "seed": "drawn", "stop": "request"}
+    wanted = {
+        "temperature": "request",
+        "stop": "request",
+        "top_p": "alias",
+        "top_k": "model",
+        "min_p": "generation_config",
+        "max_tokens": "profile",
+        "repetition_penalty": "built-in",
+        "seed": "drawn",
+    }
     assert {name: found.origins[name] for name in wanted} == wanted
 
 
+def test_defaults_over_the_limit_of_the_server_are_cut() -> None:
+    found = effective_parameters(request(), [layer("profile", max_tokens=32768)], 10, LIMITS)
+
+    assert (found.stopping.max_tokens, found.origins["max_tokens"]) == (50, "limits")
+
+
 def test_a_seed_is_drawn_when_none_is_given() -> None:
-    seeds = {effective_parameters(request(), Defaults(), 10, LIMITS).sampling.seed for _ in range(20)}
+    seeds = {effective_parameters(request(), (), 10, LIMITS).sampling.seed for _ in range(20)}
 
     assert len(seeds) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert effective_parameters(request(sampling={"seed": -5}), Defaults(), 10, LIMITS).sampling.seed == -5
+    assert effective_parameters(request(sampling={"seed": -5}), (), 10, LIMITS).sampling.seed == -5
 
 
 def test_token_limit_of_the_server() -> None:
-    assert effective_parameters(request(), Defaults(), 10, LIMITS).stopping.max_tokens == 50
+    assert effective_parameters(request(), (), 10, LIMITS).stopping.max_tokens == 50
     with pytest.raises(InvalidRequest, match="at most 50"):
-        effective_parameters(request(stopping={"max_tokens": 51}), Defaults(), 10, LIMITS)
+        effective_parameters(request(stopping={"max_tokens": 51}), (), 10, LIMITS)
 
 
 def test_logit_bias_keys_are_token_ids() -> None:
-    found = effective_parameters(request(sampling={"logit_bias": {"3": 1, "9": -100}}), Defaults(), 10, LIMITS)
+    found = effective_parameters(request(sampling={"logit_bias": {"3": 1, "9": -100}}), (), 10, LIMITS)
     assert found.sampling.logit_bias == {3: 1.0, 9: -100.0}
 
     with pytest.raises(InvalidRequest) as caught:
-        effective_parameters(request(sampling={"logit_bias": {"10": 1, "x": 2, "3": 1}}), Defaults(), 10, LIMITS)
+        effective_parameters(request(sampling={"logit_bias": {"10": 1, "x": 2, "3": 1}}), (), 10, LIMITS)
     assert "'10'" in caught.value.message and "'x'" in caught.value.message and "'3'" not in caught.value.message
 
 
 def test_plugin_fields_merge_by_field() -> None:
     defaults = Defaults(extensions={"xtc": {"a": 1, "b": 2}})
-    found = effective_parameters(request(extensions={"xtc": {"b": 3}, "typ": {"c": 4}}), defaults, 10, LIMITS)
+    given = request(extensions={"xtc": {"b": 3}, "typ": {"c": 4}})
+    found = effective_parameters(given, [Layer("model", defaults)], 10, LIMITS)
 
     assert found.sampling.extensions == {"xtc": {"a": 1, "b": 3}, "typ": {"c": 4}}
+    assert {name: found.origins[name] for name in "abc"} == {"a": "model", "b": "request", "c": "request"}
