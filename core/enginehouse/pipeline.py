@@ -81,6 +81,7 @@ class Pipeline:
             segments=segments,
             token_ids=request.token_ids,
             add_special=request.text is not None,
+            num_prompt_logprobs=request.num_prompt_logprobs,
             num_choices=request.num_choices,
             sampling=parameters.sampling,
             stopping=parameters.stopping,

@@ -382,6 +382,8 @@ class GenerateRequest:
         constraint: what every answer must look like; with tools, one that calls nothing.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
+        suffix: text that follows what is written, for models that fill gaps; only with ``text``.
+        num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
     """
 
     request_id: str
@@ -397,6 +399,8 @@ class GenerateRequest:
     tool_use: ToolUse | None = None
     thinking: Thinking = Thinking()
     template_variables: dict[str, Any] = field(factory=dict)
+    suffix: str | None = None
+    num_prompt_logprobs: int | None = None
     priority: int = 0
     namespace: str = ""
 

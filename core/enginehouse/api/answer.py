@@ -17,7 +17,7 @@ from enginehouse.api.access import AccessRecord
 from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece
 from enginehouse.errors import GenerationFailed
 from enginehouse.pipeline import RunningRequest
-from enginehouse.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.types import ChoiceFinished, Event, PromptLogprobs, RequestFinished, TextDelta, TokenLogprob
 
 __all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches"]
 
@@ -94,16 +94,20 @@ class Assembly:
 
     Attributes:
         running: one accepted request per prompt.
+        prompt_logprobs: of each prompt, its tokens but the first, where they were asked for; complete before the
+            first piece of that prompt.
     """
 
     running: Sequence[RunningRequest]
     num_choices: int
     record: AccessRecord
     finished: list[RequestFinished] = field(factory=list)
+    prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
     _ended: list[ChoiceFinished] = field(factory=list)
     _parsers: list[ChoiceParser | None] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
+        self.prompt_logprobs = [[] for _ in self.running]
         for prompt, running in enumerate(self.running):
             for choice in range(self.num_choices):
                 parser = running.parsing.open()
@@ -128,6 +132,8 @@ class Assembly:
             self._finish(prompt * self.num_choices + event.choice, event, pieces)
         elif isinstance(event, RequestFinished):
             self.finished.append(event)
+        elif isinstance(event, PromptLogprobs):
+            self.prompt_logprobs[prompt] += event.entries
 
     def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
         self._ended.append(event)

@@ -13,7 +13,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.answer import Choice
+from enginehouse.api.answer import Assembly, Choice
 from enginehouse.api.body import KEEPS_NULLS, read_body
 from enginehouse.api.choice_parser import CallPiece, Piece
 from enginehouse.api.decoding import BodyDecoder, GenerationBody
@@ -27,7 +27,6 @@ from enginehouse.api.tools import MAX_TOOLS, ToolBody, find_ignored_in_tools, re
 from enginehouse.config import LimitsSettings, ServerSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
-from enginehouse.pipeline import RunningRequest
 
 __all__ = ["ChatBody", "ChatDialect", "chat_route"]
 
@@ -117,8 +116,8 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
         decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes))
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
 
-        def dialect(running: RunningRequest) -> ChatDialect:
-            return ChatDialect(request_id, running, decoded.body, settings.server)
+        def dialect(assembly: Assembly) -> ChatDialect:
+            return ChatDialect(request_id, assembly, decoded.body, settings.server)
 
         requests = [decoded.request(request_id, **decoded.body.chat())]
         return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect)
@@ -132,15 +131,16 @@ class ChatDialect:
     Events are hot: everything that does not change between them is encoded once.
     """
 
-    def __init__(self, request_id: str, running: RunningRequest, body: ChatBody, settings: ServerSettings) -> None:
+    def __init__(self, request_id: str, assembly: Assembly, body: ChatBody, settings: ServerSettings) -> None:
+        model = assembly.running[0].model
         self._reasoning_fields = _REASONING_FIELDS[settings.reasoning_field]
         self._reports_usage = body.stream and body.include_usage
         self._head = {
             "id": request_id,
             "object": "chat.completion.chunk",
             "created": int(time.time()),
-            "model": running.model.name,
-            "system_fingerprint": fingerprint(running.model.info),
+            "model": model.name,
+            "system_fingerprint": fingerprint(model.info),
         }
         start = b"data: " + encode_line(self._head)[:-1] + b',"choices":[{"index":'
         self._starts = [start + str(index).encode() + b',"delta":{' for index in range(body.n)]

@@ -13,7 +13,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.answer import Choice
+from enginehouse.api.answer import Assembly, Choice
 from enginehouse.api.body import read_body
 from enginehouse.api.choice_parser import Piece
 from enginehouse.api.decoding import BodyDecoder, GenerationBody
@@ -25,7 +25,6 @@ from enginehouse.api.unsupported import refuse
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
-from enginehouse.pipeline import RunningRequest
 
 __all__ = ["CompletionBody", "CompletionDialect", "completion_route", "read_prompts"]
 
@@ -111,8 +110,8 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
         prompts = read_prompts(decoded.body.prompt, max(1, settings.limits.max_queue))
         request_id = f"cmpl-{uuid.uuid4().hex}"
 
-        def dialect(running: RunningRequest) -> CompletionDialect:
-            return CompletionDialect(request_id, running, decoded.body, len(prompts))
+        def dialect(assembly: Assembly) -> CompletionDialect:
+            return CompletionDialect(request_id, assembly, decoded.body)
 
         ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
         requests = [decoded.request(name, **prompt) for name, prompt in zip(ids, prompts, strict=True)]
@@ -124,16 +123,18 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
 class CompletionDialect:
     """Writes ``text_completion`` objects, whole and as events."""
 
-    def __init__(self, request_id: str, running: RunningRequest, body: CompletionBody, num_prompts: int) -> None:
+    def __init__(self, request_id: str, assembly: Assembly, body: CompletionBody) -> None:
+        model = assembly.running[0].model
         self._head = {
             "id": request_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": running.model.name,
-            "system_fingerprint": fingerprint(running.model.info),
+            "model": model.name,
+            "system_fingerprint": fingerprint(model.info),
         }
-        self._hidden_token_ids = frozenset(running.model.info.special_tokens.values())
-        self._logprobs = [LegacyLogprobs(self._hidden_token_ids) for _ in range(body.n * num_prompts)]
+        self._hidden_token_ids = frozenset(model.info.special_tokens.values())
+        num_choices = assembly.num_choices * assembly.num_prompts
+        self._logprobs = [LegacyLogprobs(self._hidden_token_ids) for _ in range(num_choices)]
         self._start = b"data: " + encode_line(self._head)[:-1] + b',"choices":[{"index":'
         self._usage = b',"usage":null' if body.include_usage else b""
         self._end = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"

@@ -26,13 +26,13 @@ class GenerationResponse:
 
     Attributes:
         requests: one per prompt.
-        dialect: makes the writer of this answer once the model is known.
+        dialect: makes the writer of this answer, once every prompt has been accepted.
     """
 
     state: ApiState
     decoded: Decoded[GenerationBody]
     requests: Sequence[GenerateRequest]
-    dialect: Callable[[RunningRequest], Dialect]
+    dialect: Callable[[Assembly], Dialect]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit, wait for the answer and send it; stops as soon as the client leaves."""
@@ -46,7 +46,7 @@ class GenerationResponse:
                 return
             record.model = running[0].model.name
             assembly = Assembly(running, self.decoded.body.n, record)
-            dialect = self.dialect(running[0])
+            dialect = self.dialect(assembly)
             headers = [("x-request-id", self.requests[0].request_id), *self.decoded.headers()]
             if self.decoded.body.stream:
                 include_usage = self.decoded.body.include_usage
