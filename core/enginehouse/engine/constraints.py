@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from enginehouse.backend import Tokenizer
 from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, PluginError, UnsupportedParameter
 from enginehouse.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
-from enginehouse.types import Constraint
+from enginehouse.types import Constraint, ConstraintKind
 
 __all__ = ["ConstraintState", "Constraints", "Masks"]
 
 _log = logging.getLogger(__name__)
+
+_NO_DECODER = "no installed plugin enforces this; run: pip install 'enginehouse[llguidance]'"
 
 
 class Constraints:
@@ -39,6 +41,18 @@ class Constraints:
     def __init__(self, decoders: Iterable[StructuredDecoder], tokenizer: Tokenizer) -> None:
         self._bound = [(decoder, _bind(decoder, tokenizer)) for decoder in decoders]
 
+    @property
+    def kinds(self) -> tuple[ConstraintKind, ...]:
+        """The kinds that can be enforced."""
+        able = [decoder.kinds for decoder, compiler in self._bound if not isinstance(compiler, PluginError)]
+        return tuple(sorted(frozenset().union(*able)))
+
+    @property
+    def problem(self) -> str:
+        """Why other kinds cannot be enforced."""
+        broken = [compiler.message for _, compiler in self._bound if isinstance(compiler, PluginError)]
+        return broken[0] if broken else _NO_DECODER
+
     def compile(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint.
 
@@ -51,8 +65,7 @@ class Constraints:
                 if isinstance(compiler, PluginError):
                     raise UnsupportedParameter(compiler.message, constraint.param)
                 return _compile(decoder, compiler, constraint)
-        message = f"No installed plugin enforces {constraint.kind}; run: pip install 'enginehouse[llguidance]'"
-        raise UnsupportedParameter(message, constraint.param)
+        raise UnsupportedParameter(f"{constraint.param}: {_NO_DECODER} ({constraint.kind})", constraint.param)
 
 
 def _bind(decoder: StructuredDecoder, tokenizer: Tokenizer) -> GrammarCompiler | PluginError:

@@ -34,6 +34,7 @@ from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.types import (
     ChoiceFinished,
+    EngineCapabilities,
     EngineRequest,
     EngineSettings,
     EngineStats,
@@ -201,6 +202,15 @@ class StepEngine:
         return False
 
     # -- requests ----------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What requests may ask for: core draws and stops by itself, plugins do the rest."""
+        return EngineCapabilities(
+            samplers=tuple(sorted(self._samplers)),
+            constraint_kinds=self._constraints.kinds,
+            constraint_problem=self._constraints.problem,
+        )
 
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
         """Refuse what cannot be served. Any thread.

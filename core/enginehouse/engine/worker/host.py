@@ -107,7 +107,7 @@ class WorkerHost:
         self._intake = Intake(engine, runner.tokenizer, self._send, lambda *item: self._inbox.put(_Enter(*item)))
         self._intake.start()
         self._engine = engine
-        self._send(Ready(runner.info))
+        self._send(Ready(msgspec.structs.replace(runner.info, engine=engine.capabilities)))
         return engine
 
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
