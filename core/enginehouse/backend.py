@@ -322,6 +322,10 @@ class Engine(Protocol):
         """Text of ids, control tokens by name; raises InvalidRequest for ids outside the vocabulary."""
         ...
 
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id, as in ``Tokenizer.token_bytes``; raises like ``detokenize``."""
+        ...
+
     async def stats(self) -> EngineStats:
         """What the engine is doing now."""
         ...

@@ -15,18 +15,19 @@ from enginehouse.backend import Generation
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelLoadError, RenderError
+from enginehouse.model_defaults import ModelDefaults
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.model_defaults import ModelDefaults
 from enginehouse.parameters import Layer, Parameters, effective_parameters
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.fallback import fallback_template
+from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, Segment
 
-__all__ = ["Pipeline", "RunningRequest"]
+__all__ = ["Pipeline", "Prompt", "RunningRequest"]
 
 
 @frozen(eq=False)
@@ -42,6 +43,27 @@ class RunningRequest:
     parameters: Parameters
     generation: Generation
     parsing: AnswerParsing
+
+
+@frozen(eq=False, kw_only=True)
+class Prompt:
+    """What a model is given for a request. Valid as long as the model is loaded.
+
+    Attributes:
+        token_ids: of a prompt that came as ids; there are no segments then.
+        add_special: whether the model's usual special prefix goes in front.
+    """
+
+    model: LoadedModel
+    segments: tuple[Segment, ...]
+    token_ids: tuple[int, ...] | None
+    add_special: bool
+
+    async def tokenize(self) -> Sequence[int]:
+        """The token ids that a forward pass would get."""
+        if self.token_ids is not None:
+            return self.token_ids
+        return await self.model.engine.tokenize(self.segments, self.add_special)
 
 
 class Pipeline:
@@ -100,6 +122,21 @@ class Pipeline:
         parsing = plan.parsing(reasoning) if plan is not None else AnswerParsing()
         return RunningRequest(request, model, parameters, generation, parsing)
 
+    async def prompt(self, request: GenerateRequest) -> Prompt:
+        """The prompt that :meth:`submit` would make of a request, without bringing it to the engine.
+
+        Raises:
+            RequestError: the request makes no prompt.
+            EngineError: the model is not ready.
+        """
+        model = await self._manager.wait(request.model)
+        if request.token_ids is not None:
+            _check_token_ids(request.token_ids, model.info.vocab_size)
+        segments = await self._segments(request, model, self._plan(request, model))
+        return Prompt(
+            model=model, segments=segments, token_ids=request.token_ids, add_special=request.text is not None
+        )
+
     async def check_model(self, name: str, info: ModelInfo) -> None:
         """Refuse a model whose chat templates cannot be compiled, when it is loaded rather than on every request.
 
@@ -147,6 +184,8 @@ class Pipeline:
                 extra=plan.variables,
             )
             return plan.opened(await self._renderer.render(prompt))
+        if request.text is not None and request.suffix is not None:
+            return infill_segments(model.info, request.text, request.suffix)
         if request.text is not None:
             # A raw prompt is the client's own: control-token strings in it are control tokens.
             return (Segment(request.text, trusted=True),)

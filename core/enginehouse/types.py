@@ -19,6 +19,7 @@ __all__ = [
     "ChoiceFinished",
     "Constraint",
     "ConstraintKind",
+    "EngineCapabilities",
     "EngineRequest",
     "EngineSettings",
     "EngineStats",
@@ -256,6 +257,24 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
 
 
+class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine makes of request parameters. Said by the process that runs the model, which alone knows.
+
+    Attributes:
+        native: fields of :class:`SamplingParams` and :class:`StopParams` that the model's library applies by itself.
+        refused: such a field to why this engine cannot apply it.
+        samplers: sampler plugins at work; None is all that the server has.
+        constraint_kinds: what kinds of constraints it enforces.
+        constraint_problem: why it enforces no others.
+    """
+
+    native: tuple[str, ...] = ()
+    refused: dict[str, str] = {}
+    samplers: tuple[str, ...] | None = None
+    constraint_kinds: tuple[ConstraintKind, ...] = ()
+    constraint_problem: str = ""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the parent process must know about an opened model.
 
@@ -267,6 +286,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         special_tokens: control-token string to id; user text never forms these.
         bos_token: text of the begin-of-sequence token, "" when there is none.
         eos_token: text of the end-of-sequence token, "" when there is none.
+        infill_tokens: control tokens before the text before a gap, before the text after it, and at the end, where
+            the model's file names them; else empty.
+        engine: what its engine makes of request parameters; filled in by core where core's engine runs it.
         generation_defaults: request fields that the model's own files recommend, such as ``temperature``.
         metadata: anything worth showing (architecture, quantisation, parameter count), as strings.
     """
@@ -278,6 +300,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, int] = {}
     bos_token: str = ""
     eos_token: str = ""
+    infill_tokens: tuple[str, ...] = ()
+    engine: EngineCapabilities = EngineCapabilities()
     generation_defaults: dict[str, Any] = {}
     metadata: dict[str, str] = {}
 

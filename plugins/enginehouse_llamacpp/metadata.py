@@ -48,8 +48,16 @@ def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer,
         special_tokens=dict(tokenizer.special_tokens),
         bos_token=tokenizer.token_text(bindings.llama_vocab_bos(vocab)),
         eos_token=tokenizer.token_text(bindings.llama_vocab_eos(vocab)),
+        infill_tokens=_infill_tokens(bindings, vocab, tokenizer),
         metadata={name: value for name, value in facts.items() if value},
     )
+
+
+def _infill_tokens(bindings: Bindings, vocab: int, tokenizer: LlamaCppTokenizer) -> tuple[str, ...]:
+    """Prefix, suffix and middle, as the file names them or llama.cpp recognises them; empty without all three."""
+    readers = (bindings.llama_vocab_fim_pre, bindings.llama_vocab_fim_suf, bindings.llama_vocab_fim_mid)
+    tokens = tuple(tokenizer.token_text(read(vocab)) for read in readers)
+    return tokens if all(token in tokenizer.special_tokens for token in tokens) else ()
 
 
 def _chat_templates(values: Mapping[str, str]) -> dict[str, str]:

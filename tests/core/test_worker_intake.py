@@ -159,7 +159,7 @@ def test_calls_are_answered_in_order(bench):
     bench.intake.call(Tokenize(4, (Segment("broken"),), False))
     bench.wait(lambda: len(bench.sent) == 4)
 
-    assert bench.sent[:2] == [Tokenized(1, ids), Detokenized(2, "hello")]
+    assert bench.sent[:2] == [Tokenized(1, ids), Detokenized(2, [b"he", b"ll", b"o"])]
     failed = bench.sent[2:]
     assert [type(message.failure.to_error()) for message in failed if isinstance(message, CallFailed)] == [
         InvalidRequest,

@@ -31,6 +31,7 @@ from enginehouse.hookspecs import API_VERSION
 from enginehouse.testing.replay import Replay, Tape
 from enginehouse.testing.script import Script, read_script
 from enginehouse.types import (
+    EngineCapabilities,
     EngineRequest,
     EngineStats,
     Event,
@@ -88,6 +89,9 @@ class ScriptedEngine:
             backend="scripted",
             max_context=options.context or 131_072,
             vocab_size=len(self.tape.token_bytes),
+            engine=EngineCapabilities(
+                constraint_kinds=("composition",), constraint_problem="a script follows no constraint"
+            ),
             metadata={"tokens": str(len(script.tokens))},
         )
         self._open: set[_ScriptedGeneration] = set()
@@ -114,9 +118,13 @@ class ScriptedEngine:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of the ids."""
+        return b"".join(await self.pieces(token_ids)).decode("utf-8", "replace")
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id."""
         if not all(0 <= token_id < self.info.vocab_size for token_id in token_ids):
             raise InvalidRequest(f"token ids must be in 0..{self.info.vocab_size - 1}", "tokens")
-        return b"".join(self.tape.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+        return [self.tape.token_bytes[token_id] for token_id in token_ids]
 
     async def stats(self) -> EngineStats:
         """Requests that wait and run."""

@@ -188,8 +188,12 @@ class WorkerEngine:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of ids; raises InvalidRequest for ids outside the vocabulary."""
-        text: str = await self._call(lambda call: Detokenize(call, tuple(token_ids)))
-        return text
+        return b"".join(await self.pieces(token_ids)).decode("utf-8", "replace")
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id; raises InvalidRequest for ids outside the vocabulary."""
+        pieces: list[bytes] = await self._call(lambda call: Detokenize(call, tuple(token_ids)))
+        return pieces
 
     async def stats(self) -> EngineStats:
         """What the engine is doing now; answered after the running step."""
@@ -227,7 +231,7 @@ class WorkerEngine:
             case Rejected():
                 if (generation := self._generations.pop(message.request_id, None)) is not None:
                     generation.fail(message.failure.to_error())
-            case Tokenized(call=call, token_ids=answer) | Detokenized(call=call, text=answer):
+            case Tokenized(call=call, token_ids=answer) | Detokenized(call=call, pieces=answer):
                 self._answer(call, answer)
             case Stats():
                 self._answer(message.call, message.stats)

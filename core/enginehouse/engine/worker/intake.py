@@ -148,17 +148,17 @@ class Intake:
                 token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)
                 self._send(Tokenized(message.call, token_ids))
             else:
-                self._send(Detokenized(message.call, self._text(message.token_ids)))
+                self._send(Detokenized(message.call, self._pieces(message.token_ids)))
         except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this call may fail
             self._send(CallFailed(message.call, failure_of(_as_ours(error, "The tokenizer failed"))))
 
-    def _text(self, token_ids: tuple[int, ...]) -> str:
+    def _pieces(self, token_ids: tuple[int, ...]) -> list[bytes]:
         vocab_size = self._tokenizer.vocab_size
         bad_ids = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
         if bad_ids:
             listed = ", ".join(map(str, bad_ids[:8]))
             raise InvalidRequest(f"Token ids must lie in [0, {vocab_size}); got {listed}.", "tokens")
-        return b"".join(self._tokenizer.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+        return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
 
 
 def _as_ours(error: Exception, what: str) -> EnginehouseError:

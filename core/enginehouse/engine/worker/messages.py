@@ -168,10 +168,10 @@ class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag="tokenized"):
 
 
 class Detokenized(msgspec.Struct, frozen=True, array_like=True, tag="detokenized"):
-    """Answer to Detokenize."""
+    """Answer to Detokenize: the bytes of each id."""
 
     call: int
-    text: str
+    pieces: list[bytes]
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):

@@ -1,0 +1,71 @@
+"""A text before a gap and a text after it -> the prompt with which a model fills the gap.
+
+Models that were trained for it have control tokens that say which text is which. Called by the pipeline; knows
+no tokenizer and no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from attrs import frozen
+
+from enginehouse.errors import UnsupportedParameter
+from enginehouse.types import ModelInfo, Segment
+
+__all__ = ["InfillTokens", "find_infill_tokens", "infill_segments"]
+
+
+@frozen
+class InfillTokens:
+    """Control tokens around the two texts.
+
+    Attributes:
+        prefix: stands before the text before the gap.
+        suffix: stands before the text after the gap.
+        middle: stands at the end; "" where the model needs none, and then the text after the gap comes first.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str
+
+    def __iter__(self) -> Iterator[str]:
+        return (token for token in (self.prefix, self.suffix, self.middle) if token)
+
+
+_KNOWN = (
+    InfillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
+    InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    InfillTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek  # noqa: RUF001 - its own letters
+    InfillTokens("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    InfillTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    InfillTokens("<PRE>", "<SUF>", "<MID>"),
+    InfillTokens("[PREFIX]", "[SUFFIX]", ""),  # Codestral
+)
+"""Forms of the families that fill gaps. Source: their model cards and tokenizers."""
+
+
+def find_infill_tokens(info: ModelInfo) -> InfillTokens | None:
+    """What the model's file says, else the first known form whose tokens the vocabulary holds; None without any."""
+    if len(info.infill_tokens) == 3:
+        return InfillTokens(*info.infill_tokens)
+    special: Collection[str] = info.special_tokens
+    return next((tokens for tokens in _KNOWN if all(token in special for token in tokens)), None)
+
+
+def infill_segments(info: ModelInfo, before: str, after: str) -> tuple[Segment, ...]:
+    """The prompt; what stands in the two texts is never a control token.
+
+    Raises:
+        UnsupportedParameter: the model has no tokens for it.
+    """
+    tokens = find_infill_tokens(info)
+    if tokens is None:
+        message = "suffix: this model fills no gaps: its vocabulary has no tokens that mark prefix, suffix and middle"
+        raise UnsupportedParameter(message, "suffix")
+    parts = [Segment(tokens.prefix, trusted=True), Segment(before)]
+    suffix = [Segment(tokens.suffix, trusted=True), Segment(after)]
+    ordered = [*parts, *suffix, Segment(tokens.middle, trusted=True)] if tokens.middle else [*suffix, *parts]
+    return tuple(segment for segment in ordered if segment.text)
