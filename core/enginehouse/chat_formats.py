@@ -18,21 +18,31 @@ from enginehouse.errors import ConfigError, UnsupportedParameter
 from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parsers import ChatFormat, PreparedChat, ReasoningFormat, ReasoningParser, ToolFormat, ToolParser
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import Constraint, GenerateRequest, Message, ReasoningParams, Segment, Thinking, ToolUse
+from enginehouse.types import Constraint, GenerateRequest, Message, ReasoningParams, Segment, Thinking, Tool, ToolUse
 
 __all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
 
 _log = logging.getLogger("enginehouse.parsers")
 _MAX_MODELS = 64
+_PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"})
 _P = TypeVar("_P", ToolParser, ReasoningParser)
 
 
 @frozen
 class ModelFormats:
-    """What serves one model; None where no parser does."""
+    """What serves one model; None where no parser does.
+
+    Attributes:
+        tool_parser: name of the parser behind ``tools``.
+        reasoning_parser: name of the parser behind ``reasoning``.
+        template_takes_tools: the chat template shows tools by itself; else they are described in the prompt.
+    """
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    template_takes_tools: bool = False
 
 
 class ChatFormats:
@@ -62,8 +72,7 @@ class ChatFormats:
             settings = self._models[model]
             tools = _choose(self._tool_parsers, settings.tool_parser, chat)
             reasoning = _choose(self._reasoning_parsers, settings.reasoning_parser, chat)
-            bound = reasoning.bind(chat) if reasoning is not None else None
-            self._known[key] = ModelFormats(_bind_tools(tools, chat), bound)
+            self._known[key] = _bind(tools, reasoning, chat)
             if len(self._known) > _MAX_MODELS:
                 self._known.popitem(last=False)
         return self._known[key]
@@ -210,12 +219,32 @@ def _match(parser: ToolParser | ReasoningParser, chat: ChatFormat) -> float:
         return 0.0
 
 
+def _bind(tools: ToolParser | None, reasoning: ReasoningParser | None, chat: ChatFormat) -> ModelFormats:
+    bound = reasoning.bind(chat) if reasoning is not None else None
+    tool_format = _bind_tools(tools, chat)
+    return ModelFormats(
+        tool_format,
+        bound,
+        tool_parser=tools.name if tools is not None and tool_format is not None else None,
+        reasoning_parser=reasoning.name if reasoning is not None else None,
+        template_takes_tools=tool_format is not None and _leaves_tools_to_template(tool_format),
+    )
+
+
 def _bind_tools(parser: ToolParser | None, chat: ChatFormat) -> ToolFormat | None:
     try:
         return parser.bind(chat) if parser is not None else None
     except Exception:  # noqa: BLE001 - plugin border: requests without tools can be served all the same
         _log.exception("the tool parser %s failed; its model cannot call tools", parser and parser.name)
         return None
+
+
+def _leaves_tools_to_template(tools: ToolFormat) -> bool:
+    try:
+        return bool(tools.prepare((Message(role="user", content=""),), (_PROBE,)).tools)
+    except Exception:  # noqa: BLE001 - plugin border: this is only shown; requests with tools fail by themselves
+        _log.exception("the tool format of %s failed on a plain chat", type(tools).__module__)
+        return False
 
 
 def _check_name(path: str, name: str | None, known: Iterable[str]) -> None:

@@ -6,15 +6,25 @@ how engines work inside.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.backend import Generation
+from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelLoadError, RenderError
+from enginehouse.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelLoadError,
+    RenderError,
+    UnsupportedParameter,
+)
+from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.model_defaults import ModelDefaults
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.output.answer_parser import AnswerParsing
@@ -25,6 +35,7 @@ from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.fallback import fallback_template
 from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.renderer import Renderer
+from enginehouse.request_parameters import without_parameter
 from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, Segment
 
 __all__ = ["Pipeline", "Prompt", "RunningRequest"]
@@ -35,14 +46,24 @@ class RunningRequest:
     """A request that an engine has accepted. Iterate or cancel ``generation``.
 
     Attributes:
+        card: what is known about the model.
         parsing: how the text of its answers is parsed.
+        prediction_token_ids: of the predicted answer; None without one.
+        render_s: seconds that its chat template took.
+        tokenize_s: seconds from there until the engine had tokenized and accepted it.
+        unsupported: parameters that were left out, as the model cannot honour them.
     """
 
     request: GenerateRequest
     model: LoadedModel
+    card: ModelCard
     parameters: Parameters
     generation: Generation
     parsing: AnswerParsing
+    prediction_token_ids: Sequence[int] | None = None
+    render_s: float = 0.0
+    tokenize_s: float = 0.0
+    unsupported: tuple[str, ...] = ()
 
 
 @frozen(eq=False, kw_only=True)
@@ -81,22 +102,55 @@ class Pipeline:
         self._defaults = ModelDefaults(settings.models, registry.samplers)
         self._templates = {name: _read_template(name, model) for name, model in settings.models.items()}
         self._formats = ChatFormats(registry, settings.models)
+        self._cards = ModelCards(registry, self._formats, self._templates)
+        self._leaves_out = settings.server.unsupported_parameters == "report"
+
+    def card(self, name: str, info: ModelInfo) -> ModelCard:
+        """What is known about a model that was opened."""
+        return self._cards.of(name, info)
+
+    def defaults(self, asked: str, name: str, info: ModelInfo) -> Parameters:
+        """What applies to a request by the name ``asked`` that gives no parameters."""
+        request = GenerateRequest(request_id="", model=asked)
+        layers = self._defaults.layers(name, info, asked)
+        return effective_parameters(request, layers, info.vocab_size, self._settings.limits)
 
     async def submit(self, request: GenerateRequest) -> RunningRequest:
         """Bring a request to its engine; returns when it is accepted, before any token is made.
+
+        Where the settings say so, parameters that the model cannot honour are left out.
 
         Raises:
             RequestError: the request cannot be served as asked.
             Overloaded: too many requests wait.
             EngineError: the model is not ready or its engine died.
         """
+        unsupported: list[str] = []
+        while True:
+            try:
+                running = await self._submit(request)
+            except UnsupportedParameter as error:
+                left = without_parameter(request, error.param or "") if self._leaves_out else None
+                if left is None:
+                    raise
+                request, param = left
+                unsupported.append(param)
+            else:
+                return evolve(running, unsupported=tuple(unsupported)) if unsupported else running
+
+    async def _submit(self, request: GenerateRequest) -> RunningRequest:
         model = await self._manager.wait(request.model)
+        card = self._cards.of(model.name, model.info)
+        check_parameters(request, card.capabilities)
         layers = self._layers(request, model)
         parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits)
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
+        prediction = await _tokenized(request.prediction, model)
         plan = self._plan(request, model)
+        began = time.perf_counter()
         segments = await self._segments(request, model, plan)
+        rendered = time.perf_counter()
         reasoning = plan.reasoning_params(segments) if plan is not None else None
         engine_request = EngineRequest(
             request_id=request.request_id,
@@ -120,7 +174,17 @@ class Pipeline:
             param = "prompt" if request.messages is None else "messages"
             raise ContextLengthExceeded(error.num_prompt_tokens, error.max_context, param) from error
         parsing = plan.parsing(reasoning) if plan is not None else AnswerParsing()
-        return RunningRequest(request, model, parameters, generation, parsing)
+        return RunningRequest(
+            request,
+            model,
+            card,
+            parameters,
+            generation,
+            parsing,
+            prediction_token_ids=prediction,
+            render_s=rendered - began if request.messages is not None else 0.0,
+            tokenize_s=time.perf_counter() - rendered,
+        )
 
     async def prompt(self, request: GenerateRequest) -> Prompt:
         """The prompt that :meth:`submit` would make of a request, without bringing it to the engine.
@@ -133,9 +197,7 @@ class Pipeline:
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
         segments = await self._segments(request, model, self._plan(request, model))
-        return Prompt(
-            model=model, segments=segments, token_ids=request.token_ids, add_special=request.text is not None
-        )
+        return Prompt(model=model, segments=segments, token_ids=request.token_ids, add_special=request.text is not None)
 
     async def check_model(self, name: str, info: ModelInfo) -> None:
         """Refuse a model whose chat templates cannot be compiled, when it is loaded rather than on every request.
@@ -190,6 +252,13 @@ class Pipeline:
             # A raw prompt is the client's own: control-token strings in it are control tokens.
             return (Segment(request.text, trusted=True),)
         return ()
+
+
+async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int] | None:
+    """The tokens of a predicted answer, in which control-token strings are text."""
+    if prediction is None:
+        return None
+    return await model.engine.tokenize((Segment(prediction),), False) if prediction else ()
 
 
 def _read_template(name: str, model: ModelSettings) -> str | None:

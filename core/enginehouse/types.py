@@ -406,8 +406,10 @@ class GenerateRequest:
         constraint: what every answer must look like; with tools, one that calls nothing.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
+        prediction: what the caller expects the answer to be, to be counted; it changes no answer.
         suffix: text that follows what is written, for models that fill gaps; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
+        profile: the API that the client speaks; its defaults apply behind the model's.
     """
 
     request_id: str
@@ -423,10 +425,12 @@ class GenerateRequest:
     tool_use: ToolUse | None = None
     thinking: Thinking = Thinking()
     template_variables: dict[str, Any] = field(factory=dict)
+    prediction: str | None = None
     suffix: str | None = None
     num_prompt_logprobs: int | None = None
     priority: int = 0
     namespace: str = ""
+    profile: str = "openai"
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,84 @@
+"""A request's parameters by the names that clients write: which ones it gives, and what is left without one.
+
+Used where a parameter turns out to be one that the model cannot honour. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from enginehouse.types import GenerateRequest
+
+__all__ = ["given_parameters", "without_parameter"]
+
+_NAMES = {"num_logprobs": "logprobs"}
+"""Sampling fields that clients write by another name."""
+
+
+def given_parameters(request: GenerateRequest) -> Iterator[str]:
+    """The parameters of a request that some models cannot honour."""
+    yield from (_NAMES.get(name, name) for name in (*request.sampling, *request.stopping))
+    for fields in request.extensions.values():
+        yield from fields
+    if request.tool_use is not None and request.tool_use.callable:
+        yield "tools"
+    if request.constraint is not None:
+        yield _root(request.constraint.param)
+    if request.suffix is not None:
+        yield "suffix"
+    if request.num_prompt_logprobs is not None:
+        yield "prompt_logprobs"
+
+
+def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
+    """The request without what ``param``, a path in its body, asks for; and the path of what was left out.
+
+    None when it cannot be left out: messages and prompts cannot, for nothing would be left to answer.
+    """
+    name = _root(param)
+    if request.constraint is not None and name == _root(request.constraint.param):
+        return evolve(request, constraint=None), request.constraint.param
+    if request.tool_use is not None and name in ("tools", "tool_choice", "parallel_tool_calls"):
+        return _without_tools(request, param)
+    if name == "suffix" and request.suffix is not None:
+        return evolve(request, suffix=None), name
+    if name in ("prompt_logprobs", "loglikelihood") and request.num_prompt_logprobs is not None:
+        return evolve(request, num_prompt_logprobs=None), name
+    return _without_field(request, name)
+
+
+def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
+    """Without that about the tools which cannot be had: the check of arguments, the forced call, or all of it."""
+    use = request.tool_use
+    assert use is not None
+    if param.endswith(".strict"):
+        lenient = tuple(evolve(tool, strict=False) for tool in use.tools)
+        return None if lenient == use.tools else (evolve(request, tool_use=evolve(use, tools=lenient)), param)
+    if param != "tool_choice":
+        return evolve(request, tool_use=None), param
+    if use.choice != "auto":
+        return evolve(request, tool_use=evolve(use, choice="auto", only=None)), param
+    if request.constraint is None:
+        return None
+    # Tools and a form of the answer make one constraint, which is named after the tools.
+    return evolve(request, constraint=None), request.constraint.param
+
+
+def _without_field(request: GenerateRequest, name: str) -> tuple[GenerateRequest, str] | None:
+    inside = next((field for field, outside in _NAMES.items() if outside == name), name)
+    for group in ("sampling", "stopping"):
+        fields = getattr(request, group)
+        if inside in fields:
+            kept = {field: value for field, value in fields.items() if field != inside}
+            return evolve(request, **{group: kept}), name
+    for plugin, fields in request.extensions.items():
+        if name in fields:
+            kept = {field: value for field, value in fields.items() if field != name}
+            return evolve(request, extensions={**request.extensions, plugin: kept}), name
+    return None
+
+
+def _root(param: str) -> str:
+    return param.split(".", 1)[0].split("[", 1)[0]
