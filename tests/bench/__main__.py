@@ -30,6 +30,7 @@ _BENCHMARKS = {
     "step": "bench.step_cost:measure_step",
     "http": "bench.http_layer:measure_http",
     "sampling": "bench.sampling:measure_sampling",
+    "constrained": "bench.constrained:measure_constrained",
 }
 
 

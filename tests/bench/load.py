@@ -10,7 +10,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 import aiohttp
@@ -29,6 +29,10 @@ _NUM_TOPIC_WORDS = 40
 _NUM_SHARED_WORDS = 300
 
 
+def _nothing(name: str) -> Mapping[str, object]:
+    return {}
+
+
 class LoadFailed(Exception):
     """A server refused a request or ended a stream without its end."""
 
@@ -43,6 +47,7 @@ class Load:
         max_tokens: of each answer, about 90 prompt tokens before it.
         shared: all prompts begin with the same 300 words.
         limit_s: the run is cut off then; the tokens that have arrived count, at least one.
+        fields: from the name of a request, which no other one has, to further fields of its body.
     """
 
     clients: int
@@ -50,6 +55,7 @@ class Load:
     max_tokens: int = 64
     shared: bool = False
     limit_s: float = 120.0
+    fields: Callable[[str], Mapping[str, object]] = _nothing
 
 
 @frozen
@@ -147,7 +153,8 @@ async def _model_name(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def _body(model: str, load: Load, salt: str, number: int) -> bytes:
-    words = random.Random(f"{salt} {number}")
+    name = f"{salt} {number}"
+    words = random.Random(name)
     topic = " ".join(words.choices(_WORDS, k=_NUM_TOPIC_WORDS))
     system = "You are a helpful assistant."
     if load.shared:
@@ -162,6 +169,7 @@ def _body(model: str, load: Load, salt: str, number: int) -> bytes:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **load.fields(name),
         }
     )
 

@@ -44,6 +44,7 @@ def _scripts(folder: Path) -> dict[str, ModelSettings]:
     return {
         "plain": model("plain", words),
         "short": model("short", ["Hello", " there", "."]),
+        "модель": model("cyrillic", ["Привет"]),
         "bytes": model("bytes", single_bytes),
         "thirds": model("thirds", pairs, tokens_per_step=2),
         "breaks": model("breaks", ["a\nb", "\r\n", "c\u2028d", "\x85e", "\u2029", "\x00", '"\\']),

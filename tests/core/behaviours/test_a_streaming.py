@@ -1,8 +1,13 @@
 """Group A: event framing, usage, and that streaming changes nothing."""
 
+import json
+import time
+
 import pytest
 
 from .client import Server, Stream, check_client_error
+from .test_f_tools import ASK, named, pairs, streamed_calls, tool
+from .test_g_structured import forced
 
 
 def check_chat_framing(stream: Stream) -> None:
@@ -31,6 +36,19 @@ def test_h01_first_chunk_leaves_early(scripted) -> None:
 
     assert stream.first_byte_s < stream.total_s / 2
     check_chat_framing(stream)
+
+
+@pytest.mark.llamacpp
+def test_h01_first_text_of_a_real_model_leaves_early(starter: Server) -> None:
+    body = starter.chat_body(stream=True, max_tokens=120, ignore_eos=True)
+    began, times = time.perf_counter(), []
+    with starter.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                times.append(time.perf_counter() - began)
+
+    assert len(times) > 60
+    assert times[0] < times[-1] / 2
 
 
 @pytest.mark.parametrize("options", [{"include_usage": False}, {}, None, "absent"])
@@ -100,3 +118,29 @@ def test_h03_completions_say_the_same(server: Server) -> None:
     assert stream.finish_reason() == whole["finish_reason"]
     for name in ("tokens", "text_offset"):
         assert [item for part in parts for item in part[name]] == whole["logprobs"][name]
+
+
+@pytest.mark.llguidance
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": forced("Grüße, 漢字"), "logprobs": True},
+        {"response_format": {"type": "json_object"}, "max_tokens": 20},
+        {"tools": [tool()], "tool_choice": "required", "parallel_tool_calls": False, "messages": ASK},
+        {"tools": [tool(), tool("other")], "tool_choice": named("other"), "messages": ASK, "max_tokens": 25},
+    ],
+)
+def test_h03_forms_and_calls_say_the_same(model_server: Server, fields) -> None:
+    fields = {"max_tokens": 300, **fields}
+    whole = model_server.chat(**fields)
+    stream = model_server.stream_chat(stream_options={"include_usage": True}, **fields)
+    choice = whole["choices"][0]
+
+    assert stream.text() == (choice["message"]["content"] or "")
+    assert stream.finish_reason() == choice["finish_reason"]
+    assert pairs(streamed_calls(stream)) == pairs(choice["message"].get("tool_calls", []))
+    entries = choice["logprobs"]["content"] if choice["logprobs"] else []
+    assert [entry["token"] for entry in stream.logprobs()] == [entry["token"] for entry in entries]
+    assert stream.usage is not None
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert stream.usage[name] == whole["usage"][name]

@@ -60,6 +60,16 @@ def test_h05_odd_model_name(server: Server) -> None:
         assert error["code"] == "model_not_found"
 
 
+def test_h05_names_of_other_alphabets(scripted, model_server: Server) -> None:
+    answer = scripted("модель").chat()
+    assert answer["model"] == "модель" and answer["choices"][0]["message"]["content"] == "Привет"
+    assert scripted("модель").stream_chat().events[0]["model"] == "модель"
+
+    function = {"name": "lamp", "description": "Включает лампу в комнате.", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    assert model_server.try_chat(tools=tools, max_tokens=4).status_code == 200
+
+
 def test_h05_line_breaks_in_the_answer_stay_inside_data_lines(scripted) -> None:
     expected = 'a\nb\r\nc\u2028d\x85e\u2029\x00"\\'
     stream = scripted("breaks").stream_chat(logprobs=True)

@@ -1,5 +1,7 @@
 """Group D: n, logit_bias, nulls, ranges, unknown fields."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from .client import Server, check_client_error
@@ -15,6 +17,14 @@ def test_h09_several_choices(server: Server) -> None:
     assert answer["choices"][0]["message"]["content"] == one["choices"][0]["message"]["content"]
 
 
+def test_h09_tokens_are_summed_over_the_choices(server: Server) -> None:
+    answer = server.chat(n=3, temperature=1, max_tokens=8, seed=11, logprobs=True)
+    # An end token is counted, but it is no part of the text.
+    counts = [len(c["logprobs"]["content"]) + (c["finish_reason"] == "stop") for c in answer["choices"]]
+
+    assert answer["usage"]["completion_tokens"] == sum(counts)
+
+
 def test_h09_several_choices_streamed(server: Server) -> None:
     stream = server.stream_chat(n=3, temperature=1, max_tokens=8)
 
@@ -24,6 +34,7 @@ def test_h09_several_choices_streamed(server: Server) -> None:
         assert sum("role" in choice["delta"] for choice in choices) == 1
         assert stream.finish_reason(index) in ("stop", "length")
         assert choices[-1]["finish_reason"]
+        assert stream.text(index)
 
 
 def test_h09_completions(server: Server) -> None:
@@ -92,6 +103,17 @@ def test_h10_force(model_server: Server) -> None:
 
     assert len(set(tokens)) == 1 and len(tokens) == 3
     assert len(set(again)) == 1 and set(tokens) != set(again)
+
+
+def test_h10_a_bias_changes_nothing_of_the_neighbours(model_server: Server) -> None:
+    plain = {"prompt": "Once upon a time", "max_tokens": 12}
+    biased = plain | {"logit_bias": {"70": 100}}
+    alone = completion_tokens(model_server, **plain), completion_tokens(model_server, **biased)
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda fields: completion_tokens(model_server, **fields), [plain, biased] * 3))
+
+    assert together == [*alone] * 3
+    assert alone[0] != alone[1]
 
 
 def test_h10_ban_of_everything_is_refused(server: Server) -> None:

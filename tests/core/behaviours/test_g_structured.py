@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -177,6 +178,16 @@ def test_h19_fail_closed(server: Server, case: str, stream: bool) -> None:
     error = check_client_error(server.try_chat(response_format=response_format, stream=stream), "response_format")
 
     assert named in error["message"]
+
+
+def test_h19_references_to_other_places_are_never_followed(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
+        for schema in ({"$ref": address}, {"$schema": address, "items": {"$ref": f"{address}#/a"}}, {"$id": address}):
+            server.try_chat(response_format=json_schema(schema), max_tokens=1)
+        listener.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            listener.accept()
 
 
 def test_h19_very_deep_and_very_large_schemas(server: Server) -> None:

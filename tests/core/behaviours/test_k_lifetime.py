@@ -3,6 +3,8 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from .client import Server
 
 
@@ -48,6 +50,27 @@ def test_h32_requests_do_not_mix_told_apart_by_seed(model_server: Server) -> Non
         for number in range(16)
     ]
     check_not_mixed(model_server, [body | {"logprobs": 0} for body in bodies])
+
+
+@pytest.mark.llguidance
+def test_h32_requests_do_not_mix_told_apart_by_forced_text(model_server: Server) -> None:
+    """Prompts of 5 to 400 words, each with an answer of its own."""
+
+    def form(number: int) -> dict:
+        schema = {"type": "string", "const": f"answer {number}"}
+        return {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}}
+
+    bodies = [
+        {
+            "prompt": f"{number}:" + " a" * (5 + 26 * number),
+            "response_format": form(number),
+            "max_tokens": 40,
+            "logprobs": 0,
+        }
+        for number in range(16)
+    ]
+    texts = check_not_mixed(model_server, bodies)
+    assert texts == [f'"answer {number}"' for number in range(16)]
 
 
 def leave_after(server: Server, num_chunks: int, **fields) -> None:

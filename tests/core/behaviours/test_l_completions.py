@@ -3,6 +3,7 @@
 import pytest
 
 from .client import Server, check_client_error
+from .test_d_sampling import vocab_size
 
 
 def test_h35_string(server: Server) -> None:
@@ -68,6 +69,13 @@ def test_h35_token_ids(server: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_h35_wrong_prompts(server: Server, prompt, stream: bool) -> None:
     check_client_error(server.try_complete(prompt=prompt, stream=stream), "prompt")
+
+
+def test_h35_the_vocabulary_size_is_no_token_id(server: Server) -> None:
+    size = vocab_size(server)
+
+    check_client_error(server.try_complete(prompt=[size]), "prompt")
+    assert server.try_complete(prompt=[size - 1], max_tokens=1).status_code == 200
 
 
 def test_h35_missing_prompt(server: Server) -> None:

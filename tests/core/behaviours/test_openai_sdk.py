@@ -3,11 +3,19 @@
 tox runs this with both majors that are in use: `core` has 2.x and the fake model, `llamacpp` has 3.x and the real one.
 """
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel, Field
+
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server_thread import server_thread
 
 from .client import Server
 
@@ -122,6 +130,109 @@ def test_sdk_logprobs(chat: Chat) -> None:
         assert len(entry.top_logprobs) == 3
         assert entry.top_logprobs[0].token == entry.token
     assert chat.ask(max_tokens=2)["choices"][0]["logprobs"] is None
+
+
+class Place(BaseModel):
+    city: Literal["Paris", "Rome"]
+    people: int = Field(ge=0, le=99)
+
+
+PARAMETERS = Place.model_json_schema()
+TOOL: Any = {"type": "function", "function": {"name": "go_to", "parameters": PARAMETERS}}
+GO_TO: Any = {"type": "function", "function": {"name": "go_to"}}
+
+
+@pytest.mark.llguidance
+@pytest.mark.parametrize("choice", ["required", GO_TO])
+def test_sdk_tool_call_and_its_result(sdk: openai.OpenAI, model_server: Server, choice: Any) -> None:
+    fields: Any = {"model": model_server.model, "temperature": 0, "max_tokens": 200, "tools": [TOOL]}
+    answer = sdk.chat.completions.create(
+        messages=MESSAGES, tool_choice=choice, parallel_tool_calls=False, **fields
+    ).choices[0]
+
+    assert answer.finish_reason == "tool_calls"
+    (call,) = answer.message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "go_to"
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "arrived"}
+    turns = [*MESSAGES, answer.message, result]
+    assert sdk.chat.completions.create(messages=turns, tool_choice="none", **fields).choices[0].message.content
+
+
+@pytest.mark.llguidance
+def test_sdk_streamed_tool_call(sdk: openai.OpenAI, model_server: Server) -> None:
+    fields: Any = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": GO_TO, "temperature": 0, "max_tokens": 200}
+    with sdk.chat.completions.stream(model=model_server.model, **fields) as stream:
+        deltas = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        choice = stream.get_final_completion().choices[0]
+
+    (call,) = choice.message.tool_calls or ()
+    assert choice.finish_reason == "tool_calls"
+    assert call.function.arguments == "".join(deltas)
+    assert len(deltas) > 2
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+
+
+@pytest.mark.llguidance
+def test_sdk_parse_gives_the_model_class(sdk: openai.OpenAI, model_server: Server) -> None:
+    fields: Any = {"model": model_server.model, "messages": MESSAGES, "temperature": 1.2, "max_tokens": 200}
+    answer = sdk.chat.completions.parse(response_format=Place, n=2, seed=3, **fields)
+
+    for choice in answer.choices:
+        assert isinstance(choice.message.parsed, Place)
+        assert choice.finish_reason == "stop"
+
+
+@pytest.mark.llguidance
+def test_sdk_parse_reads_the_arguments_of_a_strict_tool(sdk: openai.OpenAI, model_server: Server) -> None:
+    fields: Any = {"model": model_server.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
+    tool = openai.pydantic_function_tool(Place)
+    answer = sdk.chat.completions.parse(tools=[tool], tool_choice="required", parallel_tool_calls=False, **fields)
+
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Place)
+
+
+@pytest.mark.llguidance
+def test_sdk_streams_structured_output(sdk: openai.OpenAI, model_server: Server) -> None:
+    fields: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 200}
+    with sdk.chat.completions.stream(model=model_server.model, response_format=Place, **fields) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        message = stream.get_final_completion().choices[0].message
+
+    assert "".join(deltas) == message.content
+    assert len(deltas) > 1
+    assert isinstance(message.parsed, Place)
+
+
+@pytest.fixture
+def thinker(tmp_path: Path) -> Iterator[openai.OpenAI]:
+    """A client of a model that reasons before it answers."""
+    (tmp_path / "t.jinja").write_text("{% if enable_thinking %}{% endif %}{{ messages[0].content }}<think>")
+    model = ModelSettings(
+        source=write_script(tmp_path / "s.json", ["plan", " A", "</think>", "Answer", " 7"]),
+        backend="scripted",
+        chat_template=str(tmp_path / "t.jinja"),
+    )
+    with server_thread(Settings(models={"m": model}, plugins=PluginsSettings(allow=("parsers",)))) as running:
+        server = Server.connect(running.url, "m")
+        with server.client, openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as client:
+            server.wait_ready()
+            yield client
+
+
+def test_sdk_reasoning(thinker: openai.OpenAI) -> None:
+    answer = thinker.chat.completions.create(model="m", messages=MESSAGES, reasoning_effort="low")
+    message = answer.choices[0].message
+    chunks = list(thinker.chat.completions.create(model="m", messages=MESSAGES, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+
+    assert (message.model_extra or {})["reasoning_content"] == "plan A"
+    assert message.content == "Answer 7"
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+    assert "".join((delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas) == "plan A"
+    assert "".join(delta.content or "" for delta in deltas) == "Answer 7"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

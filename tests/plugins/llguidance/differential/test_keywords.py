@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
+from jsonschema_specifications import REGISTRY
 
 from enginehouse.errors import GenerationFailed, InvalidRequest
 from enginehouse.structured import GrammarCompiler
@@ -15,7 +17,7 @@ from enginehouse.types import Constraint
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 
-from .walks import allowed_ids
+from .walks import allowed_ids, walk
 
 ENFORCED: dict[str, tuple[Any, Any, Any]] = {
     "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, None, 1),
@@ -65,6 +67,14 @@ def takes(compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, valu
     return bool(tokenizer.end_token_ids & set(allowed_ids(matcher, tokenizer)))
 
 
+def test_the_table_knows_every_keyword_of_every_draft() -> None:
+    """The meta-schemas list them: draft 3 to 2020-12, all vocabularies."""
+    known = {name for uri in REGISTRY for name in REGISTRY[uri].contents.get("properties", {})}
+
+    assert {"unevaluatedItems", "prefixItems", "dependentSchemas", "contentSchema", "disallow"} <= known
+    assert known <= set(KEYWORDS)
+
+
 def test_every_keyword_of_the_table_has_an_example_here() -> None:
     assert set(ENFORCED) == {name for name, keyword in KEYWORDS.items() if keyword.status == "enforced"}
 
@@ -78,6 +88,21 @@ def test_enforced_keywords_are(compiler: GrammarCompiler, tokenizer: FakeTokeniz
     if keyword != "additionalItems":  # of earlier drafts
         assert Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(good)
         assert not Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(bad)
+
+
+@pytest.mark.parametrize("keyword", ENFORCED)
+def test_what_is_written_under_an_enforced_keyword_validates(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, keyword: str
+) -> None:
+    schema = ENFORCED[keyword][0]
+    grammar = compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema)))
+    texts = {walk(grammar, tokenizer, random.Random(seed), 400) for seed in range(30)} - {None}
+    dialect = Draft7Validator if keyword == "additionalItems" else Draft202012Validator
+    validator = dialect(schema, format_checker=dialect.FORMAT_CHECKER)
+
+    assert texts
+    for text in texts:
+        validator.validate(json.loads(text))
 
 
 NEEDS = {"then": {"if": {}}, "else": {"if": {}}, "minContains": {"contains": {}}, "maxContains": {"contains": {}}}

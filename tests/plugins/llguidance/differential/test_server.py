@@ -11,12 +11,14 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, example, given, note, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.testing.server_thread import server_thread
+from enginehouse_llguidance.schemas.keywords import KEYWORDS
 
 from .strategies import schemas
+from .test_keywords import ENFORCED, NEEDS
 
 SEEN: Counter[str] = Counter()
 
@@ -42,21 +44,26 @@ def smollm2() -> Iterator[httpx.Client]:
     yield from serve("starter", ModelSettings(source="starter", context=512))
 
 
-def ask(client: httpx.Client, schema: Any, *, seed: int, stream: bool, max_tokens: int) -> None:
-    body = {
+def body_of(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {
         "messages": [{"role": "user", "content": "Give an example."}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}},
         "temperature": 1.3,
         "n": 2,
-        "seed": seed,
-        "stream": stream,
-        "max_tokens": max_tokens,
+        **fields,
     }
+
+
+def ask(
+    client: httpx.Client, schema: Any, *, seed: int, stream: bool, max_tokens: int, dialect: Any = Draft202012Validator
+) -> None:
+    """Ask for two answers and judge those that are finished; ``dialect`` reads the schema for that."""
+    body = body_of(schema, seed=seed, stream=stream, max_tokens=max_tokens)
     if stream:
         texts, reasons = streamed(client, body)
     else:
         texts, reasons = whole(client, body)
-    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator = dialect(schema, format_checker=dialect.FORMAT_CHECKER)
     for text, reason in zip(texts, reasons, strict=True):
         note(f"answered {text!r}, {reason}")
         SEEN[reason] += 1
@@ -106,6 +113,20 @@ PERSON = {
     "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["name", "age"],
 }
+
+
+@pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status != "annotation"])
+def test_every_keyword_is_enforced_or_refused_as_the_table_says(fake: httpx.Client, keyword: str) -> None:
+    """What docs/structured.md says holds for requests: refused by JSON pointer, or every finished answer validates."""
+    if KEYWORDS[keyword].status == "refused":
+        inner = {keyword: {"a": {}} if keyword.startswith("dep") else True, **NEEDS.get(keyword, {})}
+        response = fake.post("/v1/chat/completions", json=body_of({"properties": {"x": {"type": "array", **inner}}}))
+        assert is_refused(response)
+        assert any(f"'/properties/x/{name}'" in response.json()["error"]["message"] for name in inner)
+        return
+    dialect = Draft7Validator if keyword == "additionalItems" else Draft202012Validator
+    for seed in range(4):
+        ask(fake, ENFORCED[keyword][0], seed=seed, stream=bool(seed % 2), max_tokens=80, dialect=dialect)
 
 
 @settings(unhurried, max_examples=100)

@@ -1,0 +1,50 @@
+"""A server with the real small model, and with one that always reasons before it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from attrs import frozen
+
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server import started_server
+
+REASONED = ["<think>", "plan", " A", "</think>", "\n\n", "Answer", " 7"]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+CONFIG = """
+[models.starter]
+source = "starter"
+context = 2048
+
+[models.thinker]
+source = {script}
+backend = "scripted"
+chat_template = {template}
+"""
+
+
+@frozen
+class Served:
+    """A running server and the names of its models; ``thinker`` reasons ("plan A") and answers ("Answer 7")."""
+
+    url: str
+    starter: str = "starter"
+    thinker: str = "thinker"
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("outside")
+    script, template, config = folder / "thinker.json", folder / "thinker.jinja", folder / "enginehouse.toml"
+    write_script(script, REASONED)
+    template.write_text(TEMPLATE, encoding="utf-8")
+    paths = {"script": json.dumps(str(script)), "template": json.dumps(str(template))}
+    config.write_text(CONFIG.format(**paths), encoding="utf-8")
+    with started_server("--config", config) as process:
+        assert process.url is not None
+        yield Served(process.url)

@@ -1,0 +1,56 @@
+"""LangChain's standard suite for chat models: `ChatOpenAI` against the server and SmolLM2.
+
+The suite is the judge: nothing of it is changed but for the cases that ask for a more able model than one of 135
+million parameters. What is greedy fails every time, so these are strict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_tests", reason="langchain-tests is not installed")
+pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+
+from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from .conftest import Served
+
+pytestmark = [pytest.mark.slow, pytest.mark.llamacpp, pytest.mark.llguidance]
+
+BOTH_OUTPUT_VERSIONS = pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
+
+
+class TestChatOpenAI(ChatModelIntegrationTests):
+    """Greedy, and with room for answers of a model that likes to go on."""
+
+    served: Served
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _serve(self, request: pytest.FixtureRequest, served: Served) -> None:
+        request.cls.served = served
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "base_url": f"{self.served.url}/v1",
+            "api_key": "unused",
+            "model": self.served.starter,
+            "max_retries": 0,
+            "stream_usage": True,
+        }
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_image_inputs(self) -> bool:
+        return False

@@ -1,0 +1,163 @@
+"""npm's clients: the AI SDK through `@ai-sdk/openai-compatible`, and `openai`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Served
+
+pytestmark = [pytest.mark.slow, pytest.mark.llamacpp, pytest.mark.llguidance]
+
+FOLDER = Path(__file__).parent / "node"
+NODE_LIMIT_S = 100
+
+Drive = Callable[..., Any]
+
+
+@pytest.fixture
+def drive(served: Served) -> Drive:
+    """Call it with a script, a case and a model; what the client understood."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    if not (FOLDER / "node_modules").is_dir():
+        pytest.skip("npm's packages are not installed; run: npm install --prefix tests/outside/node")
+
+    def run(script: str, case: str, model: str = served.starter) -> Any:
+        command = [node, f"{script}.mjs", f"{served.url}/v1", model, case]
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=NODE_LIMIT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def of_type(parts: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [part for part in parts if part["type"] == kind]
+
+
+def check_lamp(arguments: dict[str, Any]) -> None:
+    assert set(arguments) == {"on", "level"}
+    assert isinstance(arguments["on"], bool)
+    assert 0 <= arguments["level"] <= 10
+
+
+def check_place(place: dict[str, Any]) -> None:
+    assert set(place) == {"city", "people"}
+    assert place["city"] in ("Paris", "Rome")
+    assert 0 <= place["people"] <= 99
+
+
+# -- the AI SDK ---------------------------------------------------------------------------------------
+
+
+def test_ai_sdk_streams_text(drive: Drive) -> None:
+    parts = drive("ai_sdk", "text")
+
+    assert len(of_type(parts, "text-delta")) > 3
+    assert "Paris" in "".join(part["text"] for part in of_type(parts, "text-delta"))
+    (finish,) = of_type(parts, "finish")
+    assert finish["finishReason"] in ("stop", "length")
+    usage = finish["totalUsage"]
+    assert usage["inputTokens"] > 5 and 0 < usage["outputTokens"] <= 24
+    assert usage["totalTokens"] == usage["inputTokens"] + usage["outputTokens"]
+
+
+def test_ai_sdk_streams_reasoning_parts(drive: Drive, served: Served) -> None:
+    parts = drive("ai_sdk", "reasoning", served.thinker)
+    kinds = [part["type"] for part in parts]
+
+    assert "".join(part["text"] for part in of_type(parts, "reasoning-delta")) == "plan A"
+    assert "".join(part["text"] for part in of_type(parts, "text-delta")) == "Answer 7"
+    assert kinds.index("reasoning-start") < kinds.index("reasoning-end") < kinds.index("text-delta")
+    (finish,) = of_type(parts, "finish")
+    assert finish["finishReason"] == "stop"
+    assert finish["totalUsage"]["reasoningTokens"] > 0
+
+
+def test_ai_sdk_reads_reasoning_of_whole_answers(drive: Drive, served: Served) -> None:
+    answer = drive("ai_sdk", "whole_reasoning", served.thinker)
+
+    assert answer == {"text": "Answer 7", "reasoningText": "plan A", "finishReason": "stop"}
+
+
+def test_ai_sdk_streams_tool_calls(drive: Drive) -> None:
+    parts = drive("ai_sdk", "tools")
+
+    (call,) = of_type(parts, "tool-call")
+    assert call["toolName"] == "set_lamp"
+    check_lamp(call["input"])
+    deltas = [part["delta"] for part in of_type(parts, "tool-input-delta")]
+    assert len(deltas) > 2
+    assert json.loads("".join(deltas)) == call["input"]
+    assert of_type(parts, "finish")[0]["finishReason"] == "tool-calls"
+
+
+def test_ai_sdk_runs_a_tool_and_asks_again(drive: Drive) -> None:
+    answer = drive("ai_sdk", "tool_turns")
+    first, second = answer["steps"]
+
+    assert first["calls"] == [{"toolName": "now", "input": {}}]
+    assert first["results"] == ["a quarter past nine"]
+    assert first["finishReason"] == "tool-calls"
+    assert second["calls"] == []
+    assert answer["text"]
+
+
+def test_ai_sdk_structured_output(drive: Drive) -> None:
+    check_place(drive("ai_sdk", "object"))
+
+
+def test_ai_sdk_streams_structured_output(drive: Drive) -> None:
+    answer = drive("ai_sdk", "streamed_object")
+
+    check_place(answer["final"])
+    assert answer["partial"][-1] == answer["final"]
+    assert len(answer["partial"]) > 1
+
+
+def test_ai_sdk_errors_carry_status_and_message(drive: Drive) -> None:
+    error = drive("ai_sdk", "refused")
+
+    assert error["name"] == "AI_APICallError"
+    assert error["status"] == 404
+    assert "no-such-model" in error["message"]
+
+
+# -- openai -------------------------------------------------------------------------------------------
+
+
+def test_npm_openai_streams_text(drive: Drive) -> None:
+    answer = drive("openai", "text")
+
+    assert "".join(answer["deltas"]) == answer["content"]
+    assert "Paris" in answer["content"]
+    assert len(answer["deltas"]) > 3
+    assert answer["finishReason"] in ("stop", "length")
+    assert answer["usage"]["completion_tokens"] <= 24
+
+
+def test_npm_openai_streams_tool_calls(drive: Drive) -> None:
+    answer = drive("openai", "tools")
+
+    assert answer["call"]["name"] == "set_lamp"
+    assert "".join(answer["deltas"]) == answer["call"]["arguments"]
+    check_lamp(json.loads(answer["call"]["arguments"]))
+    assert answer["finishReason"] == "tool_calls"
+
+
+def test_npm_openai_parses_structured_output(drive: Drive) -> None:
+    check_place(drive("openai", "parse"))
+
+
+def test_npm_openai_errors_are_its_own(drive: Drive) -> None:
+    error = drive("openai", "refused")
+
+    assert error == {"name": "BadRequestError", "status": 400, "param": "temperature", "code": "invalid_value"}
