@@ -18,15 +18,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import attrs
 from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, le, optional
+from cattrs import Converter
 
 from enginehouse.errors import ConfigError
+from enginehouse.profiles import ProfileName
 from enginehouse.structuring import Problem, closest, find_problems, strict_converter
 
 __all__ = [
     "AuthSettings",
+    "KeySettings",
     "LimitsSettings",
     "ModelSettings",
     "PluginsSettings",
+    "Scope",
     "ServerSettings",
     "Settings",
     "is_loopback",
@@ -34,8 +38,12 @@ __all__ = [
     "structure_options",
 ]
 
+Scope = Literal["infer", "metrics", "admin"]
+"""What an API key may do: use models, read figures of the server, change what it serves."""
+
 _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
+_MAX_KEY_BYTES = 1024
 
 
 @frozen(kw_only=True)
@@ -50,6 +58,9 @@ class ServerSettings:
         insecure: listen beyond loopback without keys; anyone who reaches the port can use the models.
         unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
             serves the request and lists the field in a response header.
+        profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
+        log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
+            ``enginehouse.prompts``. Without both no prompt is logged.
         reasoning_field: where reasoning stands in messages and deltas; ``both`` sends it twice.
         ping_s: seconds between the comments that keep a stream open while its request waits.
         shutdown_s: seconds that running requests get to finish after SIGTERM.
@@ -61,9 +72,43 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
+    profile: ProfileName = "openai"
+    log_prompts: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
     ping_s: float = field(default=10.0, validator=gt(0))
     shutdown_s: float = field(default=10.0, validator=ge(0))
+
+
+def _check_word(_: Any, attribute: Any, value: str | None) -> None:
+    if value is not None and (not value or not value.isprintable() or " " in value):
+        raise ValueError(f"'{attribute.name}' must be printable characters without spaces")
+
+
+def _check_scopes(_: Any, attribute: Any, value: tuple[str, ...]) -> None:
+    if not value:
+        raise ValueError(f"'{attribute.name}' must hold at least one scope")
+
+
+@frozen(kw_only=True)
+class KeySettings:
+    """``[[auth.keys]]``: one API key with its owner. A bare string in ``auth.keys`` is a key with the defaults.
+
+    Attributes:
+        name: who uses it; shown in the log, each name once.
+        key: the key itself.
+        scopes: what it may do: ``infer`` (use the models), ``metrics`` (read figures), ``admin`` (manage).
+        profile: API profile of its requests; unset is ``server.profile``.
+        namespace: keys of the same namespace share the prefix cache; unset is a namespace of its own.
+    """
+
+    name: str = field(validator=_check_word)
+    key: str = field(repr=False)
+    scopes: tuple[Scope, ...] = field(default=("infer",), validator=_check_scopes)
+    profile: ProfileName | None = None
+    namespace: str | None = field(default=None, validator=_check_word)
+
+
+_KeyField = str | KeySettings
 
 
 @frozen(kw_only=True)
@@ -71,15 +116,32 @@ class AuthSettings:
     """``[auth]``: who may use the server.
 
     Attributes:
-        keys: API keys; with at least one, every request but ``/health`` needs one as a bearer token.
+        keys: API keys, each a string or a table; with at least one, every request but ``/health`` needs one as a
+            bearer token or in ``x-api-key``.
+        key_file: file with hashes of further keys, see below.
     """
 
-    keys: tuple[str, ...] = field(default=(), repr=False)
+    keys: tuple[str | KeySettings, ...] = field(default=(), repr=False)
+    key_file: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse empty keys, which an unset variable in a deployment script would give."""
-        if not all(key.strip() for key in self.keys):
-            raise ConfigError("a key is empty", "auth.keys")
+        """Refuse empty keys, which an unset variable in a deployment script would give, and names used twice."""
+        names: set[str] = set()
+        for index, key in enumerate(self.keys):
+            path = f"auth.keys[{index}]"
+            text, name = (key, f"key-{index + 1}") if isinstance(key, str) else (key.key, key.name)
+            if not text.strip():
+                raise ConfigError("a key is empty", path)
+            if len(text.encode("utf-8", "replace")) > _MAX_KEY_BYTES:
+                raise ConfigError(f"a key has more than {_MAX_KEY_BYTES} bytes", path)
+            if name in names:
+                raise ConfigError(f"the name {name!r} is taken by another key", path)
+            names.add(name)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether only callers with a key are served."""
+        return bool(self.keys) or self.key_file is not None
 
 
 @frozen(kw_only=True)
@@ -88,6 +150,8 @@ class LimitsSettings:
 
     Attributes:
         max_body_bytes: longest request body.
+        max_header_bytes: longest head of a request: its first line and headers.
+        max_message_bytes: longest message of a chat, as JSON.
         max_json_depth: deepest nesting of a request body.
         max_queue: requests that wait per model; one more is answered 429.
         max_choices: largest ``n``.
@@ -99,6 +163,8 @@ class LimitsSettings:
     """
 
     max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0))
+    max_header_bytes: int = field(default=64 * 1024, validator=ge(1024))
+    max_message_bytes: int = field(default=8 * 1024 * 1024, validator=gt(0))
     max_json_depth: int = field(default=64, validator=gt(0))
     max_queue: int = field(default=128, validator=ge(0))
     max_choices: int = field(default=16, validator=gt(0))
@@ -179,9 +245,9 @@ class Settings:
 
     def __attrs_post_init__(self) -> None:
         """Check what concerns several tables."""
-        if not (is_loopback(self.server.host) or self.auth.keys or self.server.insecure):
+        if not (is_loopback(self.server.host) or self.auth.needs_key or self.server.insecure):
             raise ConfigError(
-                f"{self.server.host!r} can be reached from other machines: set auth.keys, "
+                f"{self.server.host!r} can be reached from other machines: set auth.keys or auth.key_file, "
                 "or server.insecure = true (--insecure) to serve everyone",
                 "server.host",
             )
@@ -250,13 +316,29 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
 
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
     try:
-        return strict_converter().structure(data, cls)
+        return _converter().structure(data, cls)
     except Exception as error:
         # ``options`` is where core keeps keys that users write directly into the table.
         problems = [
             evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
         ]
         raise ConfigError("; ".join(map(str, problems)) + where, problems[0].path) from error
+
+
+def _converter() -> Converter:
+    """A strict converter that also reads keys, which are strings or tables."""
+    converter = strict_converter()
+
+    def structure_key(value: Any, _: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, dict) or not isinstance(value.get("key", ""), str):
+            # The value is not shown: it may be a key.
+            raise TypeError("must be a string, or a table whose key is a string")
+        return converter.structure(value, KeySettings)
+
+    converter.register_structure_hook_func(lambda kind: kind == _KeyField, structure_key)
+    return converter
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -312,7 +394,7 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
         )
         for name, model in settings.models.items()
     }
-    return evolve(settings, models=models)
+    return evolve(settings, auth=evolve(settings.auth, key_file=resolve(settings.auth.key_file)), models=models)
 
 
 def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[str, Any]:

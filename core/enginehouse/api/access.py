@@ -27,6 +27,7 @@ class AccessRecord:
     """What is known about one request; None is "does not apply".
 
     Attributes:
+        key: name of the API key that was used.
         outcome: finish reasons (``stop``, ``length``), ``cancelled`` when the client left, ``ok``, or an error code.
         status: of the HTTP response; 0 when none was sent.
         queue_s: times are in seconds; those of the engine are measured in the worker.
@@ -37,6 +38,7 @@ class AccessRecord:
     status: int = 0
     outcome: str = "ok"
     request_id: str | None = None
+    key: str | None = None
     model: str | None = None
     stream: bool | None = None
     prompt_tokens: int | None = None
@@ -60,6 +62,7 @@ class AccessRecord:
             return
         fields = {
             "id": self.request_id,
+            "key": self.key,
             "method": self.method,
             "path": self.path,
             "status": self.status,

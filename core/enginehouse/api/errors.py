@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -29,8 +30,9 @@ from enginehouse.errors import (
     ServerStopping,
     UnsupportedParameter,
 )
+from enginehouse.profiles import DEFAULT_PROFILE, Profile
 
-__all__ = ["BodyTooLarge", "ClientLeft", "ErrorAnswer", "describe", "http_error"]
+__all__ = ["BodyTooLarge", "ClientLeft", "ErrorAnswer", "MissingScope", "describe", "http_error"]
 
 
 class BodyTooLarge(EnginehouseError):
@@ -39,6 +41,14 @@ class BodyTooLarge(EnginehouseError):
 
 class ClientLeft(EnginehouseError):
     """The client closed the connection before its request was complete; nobody reads the answer."""
+
+
+class MissingScope(EnginehouseError):
+    """The key is right, but may not do this."""
+
+    def __init__(self, needed: str, granted: Iterable[str]) -> None:
+        super().__init__(f"This needs a key with the scope {needed!r}; the given one has {', '.join(granted)}.")
+        self.needed = needed
 
 
 _log = logging.getLogger("enginehouse.server")
@@ -51,6 +61,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
     (RequestError, 400, "invalid_request_error", "invalid_request"),
+    (MissingScope, 403, "invalid_request_error", "insufficient_scope"),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
     (ClientLeft, 400, "invalid_request_error", "cancelled"),
     (Overloaded, 429, "overloaded_error", "queue_full"),
@@ -84,9 +95,10 @@ class ErrorAnswer:
     param: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
-    def body(self) -> bytes:
-        """The JSON error object."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+    def body(self, profile: Profile = DEFAULT_PROFILE) -> bytes:
+        """The JSON error object, with the code by which ``profile`` knows such errors."""
+        code = profile.error_codes.get(self.status, self.code)
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": code}
         # Whatever a client sent may be quoted in a message; a lone surrogate would not encode.
         if not self.message.isascii():
             error["message"] = self.message.encode("utf-8", "replace").decode()

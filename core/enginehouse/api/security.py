@@ -1,34 +1,29 @@
 """The guard in front of every route: who may call, from where, with what.
 
 A plain ASGI wrapper, so that it also covers addresses that do not exist. In this order: the access
-record; Host (against DNS rebinding); Origin and CORS (a web page must not reach a keyless server on
-loopback); API keys, for everything but ``/health``; the content type of POSTs.
+record; the profile that the address names; Host (against DNS rebinding); Origin and CORS; API keys, for everything
+but what ``doors`` lists as public; the content type of POSTs. What a key may do is checked when the route is
+known, see ``doors``.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from enginehouse.api.access import RECORD_KEY, AccessRecord
+from enginehouse.api.caller import CALLER_KEY, Caller, caller_of, split_compat
+from enginehouse.api.doors import PUBLIC
 from enginehouse.api.errors import ErrorAnswer, describe, http_error
+from enginehouse.api.origins import Headers, Origins, is_preflight
 from enginehouse.config import Settings, is_loopback
+from enginehouse.keys import KeyRecord, load_keys
+from enginehouse.profiles import PROFILES
 
-__all__ = ["Guard", "Headers", "note_outcome"]
-
-_PUBLIC = frozenset({"/health"})
-_METHODS = "GET, HEAD, OPTIONS, POST"
-_EXPOSED = "retry-after, x-request-id, x-enginehouse-ignored, x-enginehouse-unsupported"
-_HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
-_MAX_AGE_S = 600
-
-Headers = Mapping[bytes, bytes]
+__all__ = ["Guard", "note_outcome"]
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
@@ -38,12 +33,17 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 
 
 class Guard:
-    """Lets requests through to ``app`` or answers them itself."""
+    """Lets requests through to ``app`` or answers them itself.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._keys = tuple(key.encode() for key in settings.auth.keys)
-        self._origins = _Origins(settings.server.cors_origins)
+        self._keys = load_keys(settings.auth)
+        self._profile = PROFILES[settings.server.profile]
+        self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,16 +69,18 @@ class Guard:
             record.write()
 
     async def _answer(self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send) -> None:
+        key = self._find_key(headers)
+        self._note_caller(scope, key)
         refusal = self._hosts.check(scope) or self._origins.check(headers)
-        if refusal is None and _is_preflight(scope, headers):
+        if refusal is None and is_preflight(scope, headers):
             fields = [*self._origins.preflight_headers(headers), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 204, "headers": fields})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        refusal = refusal or self._check_key(scope, headers) or _check_content_type(scope, headers)
+        refusal = refusal or self._check_key(scope, key) or _check_content_type(scope, headers)
         if refusal is not None:
             note_outcome(scope, refusal.code)
-            await _send_error(send, refusal)
+            await _send_error(send, refusal, scope)
             return
         try:
             await self._app(scope, receive, send)
@@ -86,14 +88,28 @@ class Guard:
             note_outcome(scope, describe(error).code)
             raise
 
-    def _check_key(self, scope: HTTPScope, headers: Headers) -> ErrorAnswer | None:
-        if not self._keys or scope["path"] in _PUBLIC:
+    def _note_caller(self, scope: HTTPScope, key: KeyRecord | None) -> None:
+        """Write the caller into the scope; the address loses the profile that it names, so that routes match."""
+        named, path = split_compat(scope["path"])
+        if named is not None:
+            scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
+        by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
+        profile = named or by_key or self._profile
+        scope[CALLER_KEY] = Caller(profile=profile, key=key)  # type: ignore[typeddict-unknown-key]
+        if key is not None:
+            record: AccessRecord = scope[RECORD_KEY]  # type: ignore[typeddict-item]
+            record.key = key.name
+
+    def _find_key(self, headers: Headers) -> KeyRecord | None:
+        """The key that was given; None when it is none of ours, and when none is needed."""
+        if self._keys.is_empty:
             return None
         scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
         given = credentials.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        # Every key is compared, on bytes, so that time tells nothing.
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        if any(matches):
+        return self._keys.find(given)
+
+    def _check_key(self, scope: HTTPScope, key: KeyRecord | None) -> ErrorAnswer | None:
+        if self._keys.is_empty or key is not None or scope["path"] in PUBLIC:
             return None
         message = "A valid API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
         return http_error(401, message, www_authenticate="Bearer")
@@ -121,52 +137,6 @@ class _Hosts:
         return http_error(403, message, "host_not_allowed")
 
 
-class _Origins:
-    """Which web origins may call, and what browsers are told about it."""
-
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        self._allowed = {origin.rstrip("/").lower().encode("utf-8") for origin in allowed}
-
-    def is_allowed(self, headers: Headers) -> bool:
-        """Whether the request names an origin that the settings allow."""
-        origin = headers.get(b"origin")
-        return origin is not None and (b"*" in self._allowed or origin.lower() in self._allowed)
-
-    def check(self, headers: Headers) -> ErrorAnswer | None:
-        """The refusal of a foreign origin, or None."""
-        origin = headers.get(b"origin")
-        if origin is None or self.is_allowed(headers) or _is_same_origin(origin, headers.get(b"host", b"")):
-            return None
-        message = "Web pages of that origin may not call this server; server.cors_origins lists those that may."
-        return http_error(403, message, "origin_not_allowed")
-
-    def response_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """CORS headers of every response to an allowed origin."""
-        vary = [(b"vary", b"Origin")] if self._allowed else []
-        if not self.is_allowed(headers):
-            return vary
-        exposed = (b"access-control-expose-headers", _EXPOSED.encode())
-        return [(b"access-control-allow-origin", headers[b"origin"]), exposed, *vary]
-
-    def preflight_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Further headers of the answer to a preflight; those for the origin are added to every response."""
-        if not self.is_allowed(headers):
-            return [(b"allow", _METHODS.encode())]
-        asked = headers.get(b"access-control-request-headers", b"").decode("latin-1")
-        names = ["authorization", "content-type", "x-api-key"]
-        if _HEADER_NAMES.fullmatch(asked):
-            names += [name.strip().lower() for name in asked.split(",") if name.strip()]
-        return [
-            (b"access-control-allow-methods", _METHODS.encode()),
-            (b"access-control-allow-headers", ", ".join(dict.fromkeys(names)).encode()),
-            (b"access-control-max-age", str(_MAX_AGE_S).encode()),
-        ]
-
-
-def _is_preflight(scope: HTTPScope, headers: Headers) -> bool:
-    return scope["method"] == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
-
-
 def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | None:
     """POSTs must be JSON: a web page can send other types without asking first."""
     if scope["method"] != "POST":
@@ -178,8 +148,8 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
     return http_error(415, "The request body must be JSON in UTF-8, with 'Content-Type: application/json'.")
 
 
-async def _send_error(send: Send, answer: ErrorAnswer) -> None:
-    body = answer.body()
+async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
+    body = answer.body(caller_of(scope).profile)
     fields = [
         ("content-type", "application/json"),
         ("content-length", str(len(body))),
@@ -196,15 +166,6 @@ def _host_name(value: str) -> str:
     if value.startswith("["):
         return value[1:].partition("]")[0]
     return value.rpartition(":")[0] if value.count(":") == 1 else value
-
-
-def _is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Whether the page came from this very server."""
-    try:
-        parts = urlsplit(origin.decode("ascii"))
-    except (UnicodeDecodeError, ValueError):
-        return False
-    return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.decode("latin-1").lower()
 
 
 def _is_address(host: str) -> bool:

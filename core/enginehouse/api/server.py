@@ -41,7 +41,7 @@ OnProgress = Callable[[str, float, str], None]
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
-_MAX_HEAD_BYTES = 64 * 1024  # request line and headers; a head that comes whole in one packet may be longer
+_HEADER_SIGNS = len(": \r\n")
 _CLOSING_SHARE = 0.4
 """Part of ``shutdown_s`` kept for ending what still runs and closing the workers."""
 
@@ -135,7 +135,7 @@ async def serve(
     app = build_app(
         ApiState(settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=exchanges)
     )
-    server = _Server(_uvicorn_config(app))
+    server = _Server(_uvicorn_config(app, settings.limits.max_header_bytes))
     _log.info("listening on %s", url_of(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -181,7 +181,7 @@ async def _shut_down(
         connection.transport.abort()
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, max_header_bytes: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="h11" if sys.platform == "win32" else _Protocol,
@@ -192,6 +192,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=max_header_bytes,  # read by h11, and by our own protocol
     )
 
 
@@ -207,38 +208,55 @@ class _Server(uvicorn.Server):
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP, with the usual error object for what is no HTTP, and with bounded request heads.
 
-    The parser keeps an unfinished head in memory and copies it with every packet.
+    The parser keeps an unfinished head in memory and copies it with every packet, so its size is looked at while it
+    comes, not only when it is complete.
     """
 
     _reads_head = True
     _began_before = True  # this packet did: all of it belongs to the head
     _num_head_bytes = 0
+    _is_refused = False  # what still comes on this connection is not looked at
 
     def data_received(self, data: bytes) -> None:
         """Take what arrived; a head that does not end is refused."""
+        if self._is_refused:
+            return
         self._began_before = self._reads_head
         super().data_received(data)
         if not (self._reads_head and self._began_before):
             return
         self._num_head_bytes += len(data)
-        if self._num_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(431, f"The request's headers are longer than {_MAX_HEAD_BYTES} bytes.")
+        self._check_head(self._num_head_bytes)
 
     def on_headers_complete(self) -> None:
-        """The body begins."""
+        """The body begins, unless the head was too long."""
+        self._check_head(len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers))
         self._reads_head, self._num_head_bytes = False, 0
-        super().on_headers_complete()
+        if not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next head begins."""
         self._reads_head, self._began_before = True, False
-        super().on_message_complete()
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def _check_head(self, num_bytes: int) -> None:
+        most = self.config.h11_max_incomplete_event_size
+        if most is not None and num_bytes > most and not self.transport.is_closing():
+            self._refuse(431, f"The request's headers are longer than {most} bytes (limits.max_header_bytes).")
 
     def send_400_response(self, msg: str) -> None:
         """Answer and close the connection."""
         self._refuse(400, msg)
 
     def _refuse(self, status: int, message: str) -> None:
+        self._is_refused = True
         body = http_error(status, message).body()
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -1,0 +1,57 @@
+"""Who sends a request, and in which profile: found once by the guard, read by handlers.
+
+The address comes first (``/compat/<profile>/v1/...``), then the key's profile, then the server's.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from attrs import frozen
+from litestar.types import Scope
+
+from enginehouse.keys import KeyRecord
+from enginehouse.profiles import PROFILES, Profile
+
+__all__ = ["CALLER_KEY", "Caller", "caller_of", "split_compat"]
+
+CALLER_KEY = "enginehouse.caller"
+"""Where the caller of a request lies in its ASGI scope."""
+
+_COMPAT = "/compat/"
+
+
+@frozen(kw_only=True)
+class Caller:
+    """Who sends a request.
+
+    Attributes:
+        profile: the API that the answer is written in.
+        key: the key that was given; None on a server without keys, and at public addresses.
+    """
+
+    profile: Profile
+    key: KeyRecord | None = None
+
+    def namespace(self, salt: str) -> str:
+        """The prefix-cache namespace of a request with that ``cache_salt``: nobody else's, unless keys share theirs."""
+        # The first NUL ends the key's part, in which there is none, so no two pairs make the same text.
+        return salt if self.key is None else f"{self.key.namespace}\0{salt}"
+
+
+def caller_of(scope: Scope) -> Caller:
+    """The caller of a request that the guard let in."""
+    return cast(Caller, scope[CALLER_KEY])  # type: ignore[literal-required]
+
+
+def split_compat(path: str) -> tuple[Profile | None, str]:
+    """The profile that an address names, and the address of the same route without it.
+
+    ``/compat/octomil/v1/models`` is ``/v1/models`` in the profile octomil. Other addresses, those of unknown
+    profiles included, are returned as they are.
+    """
+    if path.startswith(_COMPAT):
+        name, slash, rest = path.removeprefix(_COMPAT).partition("/")
+        if name in PROFILES and slash and rest.startswith("v1/"):
+            return PROFILES[name], f"/{rest}"
+    return None, path
