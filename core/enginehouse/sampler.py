@@ -1,21 +1,47 @@
-"""The contract of sampler plugins: truncation steps with request fields of their own.
+"""The contract of sampler plugins: steps on the way from logits to a token, with request fields of their own.
 
-Core draws a token in this order: logit bias, penalties, mask, temperature, then truncation steps in
-``order``, then the draw. Core's own steps are top-k (order 10), top-p (30) and min-p (40); a plugin's
-step takes any other place, for example typical-p 20, XTC 50, top-n-sigma 60. A step sees candidates
-only and says which survive, so it works on every backend.
+Core draws a token step by step: the logit bias, then the steps by their ``order``, then the draw. Its own steps
+stand at the places in :data:`CORE_ORDER`, a plugin's at any other, for example typical-p at 20. A request may list
+the steps in another order (``samplers``), by these names. The mask of a constraint always comes before the first
+step that is no penalty.
+
+A step sees tokens and numbers only, never a runner, so it works on every backend. It must give the same result
+for the same arguments: a token can be drawn again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-__all__ = ["Candidates", "SamplerPlugin", "TruncationStep"]
+__all__ = [
+    "CORE_ORDER",
+    "Candidates",
+    "FollowingStep",
+    "History",
+    "PenaltyStep",
+    "SamplerPlugin",
+    "SamplerRole",
+    "SamplerStep",
+    "TemperatureStep",
+    "TokenPenalties",
+    "TruncationStep",
+    "role_of",
+]
+
+CORE_ORDER: Mapping[str, int] = MappingProxyType(
+    {"penalties": -20, "temperature": 0, "top_k": 10, "top_p": 30, "min_p": 40}
+)
+"""Core's own steps and their places."""
+
+SamplerRole = Literal["penalty", "temperature", "truncation", "replacement"]
+"""What a plugin's step does: lowers some logits, sets the temperature (at the place of core's), or keeps some
+candidates; a replacement does that instead of every other truncation, core's included."""
 
 
 @frozen(eq=False)
@@ -27,7 +53,7 @@ class Candidates:
         logits: (num_candidates,) float32 after temperature, descending; ties by ascending id.
         row: (vocab_size,) float32, the whole row after bias, penalties and mask, before temperature.
             Not to be changed.
-        temperature: what ``logits`` was divided by.
+        temperature: what ``logits`` was divided by; 1.0 where the temperature comes later.
         uniform: ``uniform(purpose)`` is a number in [0, 1) that depends only on the request's seed, the
             choice, the position and ``purpose`` (a short string), so that answers can be replayed.
     """
@@ -39,8 +65,35 @@ class Candidates:
     uniform: Callable[[str], float]
 
 
+@frozen(eq=False)
+class History:
+    """What a sequence holds already.
+
+    Attributes:
+        token_ids: (num_tokens,) int32, prompt and answer so far; not to be changed.
+        token_bytes: ``vocab_size`` entries, the bytes of each id, always the same object for one model.
+    """
+
+    token_ids: NDArray[np.int32]
+    token_bytes: Sequence[bytes]
+
+
+@frozen(eq=False)
+class TokenPenalties:
+    """What is subtracted from the logits of some tokens.
+
+    Attributes:
+        token_ids: (num_penalties,) integers, each id at most once.
+        amounts: (num_penalties,) finite floats.
+    """
+
+    token_ids: NDArray[np.int64]
+    amounts: NDArray[np.float32]
+
+
+@runtime_checkable
 class TruncationStep(Protocol):
-    """One request's truncation; called once per position."""
+    """One sequence's truncation; called at most once per position."""
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
         """(num_candidates,) bool, True where a token survives; at least one must."""
@@ -48,24 +101,77 @@ class TruncationStep(Protocol):
 
 
 @runtime_checkable
+class PenaltyStep(Protocol):
+    """One sequence's penalties."""
+
+    def penalties(self, history: History) -> TokenPenalties | None:
+        """What the next token is penalised with; None is nothing."""
+        ...
+
+
+@runtime_checkable
+class TemperatureStep(Protocol):
+    """One sequence's temperature. Not asked when the request's temperature is 0, which is greedy."""
+
+    def temperature(self, logits: NDArray[np.float32], temperature: float) -> float:
+        """What to divide the logits by, at least 0.
+
+        Args:
+            logits: (num_candidates,) float32 of the tokens in play, before temperature, in no particular order.
+                Not to be changed.
+            temperature: the request's.
+        """
+        ...
+
+
+@runtime_checkable
+class FollowingStep(Protocol):
+    """A step that depends on what was drawn before. Any step may also be one."""
+
+    def accept(self, token_id: int, probability: float | None) -> None:
+        """The sequence grew.
+
+        Args:
+            token_id: the new token.
+            probability: with which it was drawn among the tokens that all steps left; None when it was not
+                drawn by chance (greedy, or forced by a constraint).
+        """
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Leave the state as if the last ``num_tokens`` accepted tokens had never been accepted."""
+        ...
+
+
+SamplerStep = TruncationStep | PenaltyStep | TemperatureStep
+"""What a plugin makes for one sequence."""
+
+
+@runtime_checkable
 class SamplerPlugin(Protocol):
     """What ``register_samplers`` hands over.
 
+    It may have two further attributes. ``role`` (:data:`SamplerRole`) says what its steps do, and without it they
+    truncate. ``aliases`` are further names of the step in the request field ``samplers``.
+
     Attributes:
-        name: unique; also the key of this sampler's fields in ``SamplingParams.extensions``.
+        name: unique; the name of the step, and the key of its fields in ``SamplingParams.extensions``.
         request_fields: attrs class; each attribute is a top-level request field whose default means "off".
             Ranges are attrs validators; metadata ``description`` goes to the API document.
-        order: place among the truncation steps.
-        full_row: the step needs every token that earlier steps left as a candidate (typical-p does), not only the
-            most probable ones. Core's sampler shows all of them to every step; one on a device may show fewer.
+        order: place among the steps.
     """
 
     name: str
     api_version: int
     request_fields: type[Any]
     order: int
-    full_row: bool
 
-    def create(self, fields: Any) -> TruncationStep | None:
-        """The step for one request, or None when ``fields`` (an instance of ``request_fields``) is off."""
+    def create(self, fields: Any) -> SamplerStep | None:
+        """The step for one sequence, or None when ``fields`` (an instance of ``request_fields``) is off."""
         ...
+
+
+def role_of(plugin: SamplerPlugin) -> SamplerRole:
+    """What the steps of a plugin do."""
+    role: SamplerRole = getattr(plugin, "role", "truncation")
+    return role

@@ -1,4 +1,4 @@
-"""Sampler plugins: locally typical sampling, top-n-sigma and XTC. Hook implementations only."""
+"""Sampler plugins: DRY, dynamic temperature, typical-p, XTC, top-n-sigma and Mirostat 2. Hook implementations only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.sampler import SamplerPlugin
+from enginehouse_samplers.dry import DrySampler
+from enginehouse_samplers.dynatemp import DynatempSampler
+from enginehouse_samplers.mirostat import MirostatSampler
 from enginehouse_samplers.top_n_sigma import TopNSigmaSampler
 from enginehouse_samplers.typical_p import TypicalSampler
 from enginehouse_samplers.xtc import XtcSampler
@@ -15,7 +18,10 @@ __all__ = ["register_samplers"]
 
 @hookimpl
 def register_samplers(register: Callable[[SamplerPlugin], None]) -> None:
-    """Hand over the three samplers; each is off until a request sets its field."""
+    """Hand over the samplers; each is off until a request sets its field."""
+    register(DrySampler())
+    register(DynatempSampler())
     register(TypicalSampler())
-    register(TopNSigmaSampler())
     register(XtcSampler())
+    register(TopNSigmaSampler())
+    register(MirostatSampler())

@@ -49,13 +49,12 @@ class TopNSigmaStep:
 
 
 class TopNSigmaSampler:
-    """The plugin. It reads the row itself, so it needs no more candidates than it may keep."""
+    """The plugin."""
 
     name = "top_n_sigma"
     api_version = 1
     request_fields = TopNSigmaFields
     order = 60
-    full_row = False
 
     def create(self, fields: TopNSigmaFields) -> TopNSigmaStep | None:
         """See :class:`enginehouse.sampler.SamplerPlugin`."""

@@ -53,13 +53,13 @@ class TypicalStep:
 
 
 class TypicalSampler:
-    """The plugin. It needs the full row, because entropy is a property of all tokens."""
+    """The plugin."""
 
     name = "typical_p"
     api_version = 1
     request_fields = TypicalFields
     order = 20
-    full_row = True
+    aliases = ("typ_p", "typical")
 
     def create(self, fields: TypicalFields) -> TypicalStep | None:
         """See :class:`enginehouse.sampler.SamplerPlugin`."""

@@ -52,13 +52,12 @@ class XtcStep:
 
 
 class XtcSampler:
-    """The plugin. It looks at the likeliest tokens only."""
+    """The plugin."""
 
     name = "xtc"
     api_version = 1
     request_fields = XtcFields
     order = 50
-    full_row = False
 
     def create(self, fields: XtcFields) -> XtcStep | None:
         """See :class:`enginehouse.sampler.SamplerPlugin`."""

@@ -48,7 +48,7 @@ class LogitRow:
 
     Args:
         logits: (vocab_size,) float32 without NaN or +inf, at least one finite; not changed.
-        maximum: its largest value.
+        maximum: its largest value (of the tokens that are left, where some were taken out).
         temperature: greater than 0.
     """
 
@@ -96,6 +96,21 @@ class LogitRow:
     def whole(self) -> Head:
         """Every token, sorted."""
         return self._head(self._within(np.inf))
+
+    def head_of(self, token_ids: NDArray[np.int64]) -> Head:
+        """Some tokens, sorted."""
+        return self._head(token_ids)
+
+    def at(self, temperature: float, head: Head | None = None) -> tuple[LogitRow, Head | None]:
+        """This row and ``head``, the tokens of it that are left, at another temperature.
+
+        Weights are relative to the best token that is left: the best one of the row would make them vanish when the
+        temperature is low.
+        """
+        if head is None:
+            return LogitRow(self.logits, self.maximum, temperature), None
+        row = LogitRow(self.logits, float(self.logits[head.token_ids[0]]), temperature)
+        return row, Head(head.token_ids, row._weights(self.logits[head.token_ids]))
 
     def draw(self, number: float) -> int:
         """The token at which the running sum of probabilities, most probable first, passes ``number`` in [0, 1)."""

@@ -17,7 +17,7 @@ from enginehouse.engine.sampling import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.text_stream import Piece
-from enginehouse.types import RequestFinished, TextDelta, TokenLogprob, TopLogprob
+from enginehouse.types import PromptLogprobs, RequestFinished, TextDelta, TokenLogprob, TopLogprob
 
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
@@ -34,8 +34,8 @@ def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
 
 def score_tokens(
     rows: NDArray[np.float32], token_ids: NDArray[np.int32], num_top: int, token_bytes: Tokens[bytes]
-) -> tuple[TokenLogprob, ...]:
-    """How probable given tokens are.
+) -> PromptLogprobs:
+    """How probable given tokens are, and which place they have among all; of equals, the lower id comes first.
 
     Args:
         rows: (num_tokens, vocab_size) float32, the raw logits that predict each token.
@@ -46,7 +46,7 @@ def score_tokens(
     Raises:
         GenerationFailed: a row holds NaN or infinity.
     """
-    entries = []
+    entries, ranks = [], []
     for row, token_id in zip(rows, token_ids.tolist(), strict=True):
         maximum = float(row.max())
         if not math.isfinite(maximum):
@@ -54,7 +54,9 @@ def score_tokens(
         raw = RawLogprobs.of(LogitRow(row, maximum), num_top)
         sampled = Sampled(token_id, raw.logprob(float(row[token_id])), raw.top_ids, raw.top_logprobs)
         entries.append(token_logprob(sampled, token_bytes))
-    return tuple(entries)
+        logit = row[token_id]
+        ranks.append(1 + int(np.count_nonzero(row > logit)) + int(np.count_nonzero(row[:token_id] == logit)))
+    return PromptLogprobs(tuple(entries), tuple(ranks))
 
 
 def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:

@@ -40,7 +40,6 @@ from enginehouse.types import (
     EngineStats,
     Event,
     FinishReason,
-    PromptLogprobs,
 )
 
 __all__ = ["EngineOutput", "StepEngine"]
@@ -130,8 +129,10 @@ class StepEngine:
 
     def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Report the log-probabilities of the prompt tokens that follow the computed ones."""
-        end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
         start = sequence.num_computed - len(rows)
+        end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
+        if end <= sequence.num_scored:
+            return  # computed again after a preemption, and reported before
         scored = score_tokens(
             rows[sequence.num_scored - start : end - start],
             sequence.owner.prompt[sequence.num_scored + 1 : end + 1],
@@ -139,7 +140,7 @@ class StepEngine:
             self._tokenizer.token_bytes,
         )
         sequence.num_scored = end
-        self._outputs.append((sequence.owner.request.request_id, PromptLogprobs(scored)))
+        self._outputs.append((sequence.owner.request.request_id, scored))
 
     def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
         """Draw the next token of a sequence and take it, with the tokens that a constraint then forces."""
@@ -269,11 +270,13 @@ class StepEngine:
             vocab_size=tokenizer.vocab_size,
             prompt_token_ids=owner.prompt,
             steps=build_steps(request.sampling, self._samplers),
+            token_bytes=tokenizer.token_bytes,
         )
         text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
         sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
-        if not request.stopping.ignore_eos:
-            sequence.end_token_ids = tokenizer.end_token_ids | frozenset(request.stopping.stop_token_ids)
+        stopping = request.stopping
+        own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
+        sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
         if request.reasoning is not None:
             closing = tokenizer.encode(request.reasoning.end, special=True)
             detokenizer = Detokenizer(tokenizer.token_bytes, self._hidden_token_ids(request))

@@ -1,19 +1,23 @@
-"""What changes logits before temperature: the logit bias and the penalties of one sequence.
+"""What changes logits: the logit bias and the penalties of one sequence.
 
 Called by the sampler, once per token. Both write into the row of logits in place and touch only the
 tokens they are about, never the whole vocabulary (but for a forced token, which silences all others).
+Penalties that a request puts behind other steps (:class:`RowPenalty`) change a copy of the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.engine.candidates import Head, LogitRow
+from enginehouse.engine.truncation import Uniform
 from enginehouse.errors import InvalidRequest
 
-__all__ = ["LogitBias", "Penalties"]
+__all__ = ["LogitBias", "Penalties", "RowPenalty"]
 
 _BAN = -100.0
 _FORCE = 100.0
@@ -117,3 +121,25 @@ class Penalties:
         self._places[token_id] = place
         self._num_seen += 1
         return place
+
+
+@frozen(eq=False)
+class RowPenalty:
+    """Penalties as a step: core's, or a plugin's. Where they come first, the sampler calls ``change`` itself.
+
+    Attributes:
+        name: what requests call the step.
+        change: changes a row of logits, (vocab_size,) float32, in place.
+    """
+
+    name: str
+    change: Callable[[NDArray[np.float32]], None]
+
+    def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head | None]:
+        """See :class:`enginehouse.engine.truncation.Step`."""
+        logits = row.logits / np.float32(row.temperature)  # penalties count from what is left of the logits here
+        self.change(logits)
+        if head is None:
+            return LogitRow(logits, float(logits.max())), None
+        changed = LogitRow(logits, float(logits[head.token_ids].max()))
+        return changed, changed.head_of(head.token_ids)

@@ -1,10 +1,11 @@
 """The numpy sampler: one specification that every other implementation must agree with.
 
-Order: logit bias, penalties, mask, temperature, truncation steps by their ``order`` (core's own: top-k 10, top-p
-30, min-p 40; plugins' in between), then the draw: the inverse of the running sum of probabilities, most
-probable token first, ties by id, at a number that depends on seed, choice and position only. So a token
-never depends on what else was in the batch, and can be drawn again. Each truncation step sees the
-probabilities that the steps before it left, renormalised.
+Order: the logit bias, then steps in their order (penalties, the temperature, top-k 10, top-p 30, min-p 40 and those of
+plugins, unless the request lists them in another one; see ``chain``), then the draw: the inverse of the running sum
+of probabilities, most probable token first, ties by id, at a number that depends on seed, choice and position only. So
+a token never depends on what else was in the batch, and can be drawn again. The mask of a constraint comes before
+the first step that is no penalty. Each truncation sees the probabilities that the steps before it left, renormalised.
+At temperature 0 the most probable token after bias, penalties and mask is taken, whatever the other steps.
 
 Called by the engine loop, once per sequence and step. Knows nothing of runners, batches or text.
 """
@@ -21,16 +22,16 @@ from numpy.typing import NDArray
 
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.candidates import Head, LogitRow
+from enginehouse.engine.chain import arrange
 from enginehouse.engine.draws import pick, uniform
 from enginehouse.engine.logprobs import RawLogprobs
 from enginehouse.engine.penalties import LogitBias, Penalties
-from enginehouse.engine.truncation import PluginStep, Step, build_steps, core_steps
+from enginehouse.engine.plugin_steps import PluginStep, build_steps
+from enginehouse.engine.token_history import TokenHistory
 from enginehouse.errors import GenerationFailed
 from enginehouse.types import SamplingParams
 
 __all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
-
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # beyond, float32 arithmetic leaves its range
 
 
 @frozen(eq=False)
@@ -53,15 +54,16 @@ class Sampled:
 class SequenceSampler:
     """Draws the tokens of one sequence.
 
-    Its state is the multiset of accepted tokens (for the penalties), so ``rollback(n)`` leaves it as if the
-    last ``n`` tokens had never been accepted.
+    Its state follows the accepted tokens (for penalties, and for steps that look at what was drawn), so
+    ``rollback(n)`` leaves it as if the last ``n`` tokens had never been accepted.
 
     Args:
         params: how to draw.
         choice: index of the choice; part of what the draw depends on.
         vocab_size: width of a row of logits.
-        prompt_token_ids: tokens that the repetition penalty counts as seen from the start.
-        steps: the plugins' truncation steps, from :func:`build_steps`.
+        prompt_token_ids: tokens that penalties see before the answer.
+        steps: the plugins' steps, from :func:`build_steps`.
+        token_bytes: bytes of each id, for steps that look at text.
 
     Attributes:
         vocab_size: width of a row of logits.
@@ -78,15 +80,20 @@ class SequenceSampler:
         vocab_size: int,
         prompt_token_ids: Sequence[int] | NDArray[np.int32] = (),
         steps: Sequence[PluginStep] = (),
+        token_bytes: Sequence[bytes] = (),
     ) -> None:
         self._params = params
         self._choice = choice
         self.vocab_size = vocab_size
-        self._temperature = min(max(params.temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)
         self._bias = LogitBias(params.logit_bias, vocab_size) if params.logit_bias else None
         self._penalties = _penalties(params, prompt_token_ids)
-        self._steps: list[Step] = sorted((*core_steps(params, vocab_size), *steps), key=lambda step: step.order)
-        self._full_row = any(step.full_row for step in steps)
+        looks_back = any(step.role == "penalty" for step in steps)
+        self._history = TokenHistory(prompt_token_ids, token_bytes) if looks_back else None
+        chain = arrange(params, vocab_size, self._penalties, steps, self._history)
+        self._changes, self._temperature, self._steps = chain.changes, chain.temperature, chain.steps
+        self._late_changes = chain.late_changes
+        self._followers = tuple(step for step in steps if step.follows)
+        self._drawn: tuple[int, float] | None = None  # the last draw and its probability, until it is accepted
         self._num_accepted = 0
 
     @property
@@ -97,7 +104,7 @@ class SequenceSampler:
 
     @property
     def _changes_logits(self) -> bool:
-        return self._bias is not None or self._penalties is not None
+        return self._bias is not None or bool(self._changes or self._late_changes)
 
     def sample(self, logits: NDArray[np.float32], position: int, mask: TokenMask | None = None) -> Sampled:
         """Draw a token. Changes no state, but may overwrite ``logits``.
@@ -121,10 +128,21 @@ class SequenceSampler:
         return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
 
     def accept(self, token_id: int) -> None:
-        """The sequence grew by ``token_id``."""
+        """The sequence grew by ``token_id``.
+
+        Raises:
+            GenerationFailed: a plugin's step failed.
+        """
         self._num_accepted += 1
         if self._penalties:
             self._penalties.accept(token_id)
+        if self._history is not None:
+            self._history.accept(token_id)
+        if self._followers:
+            drawn, self._drawn = self._drawn, None
+            probability = drawn[1] if drawn is not None and drawn[0] == token_id else None
+            for step in self._followers:
+                step.accept(token_id, probability)
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last ``num_tokens`` accepted tokens back."""
@@ -132,6 +150,10 @@ class SequenceSampler:
         self._num_accepted -= num_tokens
         if self._penalties:
             self._penalties.rollback(num_tokens)
+        if self._history is not None:
+            self._history.rollback(num_tokens)
+        for step in self._followers:
+            step.rollback(num_tokens)
 
     def _draw(
         self,
@@ -145,15 +167,10 @@ class SequenceSampler:
         if self._bias:
             _maximum(logits)  # a forced token would hide a broken row
             self._bias.apply(logits)
-        if self._penalties:
-            self._penalties.apply(logits)
+        for change in self._changes:
+            change(logits)
         if self._params.temperature == 0:
-            token_id = int(logits.argmax())  # the first NaN, if there is one
-            _check(float(logits[token_id]), self._bias)
-            if mask is not None and not mask.permits(token_id):
-                _apply_mask(mask, logits, unbiased)
-                token_id = int(logits.argmax())
-            return token_id
+            return self._best(logits, mask, unbiased)
         if mask is not None:
             _maximum(logits, self._bias)  # the mask would hide a broken row
             _apply_mask(mask, logits, unbiased)
@@ -163,17 +180,32 @@ class SequenceSampler:
         with np.errstate(over="ignore"):
             if not self._steps:
                 return raw.draw(number())
-            head = self._truncate(raw, number)
-        return int(head.token_ids[pick(head.weights, number())])
+            return self._truncate(raw, number)
 
-    def _truncate(self, row: LogitRow, number: partial[float]) -> Head:
-        if self._full_row:
-            head, later = row.whole(), self._steps
-        else:
-            head, later = self._steps[0].start(row, number), self._steps[1:]
-        for step in later:
-            head = step.narrow(row, head, number)
-        return head
+    def _best(self, logits: NDArray[np.float32], mask: TokenMask | None, unbiased: NDArray[np.float32] | None) -> int:
+        """The most probable token that is allowed."""
+        for change in self._late_changes:
+            change(logits)
+        token_id = int(logits.argmax())  # the first NaN, if there is one
+        _check(float(logits[token_id]), self._bias)
+        if mask is not None and not mask.permits(token_id):
+            _apply_mask(mask, logits, unbiased)
+            token_id = int(logits.argmax())
+        return token_id
+
+    def _truncate(self, row: LogitRow, number: partial[float]) -> int:
+        """Run the steps and draw from what they leave."""
+        head: Head | None = None
+        for step in self._steps:
+            row, head = step.apply(row, head, number)
+        if head is None:
+            return row.draw(number())
+        place = pick(head.weights, number())
+        token_id = int(head.token_ids[place])
+        if self._followers:
+            total = float(head.weights.sum())
+            self._drawn = token_id, (float(head.weights[place]) / total if total else 1.0)
+        return token_id
 
 
 def _penalties(params: SamplingParams, prompt_token_ids: Sequence[int] | NDArray[np.int32]) -> Penalties | None:

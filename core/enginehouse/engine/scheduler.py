@@ -188,6 +188,8 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.handle is not None
             sequence.num_computed = min(self.runner.length(sequence.handle), sequence.length - 1)
+            if sequence.scores_prompt:  # rows that nobody received must be computed again
+                sequence.num_computed = min(sequence.num_computed, sequence.num_scored)
             if self.runner.length(sequence.handle) > sequence.num_computed:
                 sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
 

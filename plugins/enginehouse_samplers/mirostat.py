@@ -1,0 +1,104 @@
+"""Mirostat 2: a truncation that follows its own draws, so that the surprise of the text stays near a target.
+
+Source: Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity"
+(https://arxiv.org/abs/2007.14966), in the version without a Zipf estimate, as llama.cpp has it: tokens with a surprise
+above mu are cut, and after each draw mu moves by ``eta`` times what the drawn token's surprise, among the tokens that
+were left, is over ``tau``; mu begins at twice ``tau``. Mode 1, which estimates Zipf's exponent, is not offered: the
+paper's own authors found no gain, and its estimate depends on the size of the vocabulary.
+
+Tokens that a constraint forced were not drawn, so mu stays where it was.
+"""
+
+from __future__ import annotations
+
+from math import log, log2
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen, validators
+from numpy.typing import NDArray
+
+from enginehouse.sampler import Candidates
+
+__all__ = ["MirostatFields", "MirostatSampler", "MirostatStep"]
+
+
+def _check_mode(_: Any, attribute: Any, value: int) -> None:
+    if value not in (0, 2):
+        also = "; version 1 is not offered" if value == 1 else ""
+        raise ValueError(f"'{attribute.name}' must be 0 (off) or 2, not {value}{also}")
+
+
+@frozen
+class MirostatFields:
+    """Request fields of Mirostat."""
+
+    mirostat: int = field(
+        default=0,
+        validator=_check_mode,
+        metadata={
+            "description": "2 turns Mirostat 2 on, which replaces the other truncations (top_k, top_p, ...). 0 is off.",
+            "choices": (0, 2),
+        },
+    )
+    mirostat_tau: float = field(
+        default=5.0,
+        validator=[validators.ge(0.0), validators.le(100.0)],
+        metadata={"description": "Surprise that Mirostat aims at, in bits per token."},
+    )
+    mirostat_eta: float = field(
+        default=0.1,
+        validator=[validators.ge(0.0), validators.le(1.0)],
+        metadata={"description": "How fast Mirostat corrects itself."},
+    )
+
+
+class MirostatStep:
+    """Cuts candidates that surprise more than ``mu`` bits.
+
+    Args:
+        tau: target, in bits.
+        eta: share of the last error by which ``mu`` is corrected.
+    """
+
+    def __init__(self, tau: float, eta: float) -> None:
+        self._tau, self._eta = tau, eta
+        self._levels = [2 * tau]  # mu before each token; the last one is for the next token
+
+    @property
+    def mu(self) -> float:
+        """The most surprise that the next token may have, in bits."""
+        return self._levels[-1]
+
+    def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
+        """(num_candidates,) bool, True where a token survives; the most probable candidate always does."""
+        shifted = candidates.logits.astype(np.float64) - float(candidates.logits[0])
+        surprises = (log(float(np.exp(shifted).sum())) - shifted) / log(2)
+        keep: NDArray[np.bool_] = surprises <= self.mu
+        keep[0] = True
+        return keep
+
+    def accept(self, token_id: int, probability: float | None) -> None:
+        """See :class:`enginehouse.sampler.FollowingStep`."""
+        mu = self.mu
+        if probability:
+            mu -= self._eta * (-log2(probability) - self._tau)
+        self._levels.append(mu)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See :class:`enginehouse.sampler.FollowingStep`."""
+        del self._levels[len(self._levels) - num_tokens :]
+
+
+class MirostatSampler:
+    """The plugin. Its step takes the place of every other truncation."""
+
+    name = "mirostat"
+    api_version = 1
+    request_fields = MirostatFields
+    order = 70
+    role = "replacement"
+
+    def create(self, fields: MirostatFields) -> MirostatStep | None:
+        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        return MirostatStep(fields.mirostat_tau, fields.mirostat_eta) if fields.mirostat else None
