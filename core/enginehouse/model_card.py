@@ -20,7 +20,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.fallback import fallback_template
 from enginehouse.types import ModelInfo
 
-__all__ = ["ModelCard", "ModelCards", "fingerprint"]
+__all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]
 
 
 @frozen(kw_only=True, eq=False)
@@ -97,7 +97,7 @@ def fingerprint(info: ModelInfo, template_hash: str, plugins: Iterable[str]) -> 
     library, of its chat templates, and of the plugins with their versions.
     """
     model = _digest([str(info.vocab_size), *(f"{name}={value}" for name, value in sorted(info.metadata.items()))])
-    parts = (_release(), info.backend, _quantization(info) or "", model[:6], template_hash[:6])
+    parts = (release(), info.backend, _quantization(info) or "", model[:6], template_hash[:6])
     written = [re.sub(r"[^0-9A-Za-z.]+", "_", part).strip("_") for part in parts]
     return "-".join(["eh", *filter(None, written), _digest(sorted(plugins))[:6]])
 
@@ -111,7 +111,8 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 @functools.cache
-def _release() -> str:
+def release() -> str:
+    """This version of Enginehouse."""
     try:
         return version("enginehouse")
     except PackageNotFoundError:  # run from a source tree

@@ -8,24 +8,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, Router
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import chat_route
 from enginehouse.api.completions import completion_route
+from enginehouse.api.doors import API_PREFIXES, check_scope
 from enginehouse.api.errors import describe
 from enginehouse.api.health import health_route
 from enginehouse.api.models import model_routes
+from enginehouse.api.openapi import schema_route
 from enginehouse.api.security import Guard, note_outcome
 from enginehouse.api.state import ApiState
+from enginehouse.api.tokens import token_routes
 
-__all__ = ["build_app"]
+__all__ = ["api_routes", "build_app"]
+
+
+def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
+    """Every route of the API itself, below whatever prefix it is mounted at."""
+    return [chat_route(state), completion_route(state), *model_routes(state), *token_routes(state)]
 
 
 def build_app(state: ApiState) -> ASGIApp:
     """The ASGI application of one server."""
+    routes = api_routes(state)
     litestar = Litestar(
-        route_handlers=[chat_route(state), completion_route(state), *model_routes(state), health_route(state)],
+        route_handlers=[
+            *(Router(prefix or "/", route_handlers=routes) for prefix in API_PREFIXES),
+            health_route(state),
+            schema_route(state),
+        ],
+        guards=[check_scope],
         exception_handlers={Exception: _answer_error},
         openapi_config=None,
         logging_config=None,
@@ -38,4 +54,5 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     answer = describe(error)
     note_outcome(request.scope, answer.code)
     headers = dict(answer.headers)
-    return Response(answer.body(), status_code=answer.status, media_type="application/json", headers=headers)
+    body = answer.body(caller_of(request.scope).profile)
+    return Response(body, status_code=answer.status, media_type="application/json", headers=headers)

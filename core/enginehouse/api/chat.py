@@ -1,10 +1,9 @@
-"""``POST /v1/chat/completions``: its body, its wire format, its handler."""
+"""``POST /v1/chat/completions``: its body and its handler."""
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -13,43 +12,42 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.answer import Assembly, Choice
+from enginehouse.api.answer import Assembly, Dialect
 from enginehouse.api.body import KEEPS_NULLS, read_body
-from enginehouse.api.choice_parser import CallPiece, Piece
+from enginehouse.api.caller import caller_of
+from enginehouse.api.chat_dialect import ChatDialect, ChatOptions
 from enginehouse.api.decoding import BodyDecoder, GenerationBody
-from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line, fingerprint
 from enginehouse.api.generation import GenerationResponse
+from enginehouse.api.held_usage import HeldUsage
 from enginehouse.api.messages import MessageBody, find_ignored_in_messages, read_messages
-from enginehouse.api.sse import event
+from enginehouse.api.prediction import check_prediction, find_ignored_in_prediction, read_prediction
+from enginehouse.api.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
 from enginehouse.api.state import ApiState
 from enginehouse.api.thinking import Effort, check_template_variables, read_thinking
 from enginehouse.api.tools import MAX_TOOLS, ToolBody, find_ignored_in_tools, read_tool_use
-from enginehouse.config import LimitsSettings, ServerSettings
+from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
 
-__all__ = ["ChatBody", "ChatDialect", "chat_route"]
-
-_REASONING_FIELDS = {
-    "reasoning_content": ("reasoning_content",),
-    "reasoning": ("reasoning",),
-    "both": ("reasoning_content", "reasoning"),
-}
-
+__all__ = ["ChatBody", "chat_route"]
 
 @frozen(kw_only=True)
 class ChatBody(GenerationBody):
     """The request body.
 
     Attributes:
+        messages: the chat; either these or ``prompt``.
+        prompt: a raw text that no template wraps, in the place of ``messages``.
         max_completion_tokens: another name of ``max_tokens``.
         tool_choice: ``none``, ``auto``, ``required``, or an object that names a function.
         enable_thinking: whether to reason, where the model has the choice.
         thinking_budget: most tokens of reasoning; 0 is none, -1 is no limit.
         chat_template_kwargs: further variables of the chat template.
+        prediction: what the answer is expected to be; the usage counts how much of it came.
     """
 
-    messages: tuple[MessageBody, ...]
+    messages: tuple[MessageBody, ...] | None = None
+    prompt: str | None = None
     max_completion_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
     logprobs: bool = False
     top_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
@@ -60,10 +58,12 @@ class ChatBody(GenerationBody):
     reasoning_effort: Effort | None = None
     thinking_budget: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))
     chat_template_kwargs: dict[str, Any] = field(factory=dict, metadata=KEEPS_NULLS)
+    prediction: Any = None
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
         super().check(limits)
+        self.check_prompt()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: only allowed when logprobs is true", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -72,13 +72,45 @@ class ChatBody(GenerationBody):
         if len(self.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools: at most {MAX_TOOLS} are allowed, not {len(self.tools)}", "tools")
         check_template_variables(self.chat_template_kwargs)
+        if self.prediction is not None:
+            self.check_prediction()
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Paths of unknown fields inside known ones."""
         yield from GenerationBody.find_ignored(data)
-        yield from find_ignored_in_messages(data["messages"])
+        yield from find_ignored_in_messages(data.get("messages"))
         yield from find_ignored_in_tools(data.get("tools"))
+        yield from find_ignored_in_prediction(data.get("prediction"))
+
+    def check_prompt(self) -> None:
+        """Check that there is one prompt, and nothing that it cannot use.
+
+        Raises:
+            InvalidRequest: there is none or more than one, or a raw prompt with fields that only templates read.
+        """
+        if self.messages is None and self.prompt is None:
+            raise InvalidRequest("messages: either messages or prompt is required", "messages")
+        if self.messages is not None and self.prompt is not None:
+            raise InvalidRequest("prompt: not allowed together with messages; give one of them", "prompt")
+        if self.prompt is not None:
+            check_raw_prompt(self.prompt, {name: getattr(self, name) for name in TEMPLATE_FIELDS})
+
+    def check_prediction(self) -> None:
+        """Check that a prediction has its form and stands with nothing that OpenAI refuses beside it.
+
+        Raises:
+            RequestError: says what is wrong.
+        """
+        read_prediction(self.prediction)
+        check_prediction(
+            n=self.n > 1,
+            logprobs=self.logprobs,
+            presence_penalty=(self.presence_penalty or 0) > 0,
+            frequency_penalty=(self.frequency_penalty or 0) > 0,
+            max_completion_tokens=self.max_completion_tokens is not None,
+            tools=bool(self.tools),
+        )
 
     def sampling(self) -> dict[str, Any]:
         """The sampling fields, log-probabilities included."""
@@ -91,13 +123,17 @@ class ChatBody(GenerationBody):
         return {**super().stopping(), **limit}
 
     def chat(self) -> dict[str, Any]:
-        """The fields of :class:`enginehouse.types.GenerateRequest` that only chats have.
+        """The prompt and what goes with it, as fields of :class:`enginehouse.types.GenerateRequest`.
 
         Raises:
             RequestError: messages or tools are wrong.
         """
+        prediction = read_prediction(self.prediction)
+        if self.messages is None:
+            return {"text": self.prompt, "prediction": prediction}
         variables = self.chat_template_kwargs
         return {
+            "prediction": prediction,
             "messages": read_messages(self.messages),
             "tool_use": read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
             "thinking": read_thinking(self.enable_thinking, self.reasoning_effort, self.thinking_budget, variables),
@@ -106,108 +142,37 @@ class ChatBody(GenerationBody):
 
 
 def chat_route(state: ApiState) -> HTTPRouteHandler:
-    """The route."""
+    """The route, below the prefix where the API is mounted."""
     settings = state.settings
-    decoder = BodyDecoder(ChatBody, state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+    server = settings.server
+    decoder = BodyDecoder(
+        ChatBody,
+        state.registry.samplers,
+        settings.limits,
+        server.unsupported_parameters,
+        logs_prompts=server.log_prompts,
+    )
 
-    @post("/v1/chat/completions", status_code=200)
+    @post("/chat/completions", status_code=200)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue a chat."""
-        decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes))
-        request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        caller = caller_of(request.scope)
+        profile = caller.profile
+        decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes), caller)
+        request_id = f"{profile.chat_id}{uuid.uuid4().hex}"
 
-        def dialect(assembly: Assembly) -> ChatDialect:
-            return ChatDialect(request_id, assembly, decoded.body, settings.server)
+        def dialect(assembly: Assembly) -> Dialect:
+            body, own_chunk = decoded.body, profile.usage_in_streams == "own_chunk"
+            options = ChatOptions(
+                num_choices=body.n,
+                usage_chunk=body.include_usage and own_chunk,
+                profile=profile,
+                reasoning_field=server.reasoning_field,
+            )
+            chat = ChatDialect(request_id, assembly, options)
+            return HeldUsage(chat) if body.include_usage and not own_chunk else chat
 
         requests = [decoded.request(request_id, **decoded.body.chat())]
         return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect)
 
     return create_chat_completion
-
-
-class ChatDialect:
-    """Writes ``chat.completion`` and ``chat.completion.chunk`` objects.
-
-    Events are hot: everything that does not change between them is encoded once.
-    """
-
-    def __init__(self, request_id: str, assembly: Assembly, body: ChatBody, settings: ServerSettings) -> None:
-        model = assembly.running[0].model
-        self._reasoning_fields = _REASONING_FIELDS[settings.reasoning_field]
-        self._reports_usage = body.stream and body.include_usage
-        self._head = {
-            "id": request_id,
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": fingerprint(model.info),
-        }
-        start = b"data: " + encode_line(self._head)[:-1] + b',"choices":[{"index":'
-        self._starts = [start + str(index).encode() + b',"delta":{' for index in range(body.n)]
-        self._usage = b',"usage":null' if self._reports_usage else b""
-        self._end = b'},"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
-
-    def opening(self) -> bytes:
-        """The role of every choice."""
-        return b"".join(start + b'"role":"assistant","content":""' + self._end for start in self._starts)
-
-    def event(self, piece: Piece) -> bytes:
-        """A chunk with text, reasoning or part of a call, or with the reason why the choice ended."""
-        start = self._starts[piece.index]
-        if piece.finish_reason is None and piece.logprobs is None and piece.text:
-            return start + b'"content":' + encode_line(piece.text) + self._end
-        logprobs = b"null" if piece.logprobs is None else encode_line(chat_logprobs(piece.logprobs))
-        reason = encode_json(piece.finish_reason)
-        end = b'},"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}]" + self._usage + b"}\n\n"
-        return start + self._delta(piece) + end
-
-    def _delta(self, piece: Piece) -> bytes:
-        """The members of a delta."""
-        if piece.finish_reason is not None:
-            return b""
-        if piece.reasoning:
-            return encode_line(dict.fromkeys(self._reasoning_fields, piece.reasoning))[1:-1]
-        if piece.call is not None:
-            return b'"tool_calls":[' + encode_line(_call_delta(piece.call)) + b"]"
-        return b'"content":' + encode_line(piece.text)
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The chunk without choices that carries the token counts."""
-        return event(encode_line({**self._head, "choices": [], "usage": usage}))
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """The whole answer."""
-        written = [
-            {
-                "index": choice.index,
-                "message": self._message(choice),
-                "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for choice in choices
-        ]
-        return encode_json({**self._head, "object": "chat.completion", "choices": written, "usage": usage})
-
-    def _message(self, choice: Choice) -> dict[str, Any]:
-        """The message of a whole choice; content is null where there are only calls."""
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        message |= dict.fromkeys(self._reasoning_fields, choice.reasoning or None)
-        if choice.calls:
-            message["content"] = choice.text or None
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
-                }
-                for call in choice.calls
-            ]
-        return message
-
-
-def _call_delta(call: CallPiece) -> dict[str, Any]:
-    """One entry of ``tool_calls`` in a delta."""
-    if call.id is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}

@@ -1,8 +1,8 @@
-"""``POST /v1/completions``: its body, its wire format, its handler."""
+"""``POST /v1/completions``: its body and its handler."""
 
 from __future__ import annotations
 
-import time
+import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +13,22 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.answer import Assembly, Choice
+from enginehouse.api.answer import Assembly
 from enginehouse.api.body import read_body
-from enginehouse.api.choice_parser import Piece
-from enginehouse.api.decoding import BodyDecoder, GenerationBody
-from enginehouse.api.encoding import LegacyLogprobs, encode_json, encode_line, fingerprint
+from enginehouse.api.caller import caller_of
+from enginehouse.api.completion_dialect import CompletionDialect
+from enginehouse.api.decoding import BodyDecoder, Decoded, GenerationBody
+from enginehouse.api.echo import Echo, read_echo
 from enginehouse.api.generation import GenerationResponse
-from enginehouse.api.sse import event
+from enginehouse.api.raw_prompt import read_prompts
 from enginehouse.api.state import ApiState
-from enginehouse.api.unsupported import refuse
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
+from enginehouse.pipeline import RunningRequest
+from enginehouse.types import GenerateRequest
 
-__all__ = ["CompletionBody", "CompletionDialect", "completion_route", "read_prompts"]
+__all__ = ["CompletionBody", "completion_route"]
 
 
 @frozen(kw_only=True)
@@ -35,137 +37,105 @@ class CompletionBody(GenerationBody):
 
     Attributes:
         prompt: a string, a list of strings, a list of token ids, or a list of such lists.
+        suffix: text that follows the answer, for models that fill gaps.
+        echo: repeat the prompt in front of each answer, and its log-probabilities in front of theirs.
         logprobs: how many alternatives to report per token; 0 reports the drawn token only.
-        best_of: accepted when it equals ``n``: then there is nothing to choose from.
+        best_of: draw this many answers and show the ``n`` whose tokens are the most probable on average.
+        max_tokens: at least 1; with ``echo`` also 0, which only reports the prompt.
     """
 
     prompt: Any
+    suffix: str = ""
+    echo: bool = False
     logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    best_of: int | None = None
+    best_of: int | None = field(default=None, validator=optional(ge(1)))
+    max_tokens: int | None = field(default=None, validator=optional([ge(0), le(INT64_MAX)]))
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
         super().check(limits)
-        if self.best_of not in (None, self.n):
-            raise refuse("best_of")
+        self._check_best_of(limits)
+        if self.max_tokens == 0:
+            self._check_scoring()
+        if self.suffix and self.echo:
+            raise InvalidRequest("echo: not allowed together with suffix", "echo")
+
+    def _check_best_of(self, limits: LimitsSettings) -> None:
+        if self.best_of is None:
+            return
+        if self.best_of < self.n:
+            raise InvalidRequest(f"best_of: must be at least n ({self.n}), not {self.best_of}", "best_of")
+        if self.best_of > limits.max_choices:
+            raise InvalidRequest(f"best_of: must be at most {limits.max_choices}, not {self.best_of}", "best_of")
+        if self.best_of > self.n and self.stream:
+            raise InvalidRequest("best_of: cannot be streamed, for the best answer is known at the end", "best_of")
+
+    def _check_scoring(self) -> None:
+        if not self.echo:
+            raise InvalidRequest("max_tokens: must be at least 1; only with echo it may be 0", "max_tokens")
+        constraint = self.constraint()
+        if constraint is not None:
+            message = "not allowed when max_tokens is 0, for no answer could be of that form"
+            raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to draw per prompt, those that are not shown too."""
+        return self.best_of or self.n
 
     def sampling(self) -> dict[str, Any]:
         """The sampling fields, log-probabilities included."""
-        num_logprobs = {} if self.logprobs is None else {"num_logprobs": self.logprobs}
-        return {**super().sampling(), **num_logprobs}
+        ranked = 0 if self.num_choices > self.n else None
+        num_logprobs = ranked if self.logprobs is None else self.logprobs
+        return {**super().sampling(), **({} if num_logprobs is None else {"num_logprobs": num_logprobs})}
 
+    def prompts(self, max_prompts: int) -> list[dict[str, Any]]:
+        """Each prompt and what goes with it, as fields of :class:`enginehouse.types.GenerateRequest`.
 
-def read_prompts(prompt: Any, max_prompts: int) -> list[dict[str, Any]]:
-    """The prompts, each as the keyword argument ``text`` or ``token_ids`` of a request.
-
-    Raises:
-        InvalidRequest: it is none of the four forms, or empty somewhere.
-    """
-    if isinstance(prompt, str):
-        return [_text(prompt, "prompt")]
-    if not isinstance(prompt, list):
-        raise InvalidRequest("prompt: must be a string, a list of strings, or lists of token ids", "prompt")
-    if not prompt:
-        raise InvalidRequest("prompt: must not be empty", "prompt")
-    if _is_id(prompt[0]):
-        return [_token_ids(prompt, "prompt")]
-    if len(prompt) > max_prompts:
-        raise InvalidRequest(f"prompt: at most {max_prompts} prompts are allowed, not {len(prompt)}", "prompt")
-    read = _text if isinstance(prompt[0], str) else _token_ids
-    return [read(item, f"prompt[{index}]") for index, item in enumerate(prompt)]
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _text(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{path}: must be a string, as the prompts before it", path)
-    if not value:
-        raise InvalidRequest(f"{path}: must not be empty", path)
-    return {"text": value}
-
-
-def _token_ids(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest(f"{path}: must be a list of at least one token id", path)
-    for index, token_id in enumerate(value):
-        if not _is_id(token_id) or not 0 <= token_id <= INT64_MAX:
-            where = f"{path}[{index}]"
-            raise InvalidRequest(f"{where}: must be a token id, a whole number from 0 on", where)
-    return {"token_ids": tuple(value)}
+        Raises:
+            InvalidRequest: a prompt has none of the forms.
+        """
+        prompts = read_prompts(self.prompt, max_prompts, may_be_empty=bool(self.suffix))
+        if self.suffix and "token_ids" in prompts[0]:
+            raise InvalidRequest("suffix: only with prompts that are text, not token ids", "suffix")
+        common = {"suffix": self.suffix or None, "num_prompt_logprobs": self.logprobs if self.echo else None}
+        return [{**common, **prompt} for prompt in prompts]
 
 
 def completion_route(state: ApiState) -> HTTPRouteHandler:
-    """The route."""
+    """The route, below the prefix where the API is mounted."""
     settings = state.settings
-    unsupported = settings.server.unsupported_parameters
-    decoder = BodyDecoder(CompletionBody, state.registry.samplers, settings.limits, unsupported)
+    decoder = BodyDecoder(
+        CompletionBody,
+        state.registry.samplers,
+        settings.limits,
+        settings.server.unsupported_parameters,
+        logs_prompts=settings.server.log_prompts,
+    )
 
-    @post("/v1/completions", status_code=200)
+    @post("/completions", status_code=200)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts."""
-        decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes))
-        prompts = read_prompts(decoded.body.prompt, max(1, settings.limits.max_queue))
+        body = await read_body(request.receive, settings.limits.max_body_bytes)
+        decoded = decoder.decode(body, caller_of(request.scope))
         request_id = f"cmpl-{uuid.uuid4().hex}"
+        echoes: list[Echo] = []
+
+        async def prepare(running: Sequence[RunningRequest]) -> None:
+            if decoded.body.echo:
+                echoes.extend(await asyncio.gather(*(read_echo(state.pipeline, one) for one in running)))
 
         def dialect(assembly: Assembly) -> CompletionDialect:
-            return CompletionDialect(request_id, assembly, decoded.body)
+            return CompletionDialect(request_id, assembly, decoded.body, echoes)
 
-        ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
-        requests = [decoded.request(name, **prompt) for name, prompt in zip(ids, prompts, strict=True)]
-        return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect)
+        requests = _requests(decoded, request_id, max(1, settings.limits.max_queue))
+        return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect, prepare=prepare)
 
     return create_completion
 
 
-class CompletionDialect:
-    """Writes ``text_completion`` objects, whole and as events."""
-
-    def __init__(self, request_id: str, assembly: Assembly, body: CompletionBody) -> None:
-        model = assembly.running[0].model
-        self._head = {
-            "id": request_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": fingerprint(model.info),
-        }
-        self._hidden_token_ids = frozenset(model.info.special_tokens.values())
-        num_choices = assembly.num_choices * assembly.num_prompts
-        self._logprobs = [LegacyLogprobs(self._hidden_token_ids) for _ in range(num_choices)]
-        self._start = b"data: " + encode_line(self._head)[:-1] + b',"choices":[{"index":'
-        self._usage = b',"usage":null' if body.include_usage else b""
-        self._end = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
-
-    def opening(self) -> bytes:
-        """Nothing: these chunks have no roles."""
-        return b""
-
-    def event(self, piece: Piece) -> bytes:
-        """A chunk with text, or with the reason why the choice ended."""
-        start = self._start + str(piece.index).encode() + b',"text":' + encode_line(piece.text)
-        if piece.finish_reason is None and piece.logprobs is None:
-            return start + self._end
-        logprobs = None if piece.logprobs is None else self._logprobs[piece.index].take(piece.logprobs)
-        reason = encode_json(piece.finish_reason)
-        end = b',"logprobs":' + encode_line(logprobs) + b',"finish_reason":' + reason + b"}]" + self._usage + b"}\n\n"
-        return start + end
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The chunk without choices that carries the token counts."""
-        return event(encode_line({**self._head, "choices": [], "usage": usage}))
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """The whole answer."""
-        written = [
-            {
-                "index": choice.index,
-                "text": choice.text,
-                "logprobs": None if choice.logprobs is None else self._logprobs[choice.index].take(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for choice in choices
-        ]
-        return encode_json({**self._head, "choices": written, "usage": usage})
+def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:
+    """One request per prompt, with ids of their own."""
+    prompts = decoded.body.prompts(max_prompts)
+    ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
+    return [decoded.request(name, **prompt) for name, prompt in zip(ids, prompts, strict=True)]

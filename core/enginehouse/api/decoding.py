@@ -15,18 +15,33 @@ from attrs.validators import ge, le
 from cattrs import Converter
 
 from enginehouse.api.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
+from enginehouse.api.caller import Caller
 from enginehouse.api.constraints import ConstraintFields, find_ignored_in_constraints
+from enginehouse.api.encoding import encode_json
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
 from enginehouse.config import LimitsSettings
-from enginehouse.errors import InvalidRequest
+from enginehouse.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.parameters import read_extensions, request_converter
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structuring import find_problems
 from enginehouse.types import GenerateRequest
 
-__all__ = ["BodyDecoder", "Decoded", "GenerationBody", "StreamOptions", "decode_problem", "name_list"]
+__all__ = [
+    "MAX_TOKEN_IDS",
+    "BodyDecoder",
+    "Decoded",
+    "GenerationBody",
+    "RequestBody",
+    "StreamOptions",
+    "decode_problem",
+    "name_list",
+]
 
-_B_co = TypeVar("_B_co", bound="GenerationBody", covariant=True)
+_B_co = TypeVar("_B_co", bound="RequestBody", covariant=True)
+
+MAX_TOKEN_IDS = 2**20
+"""Most token ids that are turned into text at once."""
+
 _MAX_HEADER_CHARS = 1000
 _MAX_SALT_CHARS = 1000
 _MAX_MEMBERS = 65_536
@@ -47,13 +62,27 @@ class StreamOptions:
 
 
 @frozen(kw_only=True)
-class GenerationBody(ConstraintFields):
+class RequestBody:
+    """What every body class has."""
+
+    def check(self, limits: LimitsSettings) -> None:
+        """Check what depends on several fields or on the server's limits. Raises InvalidRequest."""
+
+    @staticmethod
+    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
+        """Paths of fields in ``data``, which was decoded, that have no effect."""
+        yield from ()
+
+
+@frozen(kw_only=True)
+class GenerationBody(RequestBody, ConstraintFields):
     """Fields that both generating endpoints take besides the sampling parameters and the constraint.
 
     Attributes:
         n: number of answers.
         priority: lower numbers are served earlier.
         cache_salt: prompts share the prefix cache only with those of the same salt, at most 1000 characters.
+        log_prompt: allow the server to log the prompt, where its settings allow it, too.
         user: this and the following fields are accepted so that clients work; they have no effect.
     """
 
@@ -63,6 +92,7 @@ class GenerationBody(ConstraintFields):
     stream_options: StreamOptions | None = None
     priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
     cache_salt: str = field(default="", validator=_check_salt)
+    log_prompt: bool = False
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -71,7 +101,8 @@ class GenerationBody(ConstraintFields):
     prompt_cache_key: str | None = None
 
     def check(self, limits: LimitsSettings) -> None:
-        """Check what depends on several fields or on the server's limits. Raises InvalidRequest."""
+        """Check what depends on several fields or on the server's limits. Raises RequestError."""
+        self.check_members()
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
         if self.stream_options is not None and not self.stream:
@@ -85,6 +116,11 @@ class GenerationBody(ConstraintFields):
         yield from find_ignored_in_constraints(data)
 
     @property
+    def num_choices(self) -> int:
+        """Answers to draw per prompt, those that are not shown too."""
+        return self.n
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -95,39 +131,44 @@ class Decoded(Generic[_B_co]):
     """A decoded body.
 
     Attributes:
+        caller: who sent it.
         extensions: plugin name to that plugin's request fields.
+        given: the fields of the body and of plugins that the client gave.
         ignored: paths of fields that nobody knows.
         unsupported: paths of fields that cannot be honoured; empty unless the settings say ``report``.
     """
 
     body: _B_co
+    caller: Caller
     extensions: dict[str, dict[str, Any]]
+    given: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
 
-    def request(self, request_id: str, **prompt: Any) -> GenerateRequest:
-        """The request that this body makes; ``prompt`` is one of messages, text and token_ids."""
+    def request(self: Decoded[GenerationBody], request_id: str, **prompt: Any) -> GenerateRequest:
+        """The request that this body makes; ``prompt`` is messages, text or token_ids, and what goes with these."""
         body = self.body
         return GenerateRequest(
             request_id=request_id,
             model=body.model,
-            num_choices=body.n,
+            num_choices=body.num_choices,
             sampling=body.sampling(),
             stopping=body.stopping(),
             extensions=self.extensions,
             constraint=body.constraint(),
             priority=body.priority,
-            namespace=body.cache_salt,
+            namespace=self.caller.namespace(body.cache_salt),
+            profile=self.caller.profile.name,
             **prompt,
         )
 
-    def headers(self) -> list[tuple[str, str]]:
-        """Response headers that name what had no effect."""
+    def headers(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
+        """Response headers that name what had no effect; ``left_out`` is what the model could not honour."""
         headers = []
         if self.ignored:
             headers.append(("x-enginehouse-ignored", name_list(self.ignored)))
-        if self.unsupported:
-            headers.append(("x-enginehouse-unsupported", name_list(self.unsupported)))
+        if unsupported := (*self.unsupported, *left_out):
+            headers.append(("x-enginehouse-unsupported", name_list(unsupported)))
         return headers
 
 
@@ -138,6 +179,7 @@ class BodyDecoder(Generic[_B_co]):
         body_class: what to decode into.
         samplers: plugins whose request fields are accepted as well.
         unsupported: ``reject`` refuses known fields that cannot be honoured, ``report`` lists them.
+        logs_prompts: the server may log prompts; without, ``log_prompt`` is listed as ignored.
     """
 
     def __init__(
@@ -146,11 +188,14 @@ class BodyDecoder(Generic[_B_co]):
         samplers: Mapping[str, SamplerPlugin],
         limits: LimitsSettings,
         unsupported: Literal["reject", "report"],
+        *,
+        logs_prompts: bool = False,
     ) -> None:
         self._body_class = body_class
         self._samplers = samplers
         self._limits = limits
         self._rejects = unsupported == "reject"
+        self._logs_prompts = logs_prompts
         self._converter: Converter = request_converter()
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
         self._keeping_nulls = frozenset(
@@ -160,7 +205,7 @@ class BodyDecoder(Generic[_B_co]):
             a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)
         )
 
-    def decode(self, body: bytes) -> Decoded[_B_co]:
+    def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Decode and check.
 
         Raises:
@@ -171,7 +216,7 @@ class BodyDecoder(Generic[_B_co]):
         unsupported = find_unsupported(data, self._declared, self._own)
         if unsupported and self._rejects:
             raise refuse(unsupported[0])
-        self._check_sizes(data)
+        self._check_sizes(data, len(body))
         try:
             known = {
                 name: (check_depth if name in self._keeping_nulls else without_nulls)(
@@ -180,26 +225,48 @@ class BodyDecoder(Generic[_B_co]):
                 for name, value in data.items()
                 if name in self._own or name in self._declared
             }
-            structured = self._converter.structure(known, self._body_class)
-            extensions = read_extensions(self._converter, known, self._samplers)
+            if caller.profile.usage_by_default and isinstance(known.get("stream_options"), dict):
+                known["stream_options"].setdefault("include_usage", True)
         except (InvalidRequest, RecursionError) as error:
             raise InvalidRequest(str(error)) from error
-        except Exception as error:
-            raise decode_problem(error) from error
-        structured.check(self._limits)
+        structured, extensions = self._structure(known, unsupported)
         return Decoded(
             body=structured,
+            caller=caller,
             extensions=extensions,
+            given=frozenset(known),
             ignored=(*self._find_ignored(data), *self._body_class.find_ignored(known)),
             unsupported=tuple(unsupported),
         )
 
-    def _check_sizes(self, data: Mapping[str, Any]) -> None:
+    def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:
+        """The checked body and the plugins' fields; what is unsupported moves from ``known`` to ``unsupported``."""
+        while True:
+            try:
+                structured = self._converter.structure(known, self._body_class)
+                extensions = read_extensions(self._converter, known, self._samplers)
+            except RecursionError as error:
+                raise InvalidRequest(str(error)) from error
+            except Exception as error:
+                raise decode_problem(error) from error
+            try:
+                structured.check(self._limits)
+            except UnsupportedParameter as error:
+                if self._rejects or error.param is None or not _leave_out(known, error.param):
+                    raise
+                unsupported.append(error.param)
+            else:
+                return structured, extensions
+
+    def _check_sizes(self, data: Mapping[str, Any], num_bytes: int) -> None:
         limits = self._limits
-        for name, most in {"messages": limits.max_messages, "stop": limits.max_stop}.items():
+        most_items = {"messages": limits.max_messages, "stop": limits.max_stop, "tokens": MAX_TOKEN_IDS}
+        for name, most in most_items.items():
             value = data.get(name)
             if isinstance(value, list) and len(value) > most:
                 raise InvalidRequest(f"{name}: must hold at most {most} items, not {len(value)}", name)
+        if num_bytes > limits.max_message_bytes:
+            _check_messages(data.get("messages"), limits.max_message_bytes)
         for name, value in data.items():
             if isinstance(value, dict) and len(value) > _MAX_MEMBERS:
                 raise InvalidRequest(f"{name}: must hold at most {_MAX_MEMBERS} members, not {len(value)}", name)
@@ -208,6 +275,27 @@ class BodyDecoder(Generic[_B_co]):
         for name in data:
             if name not in self._own and name not in self._declared and not is_known(name):
                 yield name
+        if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
+            yield "log_prompt"
+
+
+def _leave_out(data: dict[str, Any], path: str) -> bool:
+    """Take the member at a dotted path out of ``data``; False when there is none."""
+    *outer, name = path.split(".")
+    for step in outer:
+        inner = data.get(step)
+        if not isinstance(inner, dict):
+            return False
+        data = inner
+    return data.pop(name, None) is not None
+
+
+def _check_messages(messages: Any, max_bytes: int) -> None:
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        num_bytes = len(encode_json(message))
+        if num_bytes > max_bytes:
+            where, limit = f"messages[{index}]", f"{max_bytes} bytes (limits.max_message_bytes)"
+            raise InvalidRequest(f"{where}: must have at most {limit}, not {num_bytes}", where)
 
 
 def decode_problem(error: Exception, path: str = "") -> InvalidRequest:

@@ -1,19 +1,24 @@
-"""JSON pieces that both dialects write: lines for streams, log-probabilities, the head of a response."""
+"""JSON pieces that both dialects write: lines for streams, log-probabilities."""
 
 from __future__ import annotations
 
 import codecs
-import functools
-import hashlib
 from collections.abc import Collection, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 
-from enginehouse.types import ModelInfo, TokenLogprob
+from enginehouse.types import TokenLogprob
 
-__all__ = ["LegacyLogprobs", "chat_logprobs", "encode_json", "encode_line", "fingerprint", "token_text"]
+__all__ = [
+    "LegacyLogprobs",
+    "chat_logprobs",
+    "encode_json",
+    "encode_line",
+    "legacy_logprob",
+    "legacy_top_logprobs",
+    "token_text",
+]
 
 encode_json = msgspec.json.Encoder().encode
 """Any plain data to JSON bytes."""
@@ -39,26 +44,24 @@ def encode_line(value: Any) -> bytes:
     return encoded
 
 
-def fingerprint(info: ModelInfo) -> str:
-    """A string that changes when the same request may get another answer: other model, backend or version."""
-    described = f"{_release()}|{info.backend}|{info.vocab_size}|{sorted(info.metadata.items())}"
-    return "eh-" + hashlib.sha256(described.encode("utf-8", "replace")).hexdigest()[:12]
-
-
-@functools.cache
-def _release() -> str:
-    try:
-        return version("enginehouse")
-    except PackageNotFoundError:  # run from a source tree
-        return "0"
-
-
 def token_text(token: bytes) -> str:
     r"""A token as text; one that holds only part of a character is written ``bytes:\xf0\x9f``, as OpenAI does."""
     try:
         return token.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def legacy_logprob(entry: TokenLogprob) -> float:
+    """The log-probability of a token, as JSON can hold it."""
+    return _logprob(entry.logprob)
+
+
+def legacy_top_logprobs(entry: TokenLogprob) -> dict[str, float]:
+    """The alternatives by text; the token itself is always among them."""
+    ranked = {token_text(other.token): _logprob(other.logprob) for other in entry.top}
+    ranked.setdefault(token_text(entry.token), _logprob(entry.logprob))
+    return ranked
 
 
 def _logprob(value: float) -> float:
@@ -86,11 +89,12 @@ class LegacyLogprobs:
 
     Args:
         hidden_token_ids: tokens without visible text; they do not move the offset.
+        num_chars: characters in front of the first token.
     """
 
-    def __init__(self, hidden_token_ids: Collection[int]) -> None:
+    def __init__(self, hidden_token_ids: Collection[int], num_chars: int = 0) -> None:
         self._hidden = hidden_token_ids
-        self._num_chars = 0
+        self._num_chars = num_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -102,14 +106,7 @@ class LegacyLogprobs:
                 self._num_chars += len(self._decoder.decode(entry.token))
         return {
             "tokens": [token_text(entry.token) for entry in entries],
-            "token_logprobs": [_logprob(entry.logprob) for entry in entries],
-            "top_logprobs": [self._ranked(entry) for entry in entries],
+            "token_logprobs": [legacy_logprob(entry) for entry in entries],
+            "top_logprobs": [legacy_top_logprobs(entry) for entry in entries],
             "text_offset": offsets,
         }
-
-    @staticmethod
-    def _ranked(entry: TokenLogprob) -> dict[str, float]:
-        """The alternatives by text; the drawn token is always among them."""
-        ranked = {token_text(other.token): _logprob(other.logprob) for other in entry.top}
-        ranked.setdefault(token_text(entry.token), _logprob(entry.logprob))
-        return ranked

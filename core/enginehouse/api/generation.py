@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
@@ -11,11 +11,14 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.api.access import RECORD_KEY, AccessRecord
 from enginehouse.api.answer import Assembly, Dialect, event_batches
 from enginehouse.api.decoding import Decoded, GenerationBody
+from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details
 from enginehouse.api.exchange import Exchange
+from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
+from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
-from enginehouse.types import GenerateRequest
+from enginehouse.types import Event, GenerateRequest
 
 __all__ = ["GenerationResponse"]
 
@@ -27,38 +30,59 @@ class GenerationResponse:
     Attributes:
         requests: one per prompt.
         dialect: makes the writer of this answer, once every prompt has been accepted.
+        prepare: awaited before that, with the accepted requests.
     """
 
     state: ApiState
     decoded: Decoded[GenerationBody]
     requests: Sequence[GenerateRequest]
     dialect: Callable[[Assembly], Dialect]
+    prepare: Callable[[Sequence[RunningRequest]], Awaitable[None]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit, wait for the answer and send it; stops as soon as the client leaves."""
         record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
         record.request_id = self.requests[0].request_id
         record.stream = self.decoded.body.stream
+        server = self.state.settings.server
+        is_detailed = asks_for_details(scope["headers"], server.details)  # type: ignore[typeddict-item]  # it is HTTP
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             running = await self._submit(exchange)
             if running is None:
                 _give_up(exchange, record)
                 return
             record.model = running[0].model.name
-            assembly = Assembly(running, self.decoded.body.n, record)
-            dialect = self.dialect(assembly)
-            headers = [("x-request-id", self.requests[0].request_id), *self.decoded.headers()]
+            if self.decoded.body.log_prompt and self.state.settings.server.log_prompts:
+                log_prompts(self.requests)
+            assembly = Assembly(running, self.decoded.body.num_choices, record)
+            dialect = self._open_dialect(assembly, is_detailed)
+            left_out = dict.fromkeys(name for one in running for name in one.unsupported)
+            headers = [("x-request-id", self.requests[0].request_id), *self.decoded.headers(left_out)]
             if self.decoded.body.stream:
                 include_usage = self.decoded.body.include_usage
-                stream = EventStream(send, exchange, dialect, include_usage=include_usage, headers=headers)
-                await stream.write(assembly, event_batches(running))
+                stream = EventStream(
+                    send,
+                    exchange,
+                    dialect,
+                    include_usage=include_usage,
+                    profile=self.decoded.caller.profile,
+                    headers=headers,
+                )
+                await stream.write(assembly, _batches(assembly))
                 return
-            choices = await assembly.fold(event_batches(running))
+            choices = await assembly.fold(_batches(assembly))
             if exchange.is_ended:
                 _give_up(exchange, record)
                 return
             assembly.complete()
             await _send_json(send, dialect.whole(choices, assembly.usage()), headers)
+
+    def _open_dialect(self, assembly: Assembly, is_detailed: bool) -> Dialect:
+        dialect = self.dialect(assembly)
+        if not is_detailed:
+            return dialect
+        details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields)
+        return DetailedDialect(dialect, details)
 
     async def _submit(self, exchange: Exchange) -> list[RunningRequest] | None:
         """Bring every prompt to the engine; None when the exchange ended meanwhile."""
@@ -70,11 +94,20 @@ class GenerationResponse:
 
         if len(self.requests) == 1:
             running = await exchange.until_ended(submit(self.requests[0]))
-            return None if running is None else [running]
-        submitted: list[RunningRequest] | None = await exchange.until_ended(
-            asyncio.gather(*(submit(request) for request in self.requests))
-        )
+            submitted = None if running is None else [running]
+        else:
+            submitted = await exchange.until_ended(asyncio.gather(*(submit(request) for request in self.requests)))
+        if submitted is not None and self.prepare is not None:
+            await exchange.until_ended(self.prepare(submitted))
+            return None if exchange.is_ended else submitted
         return submitted
+
+
+def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
+    """The events of all prompts, compared with the prediction where there is one."""
+    batches = event_batches(assembly.running)
+    predicted = assembly.running[0].prediction_token_ids
+    return batches if predicted is None else assembly.counting(batches, PredictionCount(predicted))
 
 
 async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]) -> None:

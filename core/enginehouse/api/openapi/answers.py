@@ -1,0 +1,170 @@
+"""What this server sends: whole answers, chunks of streams, errors. Written by hand; tests hold the server to it."""
+
+from __future__ import annotations
+
+from enginehouse.api.openapi.fields import JsonSchema
+
+__all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
+
+
+def object_of(optional: dict[str, JsonSchema] | None = None, /, **members: JsonSchema) -> JsonSchema:
+    """An object: ``members`` are always there, ``optional`` ones not."""
+    return {"type": "object", "properties": {**members, **(optional or {})}, "required": list(members)}
+
+
+def reference(name: str) -> JsonSchema:
+    """The component of that name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list_of(items: JsonSchema) -> JsonSchema:
+    return {"type": "array", "items": items}
+
+
+def _nullable(schema: JsonSchema) -> JsonSchema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _const(value: str) -> JsonSchema:
+    return {"const": value}
+
+
+_TEXT: JsonSchema = {"type": "string"}
+_TEXT_OR_NULL: JsonSchema = {"type": ["string", "null"]}
+_COUNT: JsonSchema = {"type": "integer", "minimum": 0}
+_LOGPROB: JsonSchema = {"type": "number", "maximum": 0}
+_BYTES: JsonSchema = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
+_TIME: JsonSchema = {"type": "integer", "description": "Unix time in seconds."}
+_FINISH: JsonSchema = {"enum": ["stop", "length", "tool_calls"]}
+_FINISH_OR_NULL: JsonSchema = {"enum": ["stop", "length", "tool_calls", None]}
+
+_CHAT_TOKEN = {"token": _TEXT, "logprob": _LOGPROB, "bytes": _BYTES}
+_HEAD = {"id": _TEXT, "created": _TIME, "model": _TEXT, "system_fingerprint": _TEXT}
+_REASONING = {"reasoning_content": _TEXT_OR_NULL, "reasoning": _TEXT_OR_NULL}
+
+_CALL = object_of(id=_TEXT, type=_const("function"), function=object_of(name=_TEXT, arguments=_TEXT))
+_CALL_DELTA = object_of(
+    {"id": _TEXT, "type": _const("function")},
+    index=_COUNT,
+    function=object_of({"name": _TEXT}, arguments=_TEXT),
+)
+_MESSAGE = object_of(
+    {**_REASONING, "tool_calls": _list_of(_CALL)},
+    role=_const("assistant"),
+    content=_TEXT_OR_NULL,
+    refusal=_TEXT_OR_NULL,
+)
+_DELTA = object_of({"role": _const("assistant"), "content": _TEXT, **_REASONING, "tool_calls": _list_of(_CALL_DELTA)})
+_MODEL_STATE: JsonSchema = {"enum": ["loading", "ready", "restarting", "failed"]}
+
+ANSWER_SCHEMAS: dict[str, JsonSchema] = {
+    "Usage": object_of(
+        prompt_tokens=_COUNT,
+        completion_tokens=_COUNT,
+        total_tokens=_COUNT,
+        prompt_tokens_details=object_of(cached_tokens=_COUNT),
+        completion_tokens_details=object_of(reasoning_tokens=_COUNT),
+    ),
+    "ChatLogprobs": object_of(
+        content=_list_of(object_of(**_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN)))),
+        refusal={"type": "null"},
+    ),
+    "CompletionLogprobs": object_of(
+        tokens=_list_of(_TEXT),
+        token_logprobs=_list_of({"type": ["number", "null"], "maximum": 0}),
+        top_logprobs=_list_of({"type": ["object", "null"], "additionalProperties": _LOGPROB}),
+        text_offset=_list_of(_COUNT),
+    ),
+    "ChatCompletion": object_of(
+        **_HEAD,
+        object=_const("chat.completion"),
+        choices=_list_of(
+            object_of(
+                index=_COUNT,
+                message=_MESSAGE,
+                logprobs=_nullable(reference("ChatLogprobs")),
+                finish_reason=_FINISH,
+            )
+        ),
+        usage=reference("Usage"),
+    ),
+    "ChatCompletionChunk": object_of(
+        {"usage": _nullable(reference("Usage"))},
+        **_HEAD,
+        object=_const("chat.completion.chunk"),
+        choices=_list_of(
+            object_of(
+                index=_COUNT,
+                delta=_DELTA,
+                logprobs=_nullable(reference("ChatLogprobs")),
+                finish_reason=_FINISH_OR_NULL,
+            )
+        ),
+    ),
+    "Completion": object_of(
+        **_HEAD,
+        object=_const("text_completion"),
+        choices=_list_of(
+            object_of(
+                index=_COUNT,
+                text=_TEXT,
+                logprobs=_nullable(reference("CompletionLogprobs")),
+                finish_reason=_FINISH,
+            )
+        ),
+        usage=reference("Usage"),
+    ),
+    "CompletionChunk": object_of(
+        {"usage": _nullable(reference("Usage"))},
+        **_HEAD,
+        object=_const("text_completion"),
+        choices=_list_of(
+            object_of(
+                index=_COUNT,
+                text=_TEXT,
+                logprobs=_nullable(reference("CompletionLogprobs")),
+                finish_reason=_FINISH_OR_NULL,
+            )
+        ),
+    ),
+    "Model": object_of(
+        id=_TEXT,
+        object=_const("model"),
+        created=_TIME,
+        owned_by=_TEXT,
+        aliases=_list_of(_TEXT),
+        state=_MODEL_STATE,
+        progress={"type": "number", "minimum": 0, "maximum": 1},
+        error=_TEXT_OR_NULL,
+        backend=_TEXT_OR_NULL,
+        max_context={"type": ["integer", "null"]},
+        num_restarts=_COUNT,
+    ),
+    "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
+    "Tokens": object_of(
+        {"token_strs": _list_of(_TEXT)},
+        tokens=_list_of(
+            {
+                "anyOf": [
+                    _COUNT,
+                    object_of(id=_COUNT, piece={"anyOf": [_TEXT, _BYTES]}),
+                ]
+            }
+        ),
+        count=_COUNT,
+        max_model_len=_COUNT,
+    ),
+    "DetokenizedText": object_of(content=_TEXT, prompt=_TEXT),
+    "RenderedPrompt": object_of(prompt=_TEXT),
+    "Health": object_of(
+        status={"enum": ["ok", "degraded", "loading", "restarting", "failed", "stopping"]},
+        models={
+            "type": "object",
+            "additionalProperties": object_of(
+                state=_MODEL_STATE, progress={"type": "number", "minimum": 0, "maximum": 1}
+            ),
+        },
+    ),
+    "Error": object_of(error=object_of(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT)),
+}
+"""Component name to schema."""

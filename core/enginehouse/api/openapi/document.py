@@ -1,0 +1,183 @@
+"""The whole document: addresses, and what is sent and answered there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
+from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
+from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.api.openapi.requests import request_schemas
+from enginehouse.config import LimitsSettings
+from enginehouse.model_card import release
+from enginehouse.sampler import SamplerPlugin
+
+__all__ = ["build_document"]
+
+_DESCRIPTION = """\
+One OpenAI-compatible contract over any inference backend. Every field of a request is applied, refused with a 400 that
+names it, or listed in the header `X-Enginehouse-Ignored`; null means absent. Every address but `/health` and `/schema`
+exists with and without `/v1`."""
+
+_ROOT = [{"url": "/"}]
+
+# Status to what it means, for operations that read a body.
+_REFUSALS = {
+    400: "The request is malformed, or asks for what cannot be done.",
+    401: "Keys are configured, and none of them was given.",
+    403: "The host, the origin or the scope of the key is not allowed.",
+    404: "No such model.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "Too many requests wait.",
+    500: "This request failed inside the server.",
+    503: "The model is not ready, or the server stops.",
+}
+_EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
+    400: ("temperature: must be <= 2: 3.0", "temperature", "invalid_request_error", "invalid_value"),
+    401: ("A valid API key is needed.", None, "invalid_request_error", "invalid_api_key"),
+    403: ("Web pages of that origin may not call this server.", None, "invalid_request_error", "origin_not_allowed"),
+    404: ("The model 'x' does not exist on this server.", "model", "invalid_request_error", "model_not_found"),
+    413: ("The request body is too long.", None, "invalid_request_error", "body_too_large"),
+    415: ("The request body must be JSON in UTF-8.", None, "invalid_request_error", "unsupported_media_type"),
+    429: ("The queue of this model is full.", None, "overloaded_error", "queue_full"),
+    500: ("Sampling failed.", None, "server_error", "generation_failed"),
+    503: ("The model is loading.", None, "server_error", "model_not_ready"),
+}
+_RETRIES = (429, 503)
+
+
+def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, Any]:
+    """An OpenAPI 3.1 document as plain data.
+
+    Args:
+        samplers: plugins whose request fields are shown with those of core.
+        limits: bounds of this server.
+    """
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Enginehouse", "version": release(), "description": _DESCRIPTION},
+        "servers": [{"url": "/v1"}, {"url": "/"}],
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "paths": {**_generating_paths(), **_token_paths(), **_model_paths(), **_server_paths()},
+        "components": {
+            "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS},
+            "responses": {str(status): _error_response(status) for status in _REFUSALS},
+            "headers": {
+                "Ignored": _header("Fields of the request that had no effect."),
+                "RequestId": _header("The id of the request, as in the log."),
+                "RetryAfter": {"description": "Seconds.", "schema": {"type": "integer"}},
+            },
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _generating_paths() -> dict[str, Any]:
+    return {
+        "/chat/completions": _post(
+            "create_chat_completion",
+            "Continue a chat",
+            "ChatCompletionRequest",
+            "ChatCompletion",
+            "ChatCompletionChunk",
+        ),
+        "/completions": _post(
+            "create_completion", "Continue texts", "CompletionRequest", "Completion", "CompletionChunk"
+        ),
+    }
+
+
+def _token_paths() -> dict[str, Any]:
+    return {
+        "/tokenize": _post("tokenize", "Token ids of a text or a chat", "TokenizeRequest", "Tokens"),
+        "/detokenize": _post("detokenize", "The text of token ids", "DetokenizeRequest", "DetokenizedText"),
+        "/apply-template": _post(
+            "apply_template", "The prompt that a chat makes", "ApplyTemplateRequest", "RenderedPrompt"
+        ),
+    }
+
+
+def _model_paths() -> dict[str, Any]:
+    model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/models": {"get": _operation("list_models", "List all models", _json("ModelList"), (401, 403))},
+        "/models/{model_id}": {
+            "parameters": [{**model_id, "description": "A name or alias; it may hold slashes."}],
+            "get": _operation("show_model", "Show one model", _json("Model"), (401, 403, 404)),
+        },
+    }
+
+
+def _server_paths() -> dict[str, Any]:
+    health = _operation("check_health", "Whether requests can be served now", _json("Health"), (403,))
+    health["responses"]["503"] = {"description": "Not now.", "content": _json("Health")}
+    health["security"] = []
+    schema = {"application/json": {"schema": {"type": "object"}}}
+    return {
+        "/health": {"servers": _ROOT, "get": health},
+        "/schema": {"servers": _ROOT, "get": _operation("show_schema", "This document", schema, (401, 403))},
+    }
+
+
+def _post(name: str, summary: str, request: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
+    """A path with one operation that reads a body; ``chunk`` where it can be streamed."""
+    examples = {title: {"value": value} for title, value in REQUEST_EXAMPLES[request].items()}
+    content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
+    operation = _operation(name, summary, content, tuple(_REFUSALS))
+    operation["responses"]["200"]["headers"] = {"x-enginehouse-ignored": {"$ref": "#/components/headers/Ignored"}}
+    if chunk is not None:
+        operation["responses"]["200"]["headers"]["x-request-id"] = {"$ref": "#/components/headers/RequestId"}
+    operation["requestBody"] = {
+        "required": True,
+        "content": {"application/json": {"schema": reference(request), "examples": examples}},
+    }
+    return {"post": operation}
+
+
+def _operation(name: str, summary: str, content: dict[str, Any], refusals: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in refusals},
+        },
+    }
+
+
+def _json(component: str) -> dict[str, Any]:
+    return {"application/json": {"schema": reference(component)}}
+
+
+def _events(chunk: str) -> dict[str, Any]:
+    """A stream. OpenAPI 3.1 knows no schema of events, so it stands in a field of ours."""
+    description = (
+        f"Events `data: <{chunk}>`, at the end `data: [DONE]`; or `data: <Error>` where the answer breaks off."
+    )
+    return {
+        "text/event-stream": {
+            "schema": {"type": "string", "description": description},
+            "x-event-schema": {"anyOf": [reference(chunk), reference("Error")]},
+        }
+    }
+
+
+def _error_response(status: int) -> dict[str, Any]:
+    message, param, kind, code = _EXAMPLES_OF_ERRORS[status]
+    example = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    response: dict[str, Any] = {
+        "description": _REFUSALS[status],
+        "content": {"application/json": {"schema": reference("Error"), "example": example}},
+    }
+    if status in _RETRIES:
+        response["headers"] = {"retry-after": {"$ref": "#/components/headers/RetryAfter"}}
+    return response
+
+
+def _header(description: str) -> JsonSchema:
+    return {"description": description, "schema": {"type": "string"}}

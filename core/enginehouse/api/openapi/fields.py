@@ -1,0 +1,152 @@
+"""An attrs class that decodes JSON -> the JSON Schema of what it takes.
+
+Types, validators, defaults and docstrings become keywords. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+from attrs import define, field
+
+from enginehouse.api.body import KEEPS_NULLS
+
+__all__ = ["ClassSchemas", "JsonSchema", "attribute_texts"]
+
+JsonSchema = dict[str, Any]
+
+_PLAIN: dict[Any, JsonSchema] = {
+    Any: {},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    type(None): {"type": "null"},
+}
+_BOUNDS = {">=": "minimum", "<=": "maximum", ">": "exclusiveMinimum", "<": "exclusiveMaximum"}
+
+
+@define
+class ClassSchemas:
+    """Makes schemas of classes; nested ones become components.
+
+    Attributes:
+        known: by class and attribute, keywords that its annotation cannot say: what ``Any`` stands for, lengths.
+        components: name to schema; grows.
+    """
+
+    known: Mapping[tuple[str, str], JsonSchema]
+    components: dict[str, JsonSchema] = field(factory=dict)
+
+    def object_schema(self, cls: type[Any], *, drops_nulls: bool = True) -> JsonSchema:
+        """The schema of one class.
+
+        Args:
+            drops_nulls: null members are taken as absent; else only where their annotation says so.
+        """
+        attrs.resolve_types(cls)
+        texts = attribute_texts(cls)
+        schema: JsonSchema = {"type": "object", "description": _summary(cls), "properties": {}}
+        required = []
+        for attribute in attrs.fields(cls):
+            keeps_nulls = KEEPS_NULLS.items() <= attribute.metadata.items()
+            value = self._value_schema(attribute.type, drops_nulls=drops_nulls and not keeps_nulls)
+            value |= dict(_bounds(attribute.validator))
+            value |= self._keywords(cls, attribute.name)
+            if attribute.default is attrs.NOTHING:
+                required.append(attribute.name)
+            elif drops_nulls:
+                value = _or_null(value)
+            if text := texts.get(attribute.name):
+                value["description"] = text
+            if _is_shown_default(attribute.default):
+                value["default"] = attribute.default
+            schema["properties"][attribute.name] = value
+        if required:
+            schema["required"] = required
+        return schema
+
+    def _keywords(self, cls: type[Any], name: str) -> JsonSchema:
+        """What is known of an attribute that ``cls`` or a base of it defines."""
+        return next(
+            (self.known[base.__name__, name] for base in cls.__mro__ if (base.__name__, name) in self.known), {}
+        )
+
+    def _value_schema(self, kind: Any, *, drops_nulls: bool) -> JsonSchema:
+        if kind in _PLAIN:
+            return dict(_PLAIN[kind])
+        arguments = get_args(kind)
+        origin = get_origin(kind)
+        if origin in (Union, types.UnionType):
+            return _any_of([self._value_schema(option, drops_nulls=drops_nulls) for option in arguments])
+        if origin is Literal:
+            return {"type": "string", "enum": list(arguments)}
+        if origin in (tuple, list):
+            return {"type": "array", "items": self._value_schema(arguments[0], drops_nulls=drops_nulls)}
+        if origin is dict:
+            values = self._value_schema(arguments[1], drops_nulls=drops_nulls)
+            return {"type": "object", **({"additionalProperties": values} if values else {})}
+        if attrs.has(kind):
+            return self._reference(kind, drops_nulls)
+        raise TypeError(f"no schema is known for {kind!r}")
+
+    def _reference(self, cls: type[Any], drops_nulls: bool) -> JsonSchema:
+        name = cls.__name__.removesuffix("Body")
+        if name not in self.components:
+            self.components[name] = {}  # a class may hold itself
+            self.components[name] = self.object_schema(cls, drops_nulls=drops_nulls)
+        return {"$ref": f"#/components/schemas/{name}"}
+
+
+def attribute_texts(cls: type[Any]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of each attribute."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE):
+            texts[name] = re.sub(r"\s+", " ", text).replace("``", "`")
+    return texts
+
+
+def _summary(cls: type[Any]) -> str:
+    first, _, _ = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+    return re.sub(r"\s+", " ", first).replace("``", "`")
+
+
+def _bounds(validator: Any) -> Iterator[tuple[str, Any]]:
+    """Keywords of attrs' comparing validators, however they are nested."""
+    operator = getattr(validator, "compare_op", None)
+    if operator in _BOUNDS:
+        yield _BOUNDS[operator], validator.bound
+    inner = getattr(validator, "validator", None)
+    for part in (*getattr(validator, "_validators", ()), *((inner,) if inner is not None else ())):
+        yield from _bounds(part)
+
+
+def _any_of(options: list[JsonSchema]) -> JsonSchema:
+    """A union; plain types are listed in one ``type``."""
+    others = [option for option in options if option != {"type": "null"}]
+    has_null = len(others) < len(options)
+    schema = others[0] if len(others) == 1 else {"anyOf": others}
+    return _or_null(schema) if has_null else schema
+
+
+def _or_null(schema: JsonSchema) -> JsonSchema:
+    if not schema:
+        return schema
+    if "enum" in schema or "$ref" in schema or "anyOf" in schema or "oneOf" in schema:
+        options = schema.get("anyOf", [schema]) if set(schema) <= {"anyOf"} else [schema]
+        return schema if {"type": "null"} in options else {"anyOf": [*options, {"type": "null"}]}
+    kinds = schema.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return schema if not kinds or "null" in kinds else {**schema, "type": [*kinds, "null"]}
+
+
+def _is_shown_default(default: Any) -> bool:
+    """Whether a default says something to a reader; factories, empty texts and classes do not."""
+    return isinstance(default, bool | int | float | str) and default != ""

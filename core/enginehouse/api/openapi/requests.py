@@ -1,0 +1,184 @@
+"""What request bodies look like where the annotations of their classes do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from enginehouse.api.chat import ChatBody
+from enginehouse.api.completions import CompletionBody
+from enginehouse.api.decoding import MAX_TOKEN_IDS
+from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
+from enginehouse.api.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
+from enginehouse.api.tools import MAX_TOOLS
+from enginehouse.config import LimitsSettings
+from enginehouse.sampler import SamplerPlugin
+
+__all__ = ["request_schemas"]
+
+_TOKEN_ID: JsonSchema = {"type": "integer", "minimum": 0}
+_NAME: JsonSchema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+_SCHEMA: JsonSchema = {"type": ["object", "boolean", "string"], "description": "A JSON Schema, or one as JSON text."}
+_SOME_TEXT: JsonSchema = {"type": "string", "minLength": 1}
+_CHOICES: JsonSchema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_TEXT_PART: JsonSchema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_REFUSAL_PART: JsonSchema = {
+    "type": "object",
+    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+    "required": ["type", "refusal"],
+}
+_TOOL_CALL: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": ["string", "object", "null"], "description": "JSON text, or an object."},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
+_NAMED_TOOL: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+_RESPONSE_FORMAT: JsonSchema = {
+    "oneOf": [
+        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "json_object"}, "schema": _SCHEMA},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string"},
+                        "description": {"type": ["string", "null"]},
+                        "strict": {"type": ["boolean", "null"]},
+                        "schema": _SCHEMA,
+                    },
+                    "required": ["schema"],
+                },
+            },
+            "required": ["type", "json_schema"],
+        },
+    ]
+}
+_STRUCTURED_OUTPUTS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "json": _SCHEMA,
+        "regex": _SOME_TEXT,
+        "choice": _CHOICES,
+        "grammar": {**_SOME_TEXT, "description": "GBNF or Lark."},
+        "json_object": {"type": "boolean"},
+        "disable_any_whitespace": {"type": "boolean"},
+    },
+}
+_PROMPT: JsonSchema = {
+    "oneOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": _TOKEN_ID, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": _TOKEN_ID, "minItems": 1}, "minItems": 1},
+    ]
+}
+
+
+def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
+    """By class and attribute, what its annotation cannot say."""
+    most_tokens: JsonSchema = {} if limits.max_tokens is None else {"maximum": limits.max_tokens}
+    return {
+        ("ParameterFields", "logit_bias"): {
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+        ("ParameterFields", "stop"): {
+            "anyOf": [
+                _SOME_TEXT,
+                {"type": "array", "items": _SOME_TEXT, "maxItems": limits.max_stop},
+                {"type": "null"},
+            ]
+        },
+        ("ParameterFields", "max_tokens"): most_tokens,
+        ("CompletionBody", "max_tokens"): most_tokens,
+        ("ChatBody", "max_completion_tokens"): most_tokens,
+        ("GenerationBody", "n"): {"maximum": limits.max_choices},
+        ("GenerationBody", "cache_salt"): {"maxLength": 1000},
+        ("ConstraintFields", "response_format"): _RESPONSE_FORMAT,
+        ("ConstraintFields", "structured_outputs"): _STRUCTURED_OUTPUTS,
+        ("ConstraintFields", "guided_json"): _SCHEMA,
+        ("ConstraintFields", "guided_regex"): _SOME_TEXT,
+        ("ConstraintFields", "guided_choice"): _CHOICES,
+        ("ConstraintFields", "guided_grammar"): _SOME_TEXT,
+        ("ConstraintFields", "grammar"): {"type": "string"},
+        ("ConstraintFields", "json_schema"): _SCHEMA,
+        ("ChatBody", "messages"): {"minItems": 1, "maxItems": limits.max_messages},
+        ("ChatBody", "prompt"): {"minLength": 1},
+        ("ChatBody", "tools"): {"maxItems": MAX_TOOLS},
+        ("ChatBody", "tool_choice"): {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_TOOL]},
+        ("MessageBody", "role"): {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        ("MessageBody", "function_call"): {"type": "null", "deprecated": True},
+        ("MessageBody", "content"): {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}, "minItems": 1},
+            ]
+        },
+        ("MessageBody", "tool_calls"): {"type": "array", "items": _TOOL_CALL},
+        ("FunctionBody", "name"): _NAME,
+        ("CompletionBody", "prompt"): _PROMPT,
+        ("CompletionBody", "best_of"): {"maximum": limits.max_choices},
+        ("DetokenizeBody", "tokens"): {"type": "array", "items": _TOKEN_ID, "maxItems": MAX_TOKEN_IDS},
+        ("TokenizeBody", "prompt"): {"minLength": 0},
+    }
+
+
+def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, JsonSchema]:
+    """Component name to schema: every request body and what it holds. Sampler plugins add their fields."""
+    schemas = ClassSchemas(_known(limits))
+    bodies = {
+        "ChatCompletionRequest": schemas.object_schema(ChatBody),
+        "CompletionRequest": schemas.object_schema(CompletionBody),
+        "TokenizeRequest": schemas.object_schema(TokenizeBody),
+        "DetokenizeRequest": schemas.object_schema(DetokenizeBody),
+        "ApplyTemplateRequest": schemas.object_schema(ApplyTemplateBody),
+    }
+    for name, sampler in samplers.items():
+        declared = schemas.object_schema(sampler.request_fields)["properties"]
+        for field_schema in declared.values():
+            field_schema["x-plugin"] = name
+        for body in ("ChatCompletionRequest", "CompletionRequest"):
+            bodies[body]["properties"] |= declared
+    bodies["ChatCompletionRequest"]["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
+    bodies["TokenizeRequest"]["oneOf"] = [{"required": [name]} for name in ("content", "prompt", "messages")]
+    bodies["ApplyTemplateRequest"]["required"] = ["messages"]
+    for body_class, body in ((TokenizeBody, "TokenizeRequest"), (ApplyTemplateBody, "ApplyTemplateRequest")):
+        _keep_effective(body_class, bodies[body])
+    return {**schemas.components, **bodies}
+
+
+def _keep_effective(body_class: type[ChatBody], schema: JsonSchema) -> None:
+    """Leave out fields that are taken, but have no effect."""
+    names = [attribute.name for attribute in attrs.fields(body_class)]
+    for name in body_class.find_ignored(dict.fromkeys(names)):
+        schema["properties"].pop(name, None)

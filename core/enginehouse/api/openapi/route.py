@@ -1,0 +1,32 @@
+"""``GET /schema``: the document as JSON, made when it is first asked for.
+
+There is no page to browse it: those that Litestar offers load their code from other servers.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.encoding import encode_json
+from enginehouse.api.openapi.document import build_document
+from enginehouse.api.state import ApiState
+
+__all__ = ["schema_route"]
+
+
+def schema_route(state: ApiState) -> HTTPRouteHandler:
+    """The route."""
+
+    @functools.cache
+    def encoded() -> bytes:
+        return encode_json(build_document(state.registry.samplers, state.settings.limits))
+
+    @get(["/schema", "/schema/openapi.json"])
+    async def show_schema() -> Response[bytes]:
+        """Show the OpenAPI document."""
+        return Response(encoded(), media_type="application/json")
+
+    return show_schema

@@ -1,0 +1,91 @@
+"""The prompts of ``/v1/completions``, in their four forms, and the raw ``prompt`` of a chat request.
+
+No template wraps these; control-token strings in them are control tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginehouse.errors import InvalidRequest
+from enginehouse.parameters import INT64_MAX
+
+__all__ = ["TEMPLATE_FIELDS", "check_raw_prompt", "read_prompts", "read_token_ids"]
+
+TEMPLATE_FIELDS = (
+    "tools",
+    "tool_choice",
+    "enable_thinking",
+    "reasoning_effort",
+    "thinking_budget",
+    "chat_template_kwargs",
+)
+"""Fields of a chat request that only its template or the parsers that belong to it read."""
+
+_NEUTRAL = (None, (), {}, "none", "auto")
+
+
+def check_raw_prompt(prompt: str, fields: Mapping[str, Any]) -> None:
+    """Check the ``prompt`` of a chat request; ``fields`` are its :data:`TEMPLATE_FIELDS`.
+
+    Raises:
+        InvalidRequest: it is empty, or a field asks for what a prompt without a template cannot have.
+    """
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    for name, value in fields.items():
+        if value not in _NEUTRAL:
+            raise InvalidRequest(f"{name}: only with messages; no chat template wraps a raw prompt", name)
+
+
+def read_prompts(prompt: Any, max_prompts: int, *, may_be_empty: bool = False) -> list[dict[str, Any]]:
+    """The prompts, each as the keyword argument ``text`` or ``token_ids`` of a request.
+
+    Args:
+        may_be_empty: whether a text may be, as the one before a gap.
+
+    Raises:
+        InvalidRequest: it is none of the four forms, or empty somewhere.
+    """
+    if isinstance(prompt, str):
+        return [_text(prompt, "prompt", may_be_empty)]
+    if not isinstance(prompt, list):
+        raise InvalidRequest("prompt: must be a string, a list of strings, or lists of token ids", "prompt")
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    if _is_id(prompt[0]):
+        return [{"token_ids": read_token_ids(prompt, "prompt")}]
+    if len(prompt) > max_prompts:
+        raise InvalidRequest(f"prompt: at most {max_prompts} prompts are allowed, not {len(prompt)}", "prompt")
+    paths = [f"prompt[{index}]" for index in range(len(prompt))]
+    if isinstance(prompt[0], str):
+        return [_text(item, path, may_be_empty) for path, item in zip(paths, prompt, strict=True)]
+    return [{"token_ids": read_token_ids(item, path)} for path, item in zip(paths, prompt, strict=True)]
+
+
+def read_token_ids(value: Any, path: str, *, may_be_empty: bool = False) -> tuple[int, ...]:
+    """Token ids of some model; whether it has them is checked later.
+
+    Raises:
+        InvalidRequest: it is no list of whole numbers from 0 on.
+    """
+    if not isinstance(value, list) or not (value or may_be_empty):
+        raise InvalidRequest(f"{path}: must be a list of at least one token id", path)
+    for index, token_id in enumerate(value):
+        if not _is_id(token_id) or not 0 <= token_id <= INT64_MAX:
+            where = f"{path}[{index}]"
+            raise InvalidRequest(f"{where}: must be a token id, a whole number from 0 on", where)
+    return tuple(value)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(value: Any, path: str, may_be_empty: bool) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{path}: must be a string, as the prompts before it", path)
+    if not (value or may_be_empty):
+        raise InvalidRequest(f"{path}: must not be empty", path)
+    return {"text": value}
