@@ -68,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logit_bias: token id to value added to its logit; -100 or less bans, 100 or more forces.
         seed: always set; the pipeline draws one when the client gives none, so that a sequence can be replayed.
         num_logprobs: how many alternatives to report per token; None reports nothing, 0 the chosen token only.
+        samplers: names of the steps that run, in order (:mod:`enginehouse.sampler`); None is all, in their own order.
         extensions: plugin name to that plugin's request fields, as plain data.
     """
 
@@ -81,6 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     seed: int = 0
     num_logprobs: int | None = None
+    samplers: tuple[str, ...] | None = None
     extensions: dict[str, dict[str, Any]] = {}
 
 
@@ -218,9 +220,13 @@ class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice")
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
-    """Log-probabilities of prompt tokens, in pieces and in order, from the second token on."""
+    """Log-probabilities of prompt tokens, in pieces and in order, from the second token on.
+
+    ``ranks`` says of each token how many are at least as probable, itself included: 1 is the most probable one.
+    """
 
     entries: tuple[TokenLogprob, ...]
+    ranks: tuple[int, ...] = ()
 
 
 class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request"):
