@@ -15,7 +15,7 @@ from attrs import frozen
 
 from enginehouse.chat_formats import ModelFormats
 from enginehouse.errors import UnsupportedParameter
-from enginehouse.prompt.infill import find_infill_tokens
+from enginehouse.prompt.infill import NO_INFILL, find_infill_tokens
 from enginehouse.request_fields import RequestField
 from enginehouse.request_parameters import given_parameters
 from enginehouse.types import ConstraintKind, GenerateRequest, ModelInfo, SamplingParams, StopParams
@@ -175,7 +175,7 @@ def _by_effort(deciders: Deciders) -> Capability:
 
 def _by_infill(deciders: Deciders) -> Capability:
     if find_infill_tokens(deciders.info) is None:
-        return Capability("refused", "the model has no tokens that mark prefix, suffix and middle")
+        return Capability("refused", NO_INFILL)
     return Capability("native", "by the model's infill tokens")
 
 

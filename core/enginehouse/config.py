@@ -61,6 +61,8 @@ class ServerSettings:
         profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
         log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
             ``enginehouse.prompts``. Without both no prompt is logged.
+        details: add the member ``enginehouse`` to every answer (effective values, times); otherwise only to those
+            whose request has the header ``X-Enginehouse-Details: true``.
         reasoning_field: where reasoning stands in messages and deltas; ``both`` sends it twice.
         ping_s: seconds between the comments that keep a stream open while its request waits.
         shutdown_s: seconds that running requests get to finish after SIGTERM.
@@ -74,6 +76,7 @@ class ServerSettings:
     unsupported_parameters: Literal["reject", "report"] = "reject"
     profile: ProfileName = "openai"
     log_prompts: bool = False
+    details: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
     ping_s: float = field(default=10.0, validator=gt(0))
     shutdown_s: float = field(default=10.0, validator=ge(0))

@@ -28,9 +28,10 @@ from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.model_defaults import ModelDefaults
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parameters import Layer, Parameters, effective_parameters
+from enginehouse.parameters import Layer, Parameters, effective_parameters, read_defaults
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
+from enginehouse.profiles import PROFILES
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.fallback import fallback_template
 from enginehouse.prompt.infill import infill_segments
@@ -100,6 +101,10 @@ class Pipeline:
         self._manager = manager
         self._renderer = renderer
         self._defaults = ModelDefaults(settings.models, registry.samplers)
+        self._profiles = {
+            name: Layer("profile", read_defaults(profile.defaults, f"profile {name}", registry.samplers))
+            for name, profile in PROFILES.items()
+        }
         self._templates = {name: _read_template(name, model) for name, model in settings.models.items()}
         self._formats = ChatFormats(registry, settings.models)
         self._cards = ModelCards(registry, self._formats, self._templates)
@@ -109,10 +114,10 @@ class Pipeline:
         """What is known about a model that was opened."""
         return self._cards.of(name, info)
 
-    def defaults(self, asked: str, name: str, info: ModelInfo) -> Parameters:
-        """What applies to a request by the name ``asked`` that gives no parameters."""
-        request = GenerateRequest(request_id="", model=asked)
-        layers = self._defaults.layers(name, info, asked)
+    def defaults(self, asked: str, name: str, info: ModelInfo, profile: str) -> Parameters:
+        """What applies to a request by the name ``asked`` in ``profile`` that gives no parameters."""
+        request = GenerateRequest(request_id="", model=asked, profile=profile)
+        layers = self._layers(request, name, info)
         return effective_parameters(request, layers, info.vocab_size, self._settings.limits)
 
     async def submit(self, request: GenerateRequest) -> RunningRequest:
@@ -142,7 +147,7 @@ class Pipeline:
         model = await self._manager.wait(request.model)
         card = self._cards.of(model.name, model.info)
         check_parameters(request, card.capabilities)
-        layers = self._layers(request, model)
+        layers = self._layers(request, model.name, model.info)
         parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits)
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
@@ -214,9 +219,10 @@ class Pipeline:
                 message = f"its chat template {template_name!r} is broken: {error.message}"
                 raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
 
-    def _layers(self, request: GenerateRequest, model: LoadedModel) -> tuple[Layer, ...]:
+    def _layers(self, request: GenerateRequest, name: str, info: ModelInfo) -> tuple[Layer, ...]:
         """The defaults that apply, the strongest first."""
-        return self._defaults.layers(model.name, model.info, request.model)
+        of_model = self._defaults.layers(name, info, request.model)
+        return (*of_model, self._profiles[request.profile])
 
     def _plan(self, request: GenerateRequest, model: LoadedModel) -> ChatPlan | None:
         """What becomes of a chat; None for a raw prompt."""

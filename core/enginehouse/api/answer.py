@@ -16,6 +16,7 @@ from attrs import define, field
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece
 from enginehouse.errors import GenerationFailed
+from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
 from enginehouse.types import ChoiceFinished, Event, PromptLogprobs, RequestFinished, TextDelta, TokenLogprob
 
@@ -79,6 +80,10 @@ class Dialect(Protocol):
         """One server-sent event."""
         ...
 
+    def flush(self) -> bytes:
+        """Events that were held back, at the end of a stream that has no usage event."""
+        ...
+
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The event with the token counts."""
         ...
@@ -96,6 +101,9 @@ class Assembly:
         running: one accepted request per prompt.
         prompt_logprobs: of each prompt, its tokens but the first, where they were asked for; complete before the
             first piece of that prompt.
+        prompt_ranks: the rank of each of these tokens.
+        prediction: how much of a predicted answer has come; None without one.
+        is_complete: everything has ended as it should.
     """
 
     running: Sequence[RunningRequest]
@@ -103,11 +111,15 @@ class Assembly:
     record: AccessRecord
     finished: list[RequestFinished] = field(factory=list)
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
+    prompt_ranks: list[list[int]] = field(factory=list)
+    prediction: PredictionCount | None = None
+    is_complete: bool = False
     _ended: list[ChoiceFinished] = field(factory=list)
     _parsers: list[ChoiceParser | None] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.prompt_logprobs = [[] for _ in self.running]
+        self.prompt_ranks = [[] for _ in self.running]
         for prompt, running in enumerate(self.running):
             for choice in range(self.num_choices):
                 parser = running.parsing.open()
@@ -134,6 +146,7 @@ class Assembly:
             self.finished.append(event)
         elif isinstance(event, PromptLogprobs):
             self.prompt_logprobs[prompt] += event.entries
+            self.prompt_ranks[prompt] += event.ranks
 
     def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
         self._ended.append(event)
@@ -167,19 +180,36 @@ class Assembly:
         record.queue_s = max(event.queue_s for event in finished)
         record.prefill_s = max(event.prefill_s for event in finished)
         record.decode_s = max(event.decode_s for event in finished)
+        self.is_complete = True
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object; prompt tokens count once per prompt."""
         prompt = sum(event.num_prompt_tokens for event in self.finished)
         completion = sum(event.num_completion_tokens for event in self.finished)
         cached = sum(event.num_cached_tokens for event in self.finished)
+        predicted = self.prediction
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": sum(event.num_reasoning_tokens for event in self._ended)},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(event.num_reasoning_tokens for event in self._ended),
+                "accepted_prediction_tokens": predicted.num_accepted if predicted is not None else 0,
+                "rejected_prediction_tokens": predicted.num_rejected if predicted is not None else 0,
+            },
         }
+
+    async def counting(
+        self, batches: AsyncIterator[tuple[int, Sequence[Event]]], prediction: PredictionCount
+    ) -> AsyncIterator[tuple[int, Sequence[Event]]]:
+        """The same batches; their tokens are compared with the prediction on the way."""
+        self.prediction = prediction
+        async for prompt, events in batches:
+            for event in events:
+                if isinstance(event, TextDelta):
+                    prediction.push(event.token_ids)
+            yield prompt, events
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from enginehouse.api.answer import Assembly, Choice
 from enginehouse.api.choice_parser import CallPiece, Piece
-from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line, fingerprint
+from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line
 from enginehouse.api.sse import event
 from enginehouse.profiles import Profile
 
@@ -55,7 +55,7 @@ class ChatDialect:
             "id": request_id,
             "created": int(time.time()),
             "model": asked or running.model.name,
-            "system_fingerprint": fingerprint(running.model.info),
+            "system_fingerprint": running.card.fingerprint,
         }
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
         start = b"data: " + encode_line(self._chunk_head)[:-1] + b',"choices":[{"index":'

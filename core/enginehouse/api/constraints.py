@@ -56,6 +56,18 @@ class ConstraintFields(ParameterFields):
     grammar: Any = None
     json_schema: Any = field(default=None, metadata=KEEPS_NULLS)
 
+    def check_members(self) -> None:
+        """Refuse members that are known but cannot be honoured.
+
+        Raises:
+            UnsupportedParameter: names the member.
+        """
+        for field_name, members in _UNSUPPORTED.items():
+            given = getattr(self, field_name)
+            for name in members if isinstance(given, dict) else ():
+                if given.get(name):
+                    raise refuse(f"{field_name}.{name}")
+
     def constraint(self) -> Constraint | None:
         """What answers must look like; None when nothing is asked for.
 
@@ -89,9 +101,6 @@ class ConstraintFields(ParameterFields):
             return
         path = "structured_outputs"
         data = _object(self.structured_outputs, path)
-        for name in _UNSUPPORTED[path]:
-            if data.get(name):
-                raise refuse(f"{path}.{name}")
         for name, value in data.items():
             if name in _READERS and value is not None:
                 yield _READERS[name](value, f"{path}.{name}")

@@ -46,13 +46,13 @@ class GenerationResponse:
         record.stream = self.decoded.body.stream
         server = self.state.settings.server
         is_detailed = asks_for_details(scope["headers"], server.details)  # type: ignore[typeddict-item]  # it is HTTP
-        async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
+        async with self.state.exchanges.open(receive, server.ping_s) as exchange:
             running = await self._submit(exchange)
             if running is None:
                 _give_up(exchange, record)
                 return
             record.model = running[0].model.name
-            if self.decoded.body.log_prompt and self.state.settings.server.log_prompts:
+            if self.decoded.body.log_prompt and server.log_prompts:
                 log_prompts(self.requests)
             assembly = Assembly(running, self.decoded.body.num_choices, record)
             dialect = self._open_dialect(assembly, is_detailed)

@@ -1,40 +1,65 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: what is served, loading and failed models included."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: what is served, and what can be asked of it.
+
+Loading and failed models are listed too; what only an open model knows is null for them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.caller import caller_of
+from enginehouse.api.chat import ChatBody
+from enginehouse.api.completions import CompletionBody
+from enginehouse.api.effective import shown_parameters
 from enginehouse.api.state import ApiState
+from enginehouse.api.unsupported import refused_fields
+from enginehouse.capabilities import Capability
 from enginehouse.errors import ModelNotFound
+from enginehouse.model_card import ModelCard
 from enginehouse.models import ModelStatus
+from enginehouse.types import ModelInfo
 
-__all__ = ["model_routes"]
+__all__ = ["all_capabilities", "model_routes"]
+
+_BODY_FIELDS = frozenset(attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body))
 
 
 def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """The routes."""
+    """The routes, below the prefix where the API is mounted."""
 
-    @get("/v1/models")
-    async def list_models() -> dict[str, Any]:
+    @get("/models")
+    async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """List all models."""
-        return {"object": "list", "data": [_model(status) for status in state.manager.statuses()]}
+        profile = caller_of(request.scope).profile.name
+        return {
+            "object": "list",
+            "data": [_model(state, status, status.name, profile) for status in state.manager.statuses()],
+        }
 
-    @get("/v1/models/{model_id:path}")
+    @get("/models/{model_id:path}")
     async def show_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show one model, by its name or an alias; names may hold slashes."""
         name = str(request.path_params["model_id"]).removeprefix("/")
         for status in state.manager.statuses():
             if name == status.name or name in status.aliases:
-                return _model(status)
+                return _model(state, status, name, caller_of(request.scope).profile.name)
         raise ModelNotFound(name)
 
     return [list_models, show_model]
 
 
-def _model(status: ModelStatus) -> dict[str, Any]:
+def all_capabilities(card: ModelCard) -> dict[str, Capability]:
+    """What becomes of every parameter that is known, those that no model of this server can honour included."""
+    refused = refused_fields(_BODY_FIELDS | card.capabilities.keys())
+    everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
+    return dict(sorted(everything.items()))
+
+
+def _model(state: ApiState, status: ModelStatus, asked: str, profile: str) -> dict[str, Any]:
     """OpenAI's model object; what follows ``owned_by`` is ours."""
     info = status.info
     return {
@@ -47,6 +72,31 @@ def _model(status: ModelStatus) -> dict[str, Any]:
         "progress": status.progress,
         "error": status.error,
         "backend": status.backend,
-        "max_context": info.max_context if info else None,
         "num_restarts": status.num_restarts,
+        "max_context": info.max_context if info else None,
+        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile)),
+    }
+
+
+_UNKNOWN = dict.fromkeys(
+    ("quantization", "template_hash", "system_fingerprint", "parsers", "parameters", "capabilities", "metadata")
+)
+
+
+def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: str) -> dict[str, Any]:
+    """What is known once the model has been opened; the defaults are those of requests by the name ``asked``."""
+    card = state.pipeline.card(name, info)
+    parameters = shown_parameters(
+        state.pipeline.defaults(asked, name, info, profile), state.registry.request_fields.values()
+    )
+    if parameters["seed"]["origin"] == "drawn":
+        parameters["seed"]["value"] = None  # another one for each request
+    return {
+        "quantization": card.quantization,
+        "template_hash": card.template_hash,
+        "system_fingerprint": card.fingerprint,
+        "parsers": {"tools": card.formats.tool_parser, "reasoning": card.formats.reasoning_parser},
+        "parameters": dict(sorted(parameters.items())),
+        "capabilities": {name: attrs.asdict(capability) for name, capability in all_capabilities(card).items()},
+        "metadata": info.metadata,
     }

@@ -17,6 +17,7 @@ from enginehouse.api.choice_parser import Piece
 from enginehouse.api.errors import describe
 from enginehouse.api.exchange import Exchange
 from enginehouse.errors import EnginehouseError
+from enginehouse.profiles import Profile
 from enginehouse.types import Event
 
 __all__ = ["EventStream", "event"]
@@ -40,6 +41,7 @@ class EventStream:
 
     Args:
         include_usage: end with the dialect's usage event.
+        profile: whose error codes are used.
         headers: further response headers.
     """
 
@@ -50,12 +52,14 @@ class EventStream:
         dialect: Dialect,
         *,
         include_usage: bool,
+        profile: Profile,
         headers: Sequence[tuple[str, str]],
     ) -> None:
         self._send = send
         self._exchange = exchange
         self._dialect = dialect
         self._include_usage = include_usage
+        self._profile = profile
         self._headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers)]
         self._is_sending = False
 
@@ -89,7 +93,8 @@ class EventStream:
             assembly.record.outcome = "cancelled"
             return b""
         assembly.complete()
-        return (self._dialect.usage_event(assembly.usage()) if self._include_usage else b"") + _DONE
+        dialect = self._dialect
+        return (dialect.usage_event(assembly.usage()) if self._include_usage else dialect.flush()) + _DONE
 
     def _failure(self, assembly: Assembly, error: Exception) -> bytes:
         """The error event. Other choices of the same request are stopped: their answer is lost."""
@@ -99,7 +104,7 @@ class EventStream:
             return b""
         answer = describe(error)
         assembly.record.outcome = answer.code
-        return event(answer.body())
+        return self._dialect.flush() + event(answer.body(self._profile))
 
     async def _write(self, data: bytes) -> None:
         self._is_sending = True

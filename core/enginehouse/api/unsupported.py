@@ -1,4 +1,5 @@
-"""Request fields that are known but cannot be honoured yet: refused by name, never dropped in silence.
+"""Request fields that are known but cannot be honoured yet: refused by name and with the reason, never
+dropped in silence.
 
 A field passes when its value asks for nothing (``"tools": []``). A field that an installed plugin
 declares is not looked at here.
@@ -11,76 +12,89 @@ from typing import Any
 
 from enginehouse.errors import UnsupportedParameter
 
-__all__ = ["find_unsupported", "is_known", "refuse"]
+__all__ = ["find_unsupported", "is_known", "refuse", "refused_fields"]
 
-_OFF: dict[str, tuple[Any, ...]] = {
-    # Tools
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "web_search_options": (),
-    # Reasoning
-    "reasoning_effort": (),
-    "reasoning": ({},),
-    "thinking": (),
-    "thinking_budget": (),
-    "enable_thinking": (),
-    "include_reasoning": (),
-    "verbosity": ("medium",),
-    # Templates
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (),
-    # Other inputs and outputs
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "input": (),
-    "messages": (),
-    "prompt": (),
-    "peft": ({},),
-    "lora": ([],),
-    "loglikelihood": (False,),
-    "log_prompt": (False,),
-    "prompt_logprobs": (),
-    "best_of": (),
-    "echo": (False,),
-    "suffix": ("",),
-    # Sampling
-    "xtc_probability": (0,),
-    "xtc_threshold": (),
-    "typical_p": (1,),
-    "top_a": (0,),
-    "tfs_z": (1,),
-    "top_n_sigma": (0, -1),
-    "mirostat": (0,),
-    "mirostat_mode": (0,),
-    "mirostat_tau": (),
-    "mirostat_eta": (),
-    "dry_multiplier": (0,),
-    "dry_base": (),
-    "dry_allowed_length": (),
-    "dry_penalty_last_n": (),
-    "dry_sequence_breakers": (),
-    "dynatemp_range": (0,),
-    "dynatemp_exponent": (),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-}
-"""Field name to the values that ask for nothing."""
+_NOT_YET = "this server does not support this parameter yet."
+
+# Why, and field name to the values that ask for nothing.
+_GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
+    (
+        "only chats take this parameter.",
+        {
+            "messages": (),
+            "tools": ([],),
+            "tool_choice": ("none", "auto"),
+            "parallel_tool_calls": (True, False),
+            "reasoning_effort": (),
+            "thinking_budget": (),
+            "enable_thinking": (),
+            "chat_template_kwargs": ({},),
+            "prediction": (),
+        },
+    ),
+    (
+        "only /v1/completions takes this parameter.",
+        {"prompt": (), "best_of": (1,), "echo": (False,), "suffix": ("",)},
+    ),
+    (
+        "tools and tool_choice have replaced this parameter.",
+        {"functions": ([],), "function_call": ("none", "auto")},
+    ),
+    ("use enable_thinking, reasoning_effort or thinking_budget.", {"reasoning": ({},), "thinking": ()}),
+    ("this server searches nothing.", {"web_search_options": (), "documents": ([],)}),
+    ("models of this server read and write text only.", {"modalities": (["text"],), "audio": (), "input": ()}),
+    ("this server loads no adapters yet.", {"peft": ({},), "lora": ([],)}),
+    (
+        "the template is the server's: a model's own, or the one that its settings name.",
+        {"chat_template": (), "add_generation_prompt": (True,), "continue_final_message": ()},
+    ),
+    (
+        _NOT_YET,
+        {
+            "include_reasoning": (),
+            "verbosity": ("medium",),
+            "loglikelihood": (False,),
+            "log_prompt": (False,),
+            "prompt_logprobs": (),
+            "top_a": (0,),
+            "tfs_z": (1,),
+            "min_tokens": (0,),
+            "stop_token_ids": ([],),
+            "bad_words": ([],),
+            "allowed_token_ids": (),
+            "logits_processors": ([],),
+            "use_beam_search": (False,),
+            "length_penalty": (1,),
+            "early_stopping": (False,),
+            "include_stop_str_in_output": (False,),
+            "skip_special_tokens": (True,),
+            "spaces_between_special_tokens": (True,),
+        },
+    ),
+    (
+        "no installed sampler plugin takes this parameter; Enginehouse's own are in enginehouse_samplers.",
+        {
+            "xtc_probability": (0,),
+            "xtc_threshold": (),
+            "typical_p": (1,),
+            "top_n_sigma": (0, -1),
+            "mirostat": (0,),
+            "mirostat_mode": (0,),
+            "mirostat_tau": (),
+            "mirostat_eta": (),
+            "dry_multiplier": (0,),
+            "dry_base": (),
+            "dry_allowed_length": (),
+            "dry_penalty_last_n": (),
+            "dry_sequence_breakers": (),
+            "dynatemp_range": (0,),
+            "dynatemp_exponent": (),
+        },
+    ),
+)
+
+_OFF = {name: off for _, fields in _GROUPS for name, off in fields.items()}
+_REASONS = {name: reason for reason, fields in _GROUPS for name in fields}
 
 
 def find_unsupported(data: Mapping[str, Any], declared: Collection[str], supported: Collection[str]) -> list[str]:
@@ -99,8 +113,13 @@ def find_unsupported(data: Mapping[str, Any], declared: Collection[str], support
 
 
 def refuse(path: str) -> UnsupportedParameter:
-    """The refusal of one field."""
-    return UnsupportedParameter(f"{path}: this server does not support this parameter yet.", path)
+    """The refusal of one field, or of a part of one."""
+    return UnsupportedParameter(f"{path}: {_REASONS.get(path, _NOT_YET)}", path)
+
+
+def refused_fields(honoured: Collection[str]) -> dict[str, str]:
+    """The known fields apart from ``honoured``, each with the reason why it is refused."""
+    return {name: reason for name, reason in _REASONS.items() if name not in honoured}
 
 
 def is_known(name: str) -> bool:

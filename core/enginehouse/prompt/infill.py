@@ -13,7 +13,10 @@ from attrs import frozen
 from enginehouse.errors import UnsupportedParameter
 from enginehouse.types import ModelInfo, Segment
 
-__all__ = ["InfillTokens", "find_infill_tokens", "infill_segments"]
+__all__ = ["NO_INFILL", "InfillTokens", "find_infill_tokens", "infill_segments"]
+
+NO_INFILL = "this model fills no gaps: its vocabulary has no tokens that mark prefix, suffix and middle"
+"""Why ``suffix`` is refused."""
 
 
 @frozen
@@ -63,8 +66,7 @@ def infill_segments(info: ModelInfo, before: str, after: str) -> tuple[Segment, 
     """
     tokens = find_infill_tokens(info)
     if tokens is None:
-        message = "suffix: this model fills no gaps: its vocabulary has no tokens that mark prefix, suffix and middle"
-        raise UnsupportedParameter(message, "suffix")
+        raise UnsupportedParameter(f"suffix: {NO_INFILL}", "suffix")
     parts = [Segment(tokens.prefix, trusted=True), Segment(before)]
     suffix = [Segment(tokens.suffix, trusted=True), Segment(after)]
     ordered = [*parts, *suffix, Segment(tokens.middle, trusted=True)] if tokens.middle else [*suffix, *parts]
