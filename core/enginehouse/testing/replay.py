@@ -16,7 +16,16 @@ from enginehouse.errors import GenerationFailed
 from enginehouse.output.detokenizer import Detokenizer
 from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse.testing.script import Script
-from enginehouse.types import ChoiceFinished, EngineRequest, Event, RequestFinished, TextDelta, TokenLogprob, TopLogprob
+from enginehouse.types import (
+    ChoiceFinished,
+    EngineRequest,
+    Event,
+    PromptLogprobs,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+)
 
 __all__ = ["Entry", "Replay", "Tape"]
 
@@ -66,8 +75,10 @@ class Replay:
         self._tape = tape
         self._num_prompt_tokens = num_prompt_tokens
         self._num_logprobs = request.sampling.num_logprobs
+        self._num_prompt_logprobs = request.num_prompt_logprobs
         rest = max_context - num_prompt_tokens
-        self._max_tokens = min(request.stopping.max_tokens or rest, rest)
+        limit = request.stopping.max_tokens
+        self._max_tokens = rest if limit is None else min(limit, rest)
         stop = request.stopping.stop
         self._streams = {n: TextStream(tape.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
         self._num_tokens: dict[int, int] = {}
@@ -97,6 +108,9 @@ class Replay:
     def step(self) -> Sequence[Event]:
         """The events of the next ``tokens_per_step`` tokens, perhaps none; raises GenerationFailed where it says so."""
         events: list[Event] = []
+        if self._max_tokens == 0:
+            self._finish_all("length", events)
+            return events
         for _ in range(self._tape.tokens_per_step):
             entry = self._peek()
             if forced := self._closing_token_ids():
@@ -117,6 +131,13 @@ class Replay:
             if self.is_done:
                 break
         return events
+
+    def score(self, token_ids: Sequence[int]) -> list[Event]:
+        """The invented log-probabilities of a prompt's tokens but the first, where the request asks for them."""
+        if self._num_prompt_logprobs is None or len(token_ids) < 2:
+            return []
+        scored = (self._logprob(token_id, self._num_prompt_logprobs) for token_id in token_ids[1:])
+        return [PromptLogprobs(tuple(scored))]
 
     def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
         """The last event."""

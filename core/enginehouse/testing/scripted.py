@@ -108,7 +108,7 @@ class ScriptedEngine:
             raise InvalidRequest(f"token ids must be in 0..{self.info.vocab_size - 1}", "prompt")
         if len(token_ids) >= self.info.max_context:
             raise ContextLengthExceeded(len(token_ids), self.info.max_context)
-        generation = _ScriptedGeneration(self, request, len(token_ids), self.slots.enter())
+        generation = _ScriptedGeneration(self, request, token_ids, self.slots.enter())
         self._open.add(generation)
         return generation
 
@@ -177,9 +177,10 @@ class _ScriptedGeneration:
     """One request's replay."""
 
     def __init__(
-        self, engine: ScriptedEngine, request: EngineRequest, num_prompt_tokens: int, ticket: asyncio.Future[bool]
+        self, engine: ScriptedEngine, request: EngineRequest, token_ids: tuple[int, ...], ticket: asyncio.Future[bool]
     ) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
+        self.num_prompt_tokens = len(token_ids)
+        self._token_ids = token_ids
         self._engine = engine
         self._request = request
         self._ticket = ticket
@@ -205,6 +206,8 @@ class _ScriptedGeneration:
             await self._ticket
             began = time.perf_counter()
             replay = Replay(self._engine.tape, self._request, self.num_prompt_tokens, self._engine.info.max_context)
+            if scored := replay.score(self._token_ids):
+                yield scored
             while not (self._ended.is_set() or replay.is_done):
                 if delay_s := replay.take_delay():
                     await self._sleep(delay_s)
