@@ -16,10 +16,13 @@ from attrs import field, frozen
 from enginehouse.backend import MemoryEstimate, ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["DEFAULT_CONTEXT", "ModelFolder", "served_context"]
+__all__ = ["DEFAULT_CONTEXT", "ModelFolder", "recommended_parameters", "served_context"]
 
 DEFAULT_CONTEXT = 4096
 """Longest sequence in tokens when neither the user nor a shorter model says so."""
+
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+"""What ``generation_config.json`` calls as request fields do, and applies to drawing only."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -75,6 +78,22 @@ class ModelFolder:
         except KeyError as error:
             raise ModelLoadError(f"{self.path / 'config.json'} has no {error}") from error
         return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+
+
+def recommended_parameters(folder: Path) -> dict[str, Any]:
+    """Request fields that the folder's ``generation_config.json`` recommends; empty where it says nothing.
+
+    With ``do_sample`` off the values for drawing have no effect in transformers either. Lengths are not taken: how
+    long an answer may be is for the server and its clients to say.
+    """
+    try:
+        config = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # an optional file, which other programs read as carefully
+    if not isinstance(config, dict):
+        return {}
+    names = ("repetition_penalty", *(() if config.get("do_sample") is False else _RECOMMENDED))
+    return {name: config[name] for name in names if config.get(name) is not None}
 
 
 def served_context(config: Mapping[str, Any], wanted: int | None) -> int:

@@ -6,11 +6,12 @@ import threading
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder, served_context
+from enginehouse.model_folder import ModelFolder, recommended_parameters, served_context
 from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Lane, Step, UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
@@ -91,7 +92,9 @@ def _build(files: ModelFiles, model: Any, options: HfOptions) -> HfRunner:
         special_tokens=dict(text.tokenizer.special_tokens),
         bos_token=text.bos_token,
         eos_token=text.eos_token,
+        generation_defaults=recommended_parameters(files.folder) if files.gguf_file is None else {},
         metadata={
+            "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
             "architecture": str(model.config.model_type),
             "parameters": str(model.num_parameters()),
             "dtype": options.dtype_name,

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 from collections.abc import Callable, Mapping
 
 from enginehouse.types import ModelInfo
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 
-__all__ = ["describe_model", "read_metadata"]
+__all__ = ["describe_model", "read_metadata", "recommended_parameters"]
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _VOCABULARY_KEYS = "tokenizer.ggml."
+_SAMPLING_KEYS: Mapping[str, tuple[str, type[float] | type[int]]] = {
+    "temp": ("temperature", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "penalty_repeat": ("repetition_penalty", float),
+    "xtc_probability": ("xtc_probability", float),
+    "xtc_threshold": ("xtc_threshold", float),
+    "mirostat": ("mirostat", int),
+    "mirostat_tau": ("mirostat_tau", float),
+    "mirostat_eta": ("mirostat_eta", float),
+}
 
 
 def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
@@ -31,6 +45,7 @@ def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer,
     vocab = bindings.llama_model_get_vocab(model)
     description = _read_text(lambda *to: bindings.llama_model_desc(model, *to))
     facts = {
+        "library": f"llama-cpp-python {_version(bindings)}",
         "architecture": values.get("general.architecture", ""),
         "name": values.get("general.name", ""),
         "description": description,
@@ -49,8 +64,27 @@ def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer,
         bos_token=tokenizer.token_text(bindings.llama_vocab_bos(vocab)),
         eos_token=tokenizer.token_text(bindings.llama_vocab_eos(vocab)),
         infill_tokens=_infill_tokens(bindings, vocab, tokenizer),
+        generation_defaults=recommended_parameters(values),
         metadata={name: value for name, value in facts.items() if value},
     )
+
+
+def recommended_parameters(values: Mapping[str, str]) -> dict[str, float | int]:
+    """Request fields that the file recommends; what is no number is left out.
+
+    Source: the ``general.sampling`` keys that llama.cpp reads and its converter writes.
+    """
+    found: dict[str, float | int] = {}
+    for key, (name, kind) in _SAMPLING_KEYS.items():
+        with contextlib.suppress(ValueError):
+            if (text := values.get(f"general.sampling.{key}")) is not None:
+                found[name] = kind(text)
+    return found
+
+
+def _version(bindings: Bindings) -> str:
+    package = sys.modules[bindings.__name__.partition(".")[0]]
+    return str(getattr(package, "__version__", ""))
 
 
 def _infill_tokens(bindings: Bindings, vocab: int, tokenizer: LlamaCppTokenizer) -> tuple[str, ...]:

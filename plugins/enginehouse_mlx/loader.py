@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder, served_context
+from enginehouse.model_folder import ModelFolder, recommended_parameters, served_context
 from enginehouse.types import ModelInfo
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
@@ -55,6 +55,14 @@ def _load(folder: ModelFolder) -> tuple[Any, Any]:
     return loaded[0], loaded[1]
 
 
+def _quantization(folder: ModelFolder) -> dict[str, str]:
+    """How weights are packed in MLX's own format; nothing where they are not."""
+    packed = folder.config.get("quantization")
+    if not isinstance(packed, dict):
+        return {}
+    return {"quantization": f"{packed.get('bits')} bits, groups of {packed.get('group_size')}"}
+
+
 def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions) -> MlxRunner:
     memory = SlotMemory(model)
     max_context = served_context(_without_lost_windows(folder.config, memory), options.context)
@@ -76,7 +84,10 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
         special_tokens=dict(text.tokenizer.special_tokens),
         bos_token=text.bos_token,
         eos_token=text.eos_token,
+        generation_defaults=recommended_parameters(folder.path),
         metadata={
+            "library": f"mlx-lm {mlx_lm.__version__}, mlx {mx.__version__}",
+            **_quantization(folder),
             "architecture": str(folder.config.get("model_type", "")),
             "weights_bytes": str(sum(array.nbytes for array in parameters.values())),
             "device": str(mx.default_device()),
