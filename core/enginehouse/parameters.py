@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import attrs
@@ -19,6 +20,7 @@ from cattrs import Converter
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import ConfigError, InvalidRequest
 from enginehouse.sampler import SamplerPlugin
+from enginehouse.sampler_order import OFF_VALUES, settle_steps, step_names
 from enginehouse.structuring import closest, find_problems, strict_converter
 from enginehouse.types import GenerateRequest, SamplingParams, StopParams
 
@@ -30,6 +32,7 @@ __all__ = [
     "ParameterFields",
     "Parameters",
     "StopField",
+    "described",
     "effective_parameters",
     "int64",
     "read_defaults",
@@ -46,6 +49,8 @@ INT64_MAX = 2**63 - 1
 
 int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
 """Validator of whole numbers that cross the worker link."""
+
+_MAX_STOP_TOKENS = 1024
 
 StopField = str | tuple[str, ...] | None
 _SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
@@ -64,33 +69,89 @@ def _check_stop(_: Any, attribute: Any, value: StopField) -> None:
         raise ValueError(f"'{attribute.name}' must not hold an empty string")
 
 
+def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...] | None) -> None:
+    if len(value or ()) > _MAX_STOP_TOKENS:
+        raise ValueError(f"'{attribute.name}' must hold at most {_MAX_STOP_TOKENS} token ids, not {len(value or ())}")
+    wrong = [token_id for token_id in value or () if not 0 <= token_id <= INT64_MAX]
+    if wrong:
+        raise ValueError(f"'{attribute.name}' must hold token ids, numbers from 0 on, not {wrong[0]}")
+
+
+def described(text: str) -> dict[str, str]:
+    """Metadata of a request field: what it does, in one sentence or two, for the API document."""
+    return {"description": text}
+
+
 @frozen(kw_only=True)
 class ParameterFields:
-    """Request fields that every way of generating text takes. None is "not given".
+    """Request fields that every way of generating text takes. None is "not given"."""
 
-    Attributes:
-        temperature: 0 to 2; 0 is greedy.
-        top_p: above 0, at most 1.
-        top_k: -1 and 0 are off.
-        min_p: 0 to 1; 0 is off.
-        repetition_penalty: above 0; 1 is off.
-        logit_bias: token id (as JSON key) to a value from -100 to 100.
-        stop: one or several strings before which the text ends.
-        max_tokens: at least 1.
-    """
-
-    temperature: float | None = field(default=None, validator=optional([ge(0), le(2)]))
-    top_p: float | None = field(default=None, validator=optional([gt(0), le(1)]))
-    top_k: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))
-    min_p: float | None = field(default=None, validator=optional([ge(0), le(1)]))
-    repetition_penalty: float | None = field(default=None, validator=optional([gt(0), le(1000)]))
-    presence_penalty: float | None = field(default=None, validator=optional([ge(-2), le(2)]))
-    frequency_penalty: float | None = field(default=None, validator=optional([ge(-2), le(2)]))
-    logit_bias: dict[str, float] | None = field(default=None, validator=_check_logit_bias)
-    seed: int | None = field(default=None, validator=optional(int64))
-    stop: str | tuple[str, ...] | None = field(default=None, validator=_check_stop)
-    max_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
-    ignore_eos: bool | None = None
+    temperature: float | None = field(
+        default=None, validator=optional([ge(0), le(2)]), metadata=described("Divides the logits. 0 is greedy.")
+    )
+    top_p: float | None = field(
+        default=None,
+        validator=optional([gt(0), le(1)]),
+        metadata=described("Keep the most probable tokens that together reach this probability. 1 is off."),
+    )
+    top_k: int | None = field(
+        default=None,
+        validator=optional([ge(-1), le(2**31 - 1)]),
+        metadata=described("Keep this many of the most probable tokens. -1 and 0 are off."),
+    )
+    min_p: float | None = field(
+        default=None,
+        validator=optional([ge(0), le(1)]),
+        metadata=described("Keep tokens with at least this share of the most probable token's probability. 0 is off."),
+    )
+    repetition_penalty: float | None = field(
+        default=None,
+        validator=optional([gt(0), le(1000)]),
+        metadata=described("Divides positive and multiplies negative logits of tokens seen so far. 1 is off."),
+    )
+    presence_penalty: float | None = field(
+        default=None,
+        validator=optional([ge(-2), le(2)]),
+        metadata=described("Subtracted once from tokens that the answer already holds. 0 is off."),
+    )
+    frequency_penalty: float | None = field(
+        default=None,
+        validator=optional([ge(-2), le(2)]),
+        metadata=described("Subtracted for each time that the answer holds a token. 0 is off."),
+    )
+    logit_bias: dict[str, float] | None = field(
+        default=None,
+        validator=_check_logit_bias,
+        metadata=described("Token id to a value added to its logit; -100 bans a token, 100 forces it."),
+    )
+    samplers: tuple[str, ...] | None = field(
+        default=None,
+        metadata=described("Names of the steps that draw a token, in order; a step that is not listed does not run."),
+    )
+    seed: int | None = field(
+        default=None, validator=optional(int64), metadata=described("The same seed gives the same text.")
+    )
+    stop: str | tuple[str, ...] | None = field(
+        default=None,
+        validator=_check_stop,
+        metadata=described("One or several strings before which the text ends."),
+    )
+    stop_token_ids: tuple[int, ...] | None = field(
+        default=None,
+        validator=_check_stop_token_ids,
+        metadata=described("Tokens that end the text, like the model's own end tokens; never shown."),
+    )
+    max_tokens: int | None = field(
+        default=None,
+        validator=optional([ge(1), le(INT64_MAX)]),
+        metadata=described("Most tokens of the answer."),
+    )
+    min_tokens: int | None = field(
+        default=None,
+        validator=optional([ge(0), le(INT64_MAX)]),
+        metadata=described("No token ends the text before this many; stop strings may."),
+    )
+    ignore_eos: bool | None = field(default=None, metadata=described("Go on after the model's end tokens."))
 
     def sampling(self) -> dict[str, Any]:
         """The given fields of :class:`SamplingParams`; ``logit_bias`` still with the keys that the client wrote."""
@@ -102,11 +163,12 @@ class ParameterFields:
     def stopping(self) -> dict[str, Any]:
         """The given fields of :class:`StopParams`."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        given = {"max_tokens": self.max_tokens, "stop": stop, "ignore_eos": self.ignore_eos}
+        given = {name: getattr(self, name) for name in _STOPPING_FIELDS} | {"stop": stop}
         return {name: value for name, value in given.items() if value is not None}
 
 
 _SAMPLING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _SAMPLING_NAMES)
+_STOPPING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _STOPPING_NAMES)
 
 
 @frozen(kw_only=True)
@@ -145,8 +207,13 @@ def read_extensions(
         declared = {attribute.name for attribute in attrs.fields(sampler.request_fields)}
         if given := {key: data[key] for key in declared & data.keys()}:
             fields = converter.structure(given, sampler.request_fields)
-            extensions[name] = {key: getattr(fields, key) for key in given}
+            extensions[name] = {key: _plain(getattr(fields, key)) for key in given}
     return extensions
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: the fields are read again where the model runs."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 @frozen
@@ -184,11 +251,19 @@ def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, Sam
     except Exception as error:
         problems = list(find_problems(error, path))
         raise ConfigError("; ".join(map(str, problems)), problems[0].path) from error
+    try:
+        step_names(fields.samplers or (), samplers)
+    except InvalidRequest as error:
+        raise ConfigError(f"{path}.{error.message}", f"{path}.samplers") from error
     return Defaults(fields.sampling(), fields.stopping(), extensions)
 
 
 def effective_parameters(
-    request: GenerateRequest, layers: Sequence[Layer], vocab_size: int, limits: LimitsSettings
+    request: GenerateRequest,
+    layers: Sequence[Layer],
+    vocab_size: int,
+    limits: LimitsSettings,
+    samplers: Mapping[str, SamplerPlugin] = MappingProxyType({}),
 ) -> Parameters:
     """What applies to a request.
 
@@ -197,9 +272,11 @@ def effective_parameters(
         layers: defaults, the strongest first.
         vocab_size: of the model.
         limits: a request may not ask for more tokens than they allow; defaults that do are cut.
+        samplers: the sampler plugins, by name.
 
     Raises:
-        InvalidRequest: a key of ``logit_bias`` is no token id of this model, or ``max_tokens`` is over the limit.
+        InvalidRequest: a key of ``logit_bias`` is no token id of this model, ``max_tokens`` is over the limit or
+            below ``min_tokens``, or ``samplers`` does not suit the other fields.
     """
     given = Defaults(request.sampling, request.stopping, request.extensions)
     origins: dict[str, Origin] = dict.fromkeys((*_SAMPLING_NAMES - {"extensions"}, *_STOPPING_NAMES), "built-in")
@@ -224,9 +301,24 @@ def effective_parameters(
         if origins["max_tokens"] == "request":
             raise InvalidRequest(f"max_tokens: this server allows at most {limit}, not {asked}", "max_tokens")
         stopping["max_tokens"], origins["max_tokens"] = limit, "limits"
+    _check_min_tokens(request, stopping)
+    steps = settle_steps(request, sampling, extensions, samplers)
+    if steps.order is not None:
+        sampling["samplers"] = steps.order
+    for name, reason in steps.dropped.items():
+        off = OFF_VALUES.get(name, {})
+        sampling |= off
+        origins |= dict.fromkeys((*off, *extensions.pop(name, {})), origins[reason])
     return Parameters(
         sampling=SamplingParams(**sampling, extensions=extensions), stopping=StopParams(**stopping), origins=origins
     )
+
+
+def _check_min_tokens(request: GenerateRequest, stopping: Mapping[str, Any]) -> None:
+    """Refuse a minimum that the request itself puts over the limit; a default just has no further effect then."""
+    least, most = request.stopping.get("min_tokens"), stopping.get("max_tokens")
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(f"min_tokens: must be at most max_tokens, which is {most}, not {least}", "min_tokens")
 
 
 def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:

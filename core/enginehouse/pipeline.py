@@ -100,6 +100,7 @@ class Pipeline:
         self._settings = settings
         self._manager = manager
         self._renderer = renderer
+        self._samplers = registry.samplers
         self._defaults = ModelDefaults(settings.models, registry.samplers)
         self._profiles = {
             name: Layer("profile", read_defaults(profile.defaults, f"profile {name}", registry.samplers))
@@ -118,7 +119,7 @@ class Pipeline:
         """What applies to a request by the name ``asked`` in ``profile`` that gives no parameters."""
         request = GenerateRequest(request_id="", model=asked, profile=profile)
         layers = self._layers(request, name, info)
-        return effective_parameters(request, layers, info.vocab_size, self._settings.limits)
+        return effective_parameters(request, layers, info.vocab_size, self._settings.limits, self._samplers)
 
     async def submit(self, request: GenerateRequest) -> RunningRequest:
         """Bring a request to its engine; returns when it is accepted, before any token is made.
@@ -148,7 +149,9 @@ class Pipeline:
         card = self._cards.of(model.name, model.info)
         check_parameters(request, card.capabilities)
         layers = self._layers(request, model.name, model.info)
-        parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits)
+        parameters = effective_parameters(
+            request, layers, model.info.vocab_size, self._settings.limits, self._samplers
+        )
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
         prediction = await _tokenized(request.prediction, model)
