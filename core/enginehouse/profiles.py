@@ -1,8 +1,8 @@
 """API profiles as data: what the five APIs that clients were written for do differently.
 
-A profile changes defaults, names and shapes, never what can be asked. The settings, an API key or the address
-choose one; ``api`` writes answers by it, and the pipeline takes its defaults as the last layer before the built-in ones.
-Knows no JSON and no HTTP.
+A profile changes defaults, names and shapes, never what can be asked. The settings, an API key or the address choose
+one; ``api`` writes answers by it, and the pipeline takes its defaults as the last layer before the built-in ones. Knows
+no JSON and no HTTP.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Profile:
         usage_by_default: ``stream_options`` that do not say ``include_usage`` mean it.
         names_asked_model: ``model`` in answers is the name that was asked for; else the model's own.
         error_codes: HTTP status to the ``code`` of every error with it.
-        optimisation_headers: what an optimisation reports to the response header that carries it.
+        optimization_headers: what an answer saved (as in the member ``enginehouse``) to the response header that says
+            so, where it is more than nothing.
     """
 
     name: ProfileName
@@ -59,7 +60,7 @@ class Profile:
     usage_by_default: bool = False
     names_asked_model: bool = False
     error_codes: Mapping[int, str] = field(factory=dict)
-    optimisation_headers: Mapping[str, str] = field(factory=dict)
+    optimization_headers: Mapping[str, str] = field(factory=dict)
 
 
 _OCTOMIL = Profile(
@@ -79,7 +80,7 @@ _OCTOMIL = Profile(
         429: "rate_limited",
         500: "internal_error",
     },
-    optimisation_headers={
+    optimization_headers={
         "routed_model": "x-octomil-routed-model",
         "speculative": "x-octomil-speculative",
         "early_exit_tokens": "x-octomil-early-exit-tokens",

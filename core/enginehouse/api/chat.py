@@ -31,6 +31,7 @@ from enginehouse.parameters import INT64_MAX
 
 __all__ = ["ChatBody", "chat_route"]
 
+
 @frozen(kw_only=True)
 class ChatBody(GenerationBody):
     """The request body.

@@ -18,9 +18,10 @@ from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.effective import shown_fields, shown_parameters
 from enginehouse.api.encoding import encode_json, encode_line
 from enginehouse.errors import InvalidRequest
+from enginehouse.profiles import Profile
 from enginehouse.request_fields import RequestField
 
-__all__ = ["DETAILS_HEADER", "AnswerDetails", "DetailedDialect", "asks_for_details"]
+__all__ = ["DETAILS_HEADER", "AnswerDetails", "DetailedDialect", "asks_for_details", "optimization_headers"]
 
 DETAILS_HEADER = b"x-enginehouse-details"
 _EVENT_END = b"}\n\n"
@@ -60,10 +61,7 @@ class AnswerDetails:
             "parameters": self._parameters(),
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
-            "optimizations": {
-                "cached_tokens": sum(event.num_cached_tokens for event in self.assembly.finished),
-                "forced_tokens": sum(event.num_forced_tokens for event in self.assembly.finished),
-            },
+            "optimizations": _optimizations(self.assembly),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
             "ignored": list(decoded.ignored),
         }
@@ -105,6 +103,12 @@ class AnswerDetails:
         return {"prefill": _per_second(num_computed, prefill_s), "decode": _per_second(num_decoded, decode_s)}
 
 
+def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str, str]]:
+    """The response headers by which a profile tells what acted; complete once the assembly is."""
+    saved = _optimizations(assembly)
+    return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
+
+
 class DetailedDialect:
     """Wraps a dialect and adds the member to what it writes last."""
 
@@ -144,6 +148,14 @@ class DetailedDialect:
         """The events, of which the last is a JSON object on one line, with the member in that one."""
         member = b',"enginehouse":' + encode_line(self._details.to_plain())
         return events.removesuffix(_EVENT_END) + member + _EVENT_END if events else events
+
+
+def _optimizations(assembly: Assembly) -> dict[str, int]:
+    """What was saved, measured; complete once the assembly is."""
+    return {
+        "cached_tokens": sum(event.num_cached_tokens for event in assembly.finished),
+        "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
+    }
 
 
 def _per_second(num_tokens: int, seconds: float) -> float | None:

@@ -11,7 +11,7 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.api.access import RECORD_KEY, AccessRecord
 from enginehouse.api.answer import Assembly, Dialect, event_batches
 from enginehouse.api.decoding import Decoded, GenerationBody
-from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details
+from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
 from enginehouse.api.exchange import Exchange
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.sse import EventStream
@@ -75,6 +75,7 @@ class GenerationResponse:
                 _give_up(exchange, record)
                 return
             assembly.complete()
+            headers += optimization_headers(assembly, self.decoded.caller.profile)
             await _send_json(send, dialect.whole(choices, assembly.usage()), headers)
 
     def _open_dialect(self, assembly: Assembly, is_detailed: bool) -> Dialect:

@@ -19,7 +19,7 @@ _EVENT_END = b"}\n\n"
 
 
 class HeldUsage:
-    """The dialect of chats, but its usage rides on the last chunk that has something to say, else on the last one at all."""
+    """The dialect of chats, but usage rides on the last chunk that has something to say, else on the very last one."""
 
     def __init__(self, dialect: ChatDialect) -> None:
         self._dialect = dialect
@@ -49,8 +49,8 @@ class HeldUsage:
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """What was held back, with usage."""
-        held = self._held.removesuffix(_EVENT_END) + b',"usage":' + encode_line(self._dialect.counts(usage)) + _EVENT_END
-        return held + self._behind
+        counts = b',"usage":' + encode_line(self._dialect.counts(usage))
+        return self._held.removesuffix(_EVENT_END) + counts + _EVENT_END + self._behind
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
         """As the dialect has it."""

@@ -24,7 +24,7 @@ _EXPOSED = ", ".join(
         "x-request-id",
         "x-enginehouse-ignored",
         "x-enginehouse-unsupported",
-        *(header for profile in PROFILES.values() for header in profile.optimisation_headers.values()),
+        *(header for profile in PROFILES.values() for header in profile.optimization_headers.values()),
     )
 )
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")

@@ -16,8 +16,8 @@ from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.access import RECORD_KEY
 from enginehouse.api.body import read_body
-from enginehouse.api.chat import ChatBody
 from enginehouse.api.caller import caller_of
+from enginehouse.api.chat import ChatBody
 from enginehouse.api.decoding import BodyDecoder, Decoded, RequestBody
 from enginehouse.api.encoding import encode_json, token_text
 from enginehouse.api.raw_prompt import read_token_ids
