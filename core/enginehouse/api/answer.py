@@ -15,6 +15,7 @@ from attrs import define, field
 
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece
+from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
@@ -101,7 +102,7 @@ class Assembly:
         running: one accepted request per prompt.
         prompt_logprobs: of each prompt, its tokens but the first, where they were asked for; complete before the
             first piece of that prompt.
-        prompt_ranks: the rank of each of these tokens.
+        scores: writes them for clients that ask for them themselves; None when nobody does.
         prediction: how much of a predicted answer has come; None without one.
         is_complete: everything has ended as it should.
     """
@@ -111,7 +112,7 @@ class Assembly:
     record: AccessRecord
     finished: list[RequestFinished] = field(factory=list)
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
-    prompt_ranks: list[list[int]] = field(factory=list)
+    scores: PromptScores | None = None
     prediction: PredictionCount | None = None
     is_complete: bool = False
     _ended: list[ChoiceFinished] = field(factory=list)
@@ -119,7 +120,6 @@ class Assembly:
 
     def __attrs_post_init__(self) -> None:
         self.prompt_logprobs = [[] for _ in self.running]
-        self.prompt_ranks = [[] for _ in self.running]
         for prompt, running in enumerate(self.running):
             for choice in range(self.num_choices):
                 parser = running.parsing.open()
@@ -145,8 +145,12 @@ class Assembly:
         elif isinstance(event, RequestFinished):
             self.finished.append(event)
         elif isinstance(event, PromptLogprobs):
-            self.prompt_logprobs[prompt] += event.entries
-            self.prompt_ranks[prompt] += event.ranks
+            self._score(prompt, event, pieces)
+
+    def _score(self, prompt: int, event: PromptLogprobs, pieces: list[Piece]) -> None:
+        self.prompt_logprobs[prompt] += event.entries
+        if self.scores is not None:
+            pieces.append(Piece(prompt * self.num_choices, scores=self.scores.push(prompt, event)))
 
     def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
         self._ended.append(event)
@@ -164,8 +168,9 @@ class Assembly:
             for event in events:
                 self.push(prompt, event, pieces)
             for piece in pieces:
-                self.record.mark_first_token()
-                choices[piece.index].add(piece)
+                if piece.scores is None:
+                    self.record.mark_first_token()
+                    choices[piece.index].add(piece)
         return choices
 
     def complete(self) -> None:

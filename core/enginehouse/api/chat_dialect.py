@@ -49,6 +49,7 @@ class ChatDialect:
     def __init__(self, request_id: str, assembly: Assembly, options: ChatOptions) -> None:
         profile, running = options.profile, assembly.running[0]
         self._profile = profile
+        self._assembly = assembly
         self._reasoning_fields = _REASONING_FIELDS[profile.reasoning_field or options.reasoning_field]
         asked = running.request.model if profile.names_asked_model else None
         self._head = {
@@ -79,6 +80,9 @@ class ChatDialect:
         start = self._starts[piece.index]
         if piece.finish_reason is None and piece.logprobs is None and piece.text:
             return start + b'"content":' + encode_line(piece.text) + self._end
+        if piece.scores is not None:
+            chunk = encode_line({**self._chunk_head, "choices": [], **piece.scores})
+            return b"data: " + chunk[:-1] + self._usage + b"}\n\n"
         logprobs = self._no_logprobs
         if piece.logprobs is not None:
             logprobs = b'},"logprobs":' + encode_line(chat_logprobs(piece.logprobs))
@@ -107,7 +111,8 @@ class ChatDialect:
         """The whole answer."""
         head = self._select(self._profile.whole_head, "chat.completion")
         written = [self._choice(choice) for choice in choices]
-        return encode_json({**head, "choices": written, "usage": self.counts(usage)})
+        scores = self._assembly.scores.members(0) if self._assembly.scores is not None else {}
+        return encode_json({**head, "choices": written, **scores, "usage": self.counts(usage)})
 
     def counts(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The token counts that the profile tells."""

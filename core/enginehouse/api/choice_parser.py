@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -31,7 +32,8 @@ class CallPiece(msgspec.Struct, gc=False):
 class Piece(msgspec.Struct, gc=False):
     """What one event adds to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
 
-    ``finish_reason`` is an engine's, or ``tool_calls``.
+    ``finish_reason`` is an engine's, or ``tool_calls``. ``scores`` are members that tell of the prompt, and come
+    before everything else.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Piece(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     reasoning: str = ""
     call: CallPiece | None = None
+    scores: dict[str, Any] | None = None
 
 
 class ChoiceParser:

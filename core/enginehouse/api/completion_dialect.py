@@ -72,6 +72,8 @@ class CompletionDialect:
 
     def event(self, piece: Piece) -> bytes:
         """A chunk with text, or with the reason why the choice ended; the first one comes behind the prompt."""
+        if piece.scores is not None:
+            return self._scores_event(piece.index, piece.scores)
         if not self._is_echoed[piece.index]:
             return self._echo_event(piece.index) + self.event(piece)
         if piece.finish_reason is None and piece.logprobs is None:
@@ -83,6 +85,11 @@ class CompletionDialect:
         """A chunk with the prompt."""
         self._is_echoed[index] = True
         return self._chunk(index, self._echo_text(index), self._echo_logprobs(index), None)
+
+    def _scores_event(self, index: int, scores: dict[str, Any]) -> bytes:
+        """A chunk of the prompt's first choice that tells of the prompt."""
+        choice = {"index": index, "text": "", **scores, "logprobs": None, "finish_reason": None}
+        return b"data: " + encode_line({**self._head, "choices": [choice]})[:-1] + self._usage + b"}\n\n"
 
     def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> bytes:
         start = self._start + str(index).encode() + b',"text":' + encode_line(text) + b',"logprobs":'
@@ -103,6 +110,7 @@ class CompletionDialect:
             {
                 "index": index,
                 "text": self._echo_text(choice.index) + choice.text,
+                **self._scores(choice.index),
                 "logprobs": self._whole_logprobs(choice),
                 "finish_reason": choice.finish_reason,
             }
@@ -127,6 +135,11 @@ class CompletionDialect:
             return echoed or answered
         return {name: [*values, *answered[name]] for name, values in echoed.items()}
 
+    def _scores(self, index: int) -> dict[str, Any]:
+        """What every choice of a prompt tells of it."""
+        scores = self._assembly.scores
+        return {} if scores is None else scores.members(index // self._assembly.num_choices)
+
     def _echo_text(self, index: int) -> str:
         return self._echoes[index // self._assembly.num_choices].text if self._echoes else ""
 
@@ -135,7 +148,7 @@ class CompletionDialect:
         if not self._echoes or self._options.logprobs is None:
             return None
         prompt = index // self._assembly.num_choices
-        return self._echoes[prompt].logprobs(self._assembly.prompt_logprobs[prompt])
+        return self._echoes[prompt].logprobs(self._assembly.prompt_logprobs[prompt], self._options.logprobs)
 
 
 def _mean_logprob(choice: Choice) -> float:

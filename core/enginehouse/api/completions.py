@@ -79,6 +79,12 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to report for every prompt token but the first, also where the prompt is repeated."""
+        counts = (super().num_prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in counts if count is not None), default=None)
+
+    @property
     def num_choices(self) -> int:
         """Answers to draw per prompt, those that are not shown too."""
         return self.best_of or self.n
@@ -98,8 +104,7 @@ class CompletionBody(GenerationBody):
         prompts = read_prompts(self.prompt, max_prompts, may_be_empty=bool(self.suffix))
         if self.suffix and "token_ids" in prompts[0]:
             raise InvalidRequest("suffix: only with prompts that are text, not token ids", "suffix")
-        common = {"suffix": self.suffix or None, "num_prompt_logprobs": self.logprobs if self.echo else None}
-        return [{**common, **prompt} for prompt in prompts]
+        return [{"suffix": self.suffix or None, **prompt} for prompt in prompts]
 
 
 def completion_route(state: ApiState) -> HTTPRouteHandler:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import ge, le
+from attrs.validators import ge, le, optional
 from cattrs import Converter
 
 from enginehouse.api.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
@@ -82,6 +82,8 @@ class GenerationBody(RequestBody, ConstraintFields):
         n: number of answers.
         priority: lower numbers are served earlier.
         cache_salt: prompts share the prefix cache only with those of the same salt, at most 1000 characters.
+        loglikelihood: report how probable the prompt's tokens are, all but the first.
+        prompt_logprobs: the same with this many alternatives, by token id.
         log_prompt: allow the server to log the prompt, where its settings allow it, too.
         user: this and the following fields are accepted so that clients work; they have no effect.
     """
@@ -92,6 +94,8 @@ class GenerationBody(RequestBody, ConstraintFields):
     stream_options: StreamOptions | None = None
     priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
     cache_salt: str = field(default="", validator=_check_salt)
+    loglikelihood: bool = False
+    prompt_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
     log_prompt: bool = False
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -114,6 +118,16 @@ class GenerationBody(RequestBody, ConstraintFields):
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
         yield from find_ignored_in_constraints(data)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to report for every prompt token but the first; None reports nothing."""
+        return 0 if self.loglikelihood and self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
+    def asks_for_scores(self) -> bool:
+        """Whether the answer tells how probable the prompt is."""
+        return self.loglikelihood or self.prompt_logprobs is not None
 
     @property
     def num_choices(self) -> int:
@@ -156,6 +170,7 @@ class Decoded(Generic[_B_co]):
             stopping=body.stopping(),
             extensions=self.extensions,
             constraint=body.constraint(),
+            num_prompt_logprobs=body.num_prompt_logprobs,
             priority=body.priority,
             namespace=self.caller.namespace(body.cache_salt),
             profile=self.caller.profile.name,

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from attrs import frozen
 
 from enginehouse.api.encoding import legacy_logprob, legacy_top_logprobs, token_text
@@ -27,13 +28,15 @@ class Echo:
     text: str
     first: tuple[int, bytes] | None = None
 
-    def logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def logprobs(self, scored: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
         """OpenAI's four lists for the whole prompt.
 
         Args:
             scored: every token but the first.
+            num_top: alternatives to show per token; there may be more, which something else asked for.
         """
         assert self.first is not None
+        scored = [msgspec.structs.replace(entry, top=entry.top[:num_top]) for entry in scored]
         tokens = [self.first[1], *(entry.token for entry in scored)]
         return {
             "tokens": [token_text(token) for token in tokens],

@@ -14,6 +14,7 @@ from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
 from enginehouse.api.exchange import Exchange
 from enginehouse.api.prompt_log import log_prompts
+from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
 from enginehouse.output.prediction import PredictionCount
@@ -55,6 +56,8 @@ class GenerationResponse:
             if self.decoded.body.log_prompt and server.log_prompts:
                 log_prompts(self.requests)
             assembly = Assembly(running, self.decoded.body.num_choices, record)
+            if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
+                assembly.scores = PromptScores(self.decoded.body, len(running))
             dialect = self._open_dialect(assembly, is_detailed)
             left_out = dict.fromkeys(name for one in running for name in one.unsupported)
             headers = [("x-request-id", self.requests[0].request_id), *self.decoded.headers(left_out)]

@@ -86,7 +86,8 @@ class EventStream:
                 push(prompt, item, pieces)
             if pieces:
                 await self._write(encode(pieces[0]) if len(pieces) == 1 else b"".join(map(encode, pieces)))
-                assembly.record.mark_first_token()
+                if pieces[-1].scores is None:
+                    assembly.record.mark_first_token()
         if self._exchange.error is not None:
             raise self._exchange.error
         if self._exchange.disconnected:

@@ -53,13 +53,9 @@ _GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
         {
             "include_reasoning": (),
             "verbosity": ("medium",),
-            "loglikelihood": (False,),
             "log_prompt": (False,),
-            "prompt_logprobs": (),
             "top_a": (0,),
             "tfs_z": (1,),
-            "min_tokens": (0,),
-            "stop_token_ids": ([],),
             "bad_words": ([],),
             "allowed_token_ids": (),
             "logits_processors": ([],),

@@ -136,8 +136,8 @@ class Replay:
         """The invented log-probabilities of a prompt's tokens but the first, where the request asks for them."""
         if self._num_prompt_logprobs is None or len(token_ids) < 2:
             return []
-        scored = (self._logprob(token_id, self._num_prompt_logprobs) for token_id in token_ids[1:])
-        return [PromptLogprobs(tuple(scored))]
+        scored = tuple(self._logprob(token_id, self._num_prompt_logprobs) for token_id in token_ids[1:])
+        return [PromptLogprobs(scored, (1,) * len(scored))]
 
     def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
         """The last event."""
