@@ -145,9 +145,9 @@ class CompletionDialect:
 
     def _echo_logprobs(self, index: int) -> dict[str, Any] | None:
         """Those of the prompt of a choice, where they were asked for."""
-        if not self._echoes or self._options.logprobs is None:
-            return None
         prompt = index // self._assembly.num_choices
+        if not self._echoes or self._options.logprobs is None or self._echoes[prompt].first is None:
+            return None
         return self._echoes[prompt].logprobs(self._assembly.prompt_logprobs[prompt], self._options.logprobs)
 
 

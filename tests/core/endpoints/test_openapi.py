@@ -1,0 +1,218 @@
+"""The OpenAPI document is true: what it shows is accepted, and what is answered is what it shows."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from enginehouse.api.doors import API_PREFIXES, PUBLIC, SCOPES
+from enginehouse.api.openapi import build_document
+from enginehouse.config import LimitsSettings, PluginsSettings, Settings
+from enginehouse.plugins import PluginRegistry
+from enginehouse.testing.script import write_script
+
+from .conftest import PLUGINS, Endpoints, ModelSettings, serve
+
+LIMITS = LimitsSettings()
+DOCUMENT = build_document({}, LIMITS)
+OPERATIONS = {path: item["post"] for path, item in DOCUMENT["paths"].items() if "post" in item}
+BODIES = {path: post["requestBody"]["content"]["application/json"] for path, post in OPERATIONS.items()}
+# Which examples need a plugin that is an extra.
+CONSTRAINED = ("An answer that matches a JSON Schema", "A tool that must be called", "One of several words")
+ANYTHING = {"annotations", "audio", "reasoning"}  # of messages: taken from earlier answers, and not read
+
+
+def examples() -> Iterator[Any]:
+    for path, content in BODIES.items():
+        for title, example in content["examples"].items():
+            marks = [pytest.mark.llguidance] if title in CONSTRAINED else []
+            yield pytest.param(path, example["value"], id=f"{path}: {title}", marks=marks)
+
+
+def validator(schema: dict[str, Any], *, is_strict: bool = True) -> Draft202012Validator:
+    """Of one schema of the document; a strict one knows every member."""
+    document = copy.deepcopy(DOCUMENT)
+    if is_strict:
+        for answer in document["components"]["schemas"].values():
+            tighten(answer)
+    return Draft202012Validator({**copy.deepcopy(schema), "components": document["components"]})
+
+
+def tighten(schema: Any) -> None:
+    if isinstance(schema, dict):
+        for value in schema.values():
+            tighten(value)
+        if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+            schema.setdefault("additionalProperties", False)
+    elif isinstance(schema, list):
+        for value in schema:
+            tighten(value)
+
+
+def component(name: str) -> Draft202012Validator:
+    return validator({"$ref": f"#/components/schemas/{name}"})
+
+
+def answer_of(path: str, kind: str = "application/json") -> dict[str, Any]:
+    return OPERATIONS[path]["responses"]["200"]["content"][kind]
+
+
+# -- the document by itself -------------------------------------------------------------------------
+
+
+def test_document_is_served_offline(fake: Endpoints) -> None:
+    for path in ("/schema", "/schema/openapi.json"):
+        response = fake.client.get(path)
+
+        assert response.headers["content-type"] == "application/json"
+        assert response.json()["openapi"] == "3.1.0"
+        assert "http://" not in response.text and "https://" not in response.text
+
+
+def test_document_lists_every_address() -> None:
+    root = {path for path, item in DOCUMENT["paths"].items() if "servers" in item}
+    listed = {f"{prefix}{path}" for path in DOCUMENT["paths"] if path not in root for prefix in API_PREFIXES}
+
+    assert listed | root | {"/schema/openapi.json"} == PUBLIC | set(SCOPES)
+
+
+def test_schemas_are_schemas_and_references_lead_somewhere() -> None:
+    for schema in DOCUMENT["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from (value["$ref"],) if isinstance(value.get("$ref"), str) else ()
+            for inner in value.values():
+                yield from references(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from references(inner)
+
+    for reference in references(DOCUMENT):
+        _, components, kind, name = reference.split("/")
+        assert name in DOCUMENT[components][kind], reference
+
+
+def test_every_member_of_a_request_says_what_it_is() -> None:
+    """What the classes leave open is written down."""
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        for member, value in schema.get("properties", {}).items():
+            kinds = {"type", "anyOf", "oneOf", "enum", "const", "$ref"}
+            assert kinds & value.keys() or member in ANYTHING, f"{name}.{member}"
+
+
+def test_operation_ids_are_unique() -> None:
+    operations = [
+        operation
+        for item in DOCUMENT["paths"].values()
+        for method, operation in item.items()
+        if method in ("get", "post")
+    ]
+
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+
+
+def test_limits_of_the_server_are_shown() -> None:
+    document = build_document({}, LimitsSettings(max_choices=3, max_tokens=77, max_messages=5, max_stop=2))
+    members = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+
+    assert members["n"]["maximum"] == 3
+    assert members["max_tokens"]["maximum"] == members["max_completion_tokens"]["maximum"] == 77
+    assert members["messages"]["maxItems"] == 5
+
+
+def test_plugins_fields_are_shown() -> None:
+    settings = Settings(plugins=PluginsSettings(allow=("samplers",)))
+    document = build_document(PluginRegistry.for_settings(settings).samplers, LIMITS)
+
+    for request in ("ChatCompletionRequest", "CompletionRequest"):
+        declared = document["components"]["schemas"][request]["properties"]["xtc_probability"]
+        assert (declared["minimum"], declared["maximum"], declared["x-plugin"]) == (0, 1, "xtc")
+
+
+# -- requests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "body"), examples())
+def test_example_is_answered_as_shown(fake: Endpoints, path: str, body: dict[str, Any]) -> None:
+    validator(BODIES[path]["schema"]).validate(body)
+    if not body.get("stream"):
+        validator(answer_of(path)["schema"]).validate(fake.answer(f"/v1{path}", **body))
+        return
+    events = fake.stream(f"/v1{path}", **body)
+    chunk = validator(answer_of(path, "text/event-stream")["x-event-schema"])
+    for event in events[:-1]:
+        chunk.validate(json.loads(event))
+    assert events[-1] == "[DONE]"
+
+
+def bounds() -> Iterator[Any]:
+    """Each bounded number, with a value at each bound and one outside."""
+    for path, name in (("/chat/completions", "ChatCompletionRequest"), ("/completions", "CompletionRequest")):
+        for member, schema in DOCUMENT["components"]["schemas"][name]["properties"].items():
+            for keyword, sign in (("minimum", -1), ("maximum", 1)):
+                if keyword in schema:
+                    yield pytest.param(path, member, schema[keyword], sign, id=f"{name}.{member} {keyword}")
+
+
+@pytest.mark.parametrize(("path", "member", "bound", "sign"), bounds())
+def test_bounds_are_those_of_the_server(fake: Endpoints, path: str, member: str, bound: float, sign: int) -> None:
+    content = {"prompt": "Hi", "echo": True} if path == "/completions" else {"prompt": "Hi", "logprobs": True}
+    error = fake.refusal(f"/v1{path}", **content, **{member: bound + sign})
+
+    assert error["param"] == member
+    inside = fake.post(f"/v1{path}", **{"max_tokens": 1, **content, member: bound})
+    refused = inside.json().get("error", {"param": None})
+    assert refused["param"] != member or "this server" in refused["message"] or member in ("n", "best_of"), refused
+
+
+# -- answers ----------------------------------------------------------------------------------------
+
+
+def test_models_and_health_are_as_shown(fake: Endpoints) -> None:
+    component("ModelList").validate(fake.client.get("/v1/models").json())
+    component("Model").validate(fake.client.get("/v1/models/fake").json())
+    component("Health").validate(fake.client.get("/health").json())
+
+
+def test_errors_are_as_shown(fake: Endpoints) -> None:
+    responses = [
+        fake.post("/v1/chat/completions"),
+        fake.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], model="nobody"),
+        fake.client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"}),
+        fake.client.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}),
+        fake.client.get("/v1/nowhere"),
+        fake.client.get("/v1/completions"),
+        fake.client.get("/health", headers={"host": "example.org"}),
+    ]
+
+    assert [response.status_code for response in responses] == [400, 404, 400, 415, 404, 405, 403]
+    for response in responses:
+        component("Error").validate(response.json())
+
+
+def test_error_in_a_stream_is_as_shown(tmp_path) -> None:
+    source = write_script(tmp_path / "broken.json", ["Hel", {"error": "boom"}])
+    models = {"broken": ModelSettings(source=source, backend="scripted")}
+    for server in serve(Settings(models=models, plugins=PluginsSettings(allow=()))):
+        events = server.stream("/v1/completions", prompt="Hi")
+
+        assert "error" in json.loads(events[-1])
+        chunk = validator(answer_of("/completions", "text/event-stream")["x-event-schema"])
+        for event in events:
+            chunk.validate(json.loads(event))
+
+
+def test_plugins_of_these_tests_are_those_of_the_server(fake: Endpoints) -> None:
+    """The served document has the plugins' fields, too."""
+    settings = Settings(plugins=PluginsSettings(allow=PLUGINS))
+    limits = LimitsSettings(max_tokens=64, max_choices=4)
+    document = build_document(PluginRegistry.for_settings(settings).samplers, limits)
+
+    assert fake.client.get("/schema").json() == json.loads(json.dumps(document))

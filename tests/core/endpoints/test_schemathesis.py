@@ -1,0 +1,76 @@
+"""Requests that schemathesis makes of the served OpenAPI document: never a 5xx, always an error object, alive after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.generation import GenerationMode
+
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+
+from .conftest import PLUGINS, Endpoints, serve
+from .test_openapi import DOCUMENT
+
+SEED = 20_240_607
+READING = [path for path, item in DOCUMENT["paths"].items() if "post" in item]
+PLAIN = [path for path in DOCUMENT["paths"] if path not in READING]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    """The fake model with short answers, so that many requests are cheap."""
+    source = str(tmp_path_factory.mktemp("small"))
+    model = ModelSettings(source=source, backend="fake", isolation="thread", context=256)
+    limits = LimitsSettings(max_tokens=6, max_choices=2, max_stop=4, max_messages=8)
+    yield from serve(Settings(models={"fake": model}, plugins=PluginsSettings(allow=PLUGINS), limits=limits))
+
+
+def probe(server: Endpoints, path: str, mode: GenerationMode, num_examples: int) -> None:
+    """Send what is made for one address."""
+    schema = schemathesis.openapi.from_dict(server.client.get("/schema").json())
+    operation = next(found.ok() for found in schema.get_all_operations() if found.ok().path == path)
+    base_url = f"{str(server.client.base_url).rstrip('/')}{operation.base_url.rstrip('/')}"
+
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(
+        max_examples=num_examples,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: schemathesis.Case) -> None:
+        response = case.call(base_url=base_url)
+
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            error = response.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["message"] and error["code"]
+
+    send()
+    answer = server.answer("/v1/completions", prompt="Still there?", max_tokens=2)
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
+@pytest.mark.parametrize("path", READING)
+def test_requests_of_every_kind(small: Endpoints, path: str, mode: GenerationMode) -> None:
+    probe(small, path, mode, 20)
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_requests_without_a_body(small: Endpoints, path: str) -> None:
+    probe(small, path, GenerationMode.POSITIVE, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
+@pytest.mark.parametrize("path", READING)
+def test_many_requests_of_every_kind(small: Endpoints, path: str, mode: GenerationMode) -> None:
+    probe(small, path, mode, 500)
