@@ -18,19 +18,17 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import attrs
 from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, le, optional
-from cattrs import Converter
 
+from enginehouse.auth import AuthSettings, settings_converter
 from enginehouse.errors import ConfigError
 from enginehouse.profiles import ProfileName
-from enginehouse.structuring import Problem, closest, find_problems, strict_converter
+from enginehouse.structuring import Problem, closest, find_problems
 
 __all__ = [
     "AuthSettings",
-    "KeySettings",
     "LimitsSettings",
     "ModelSettings",
     "PluginsSettings",
-    "Scope",
     "ServerSettings",
     "Settings",
     "is_loopback",
@@ -38,12 +36,8 @@ __all__ = [
     "structure_options",
 ]
 
-Scope = Literal["infer", "metrics", "admin"]
-"""What an API key may do: use models, read figures of the server, change what it serves."""
-
 _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
-_MAX_KEY_BYTES = 1024
 
 
 @frozen(kw_only=True)
@@ -80,71 +74,6 @@ class ServerSettings:
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
     ping_s: float = field(default=10.0, validator=gt(0))
     shutdown_s: float = field(default=10.0, validator=ge(0))
-
-
-def _check_word(_: Any, attribute: Any, value: str | None) -> None:
-    if value is not None and (not value or not value.isprintable() or " " in value):
-        raise ValueError(f"'{attribute.name}' must be printable characters without spaces")
-
-
-def _check_scopes(_: Any, attribute: Any, value: tuple[str, ...]) -> None:
-    if not value:
-        raise ValueError(f"'{attribute.name}' must hold at least one scope")
-
-
-@frozen(kw_only=True)
-class KeySettings:
-    """``[[auth.keys]]``: one API key with its owner. A bare string in ``auth.keys`` is a key with the defaults.
-
-    Attributes:
-        name: who uses it; shown in the log, each name once.
-        key: the key itself.
-        scopes: what it may do: ``infer`` (use the models), ``metrics`` (read figures), ``admin`` (manage).
-        profile: API profile of its requests; unset is ``server.profile``.
-        namespace: keys of the same namespace share the prefix cache; unset is a namespace of its own.
-    """
-
-    name: str = field(validator=_check_word)
-    key: str = field(repr=False)
-    scopes: tuple[Scope, ...] = field(default=("infer",), validator=_check_scopes)
-    profile: ProfileName | None = None
-    namespace: str | None = field(default=None, validator=_check_word)
-
-
-_KeyField = str | KeySettings
-
-
-@frozen(kw_only=True)
-class AuthSettings:
-    """``[auth]``: who may use the server.
-
-    Attributes:
-        keys: API keys, each a string or a table; with at least one, every request but ``/health`` needs one as a
-            bearer token or in ``x-api-key``.
-        key_file: file with hashes of further keys, see below.
-    """
-
-    keys: tuple[str | KeySettings, ...] = field(default=(), repr=False)
-    key_file: str | None = None
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse empty keys, which an unset variable in a deployment script would give, and names used twice."""
-        names: set[str] = set()
-        for index, key in enumerate(self.keys):
-            path = f"auth.keys[{index}]"
-            text, name = (key, f"key-{index + 1}") if isinstance(key, str) else (key.key, key.name)
-            if not text.strip():
-                raise ConfigError("a key is empty", path)
-            if len(text.encode("utf-8", "replace")) > _MAX_KEY_BYTES:
-                raise ConfigError(f"a key has more than {_MAX_KEY_BYTES} bytes", path)
-            if name in names:
-                raise ConfigError(f"the name {name!r} is taken by another key", path)
-            names.add(name)
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether only callers with a key are served."""
-        return bool(self.keys) or self.key_file is not None
 
 
 @frozen(kw_only=True)
@@ -241,7 +170,7 @@ class Settings:
     """Everything a user can set; one attribute per table of ``enginehouse.toml``."""
 
     server: ServerSettings = ServerSettings()
-    auth: AuthSettings = AuthSettings()
+    auth: AuthSettings = field(factory=AuthSettings)
     limits: LimitsSettings = LimitsSettings()
     models: dict[str, ModelSettings] = field(factory=dict)
     plugins: PluginsSettings = PluginsSettings()
@@ -319,29 +248,13 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
 
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
     try:
-        return _converter().structure(data, cls)
+        return settings_converter().structure(data, cls)
     except Exception as error:
         # ``options`` is where core keeps keys that users write directly into the table.
         problems = [
             evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
         ]
         raise ConfigError("; ".join(map(str, problems)) + where, problems[0].path) from error
-
-
-def _converter() -> Converter:
-    """A strict converter that also reads keys, which are strings or tables."""
-    converter = strict_converter()
-
-    def structure_key(value: Any, _: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, dict) or not isinstance(value.get("key", ""), str):
-            # The value is not shown: it may be a key.
-            raise TypeError("must be a string, or a table whose key is a string")
-        return converter.structure(value, KeySettings)
-
-    converter.register_structure_hook_func(lambda kind: kind == _KeyField, structure_key)
-    return converter
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

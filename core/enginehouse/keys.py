@@ -19,15 +19,12 @@ from typing import get_args
 
 from attrs import field, frozen
 
-from enginehouse.config import AuthSettings, KeySettings, Scope
+from enginehouse.auth import MAX_KEY_BYTES, AuthSettings, KeySettings, Scope
 from enginehouse.errors import ConfigError
 from enginehouse.profiles import PROFILES
 from enginehouse.structuring import closest
 
 __all__ = ["KeyRecord", "KeyRing", "hash_key", "key_line", "load_keys", "new_key", "read_key_file"]
-
-_MAX_KEY_BYTES = 1024
-"""Longer ones are wrong before they are hashed."""
 
 _MIN_HASHED_CHARS = 20
 """A shorter key could be guessed by trying, and its hash would not stop that."""
@@ -79,7 +76,7 @@ class KeyRing:
 
     def find(self, given: bytes) -> KeyRecord | None:
         """The record of a key. Every record is compared, on bytes of equal length, so that time tells nothing."""
-        if len(given) > _MAX_KEY_BYTES:
+        if len(given) > MAX_KEY_BYTES:
             return None
         found = None
         for salt, records in self._by_salt.items():
@@ -149,8 +146,8 @@ def hash_key(key: str) -> str:
         ConfigError: the key is so short that it could be guessed, or so long that the server would not look at it.
     """
     encoded = key.encode()
-    if len(key) < _MIN_HASHED_CHARS or len(encoded) > _MAX_KEY_BYTES:
-        size = f"at least {_MIN_HASHED_CHARS} characters and at most {_MAX_KEY_BYTES} bytes"
+    if len(key) < _MIN_HASHED_CHARS or len(encoded) > MAX_KEY_BYTES:
+        size = f"at least {_MIN_HASHED_CHARS} characters and at most {MAX_KEY_BYTES} bytes"
         raise ConfigError(f"a key needs {size}; leave it out to get a new one")
     salt = secrets.token_bytes(_SALT_BYTES)
     return f"blake2b:{salt.hex()}:{_digest(encoded, salt).hex()}"

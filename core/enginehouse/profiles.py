@@ -35,7 +35,7 @@ class Profile:
         null_logprobs: ``logprobs`` is null where it was not asked for; else it is left out.
         null_members: members of a whole message that are null when there is nothing to say; else left out.
             ``reasoning`` stands for the fields that carry it.
-        reasoning_field: where reasoning stands; None is what ``server.reasoning_field`` says.
+        reasoning_field: where reasoning stands; unset is what ``server.reasoning_field`` says.
         usage_details: ``usage`` also counts cached and reasoning tokens.
         usage_in_streams: a chunk of its own without choices, or the last chunk with content.
         usage_by_default: ``stream_options`` that do not say ``include_usage`` mean it.

@@ -53,7 +53,7 @@ def test_load_settings_overrides_file_by_environment_by_command_line(tmp_path: P
         ("[models.small]\nsource = 'x'\ncontext = 0", "models.small.context", "must be > 0"),
         ("[models.small]\nsource = 'x'\nisolation = 'none'", "models.small.isolation", "'process', 'thread'"),
         ("[plugins]\nqueue = 3", "plugins.queue", "a table"),
-        ("[auth]\nkeys = ['']", "auth.keys", "empty"),
+        ("[auth]\nkeys = ['']", "auth.keys[0]", "empty"),
         ("[models.a]\nsource='x'\n[models.b]\nsource='x'\naliases=['a']", "models.b.aliases", "'a' is taken"),
         (
             "[models.a]\nsource='x'\naliases=['c']\n[models.b]\nsource='x'\naliases=['c']",

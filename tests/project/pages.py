@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
 from enginehouse import hookspecs
+from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.profiles import PROFILES, Profile
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
@@ -33,6 +37,7 @@ def page_parts() -> dict[str, dict[str, str]]:
         "docs/architecture.md": {"modules": _modules()},
         "docs/configuration.md": {"settings": _settings()},
         "docs/plugins.md": {"hooks": _hooks()},
+        "docs/profiles.md": {"profiles": _profiles()},
         "docs/structured.md": {
             "keywords": _keywords(),
             "formats": _formats(),
@@ -84,7 +89,12 @@ def settings_tables() -> list[tuple[str, type[Any]]]:
 
 
 def _settings() -> str:
-    text = "".join(f"## `[{table}]`\n\n{_table(kind, {'options'})}\n" for table, kind in settings_tables())
+    tables = dict(settings_tables())
+    text = ""
+    for table, kind in tables.items():
+        text += f"## `[{table}]`\n\n{_table(kind, {'options'})}\n"
+        if kind is AuthSettings:
+            text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
         text += f"## `[models.<name>]` with the backend `{name}`\n\n{_table(backend.options, {'context', 'slots'})}\n"
     return text
@@ -119,7 +129,9 @@ def _default(attribute: attrs.Attribute[Any]) -> str:
         return "empty"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    return "empty" if value == () else f"`{value}`"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value) or "empty"
+    return f"`{value}`"
 
 
 def _type(kind: Any) -> str:
@@ -128,10 +140,33 @@ def _type(kind: Any) -> str:
     if type(None) in get_args(kind):
         return _type(next(choice for choice in get_args(kind) if choice is not type(None)))
     if get_origin(kind) is tuple:
-        return "list of strings"
+        return "list of strings or tables" if KeySettings in get_args(get_args(kind)[0]) else "list of strings"
     if get_origin(kind) is dict:
         return "table"
     return {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
+
+
+def _profiles() -> str:
+    """One row per attribute of profiles, one column per profile."""
+    names = list(PROFILES)
+    rows = ["| | " + " | ".join(f"`{name}`" for name in names) + " |\n", "|---" * (len(names) + 1) + "|\n"]
+    for attribute in attrs.fields(Profile):
+        if attribute.name != "name":
+            cells = [_cell(getattr(profile, attribute.name)) for profile in PROFILES.values()]
+            rows.append(f"| `{attribute.name}` | {' | '.join(cells)} |\n")
+    meanings = _attribute_docs(Profile)
+    words = "".join(f"- `{name}`: {text}\n" for name, text in meanings.items() if name != "name")
+    return f"{''.join(rows)}\n{words}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"`{key}`: `{json.dumps(item)}`" for key, item in value.items()) or "-"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value) or "-"
+    return "-" if value is None else f"`{value}`"
 
 
 def _keywords() -> str:

@@ -13,7 +13,7 @@ from litestar.handlers import BaseRouteHandler
 
 from enginehouse.api.caller import caller_of
 from enginehouse.api.errors import MissingScope
-from enginehouse.config import Scope
+from enginehouse.auth import Scope
 
 __all__ = ["API_PREFIXES", "PUBLIC", "SCOPES", "check_scope", "scope_of"]
 

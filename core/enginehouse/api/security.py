@@ -35,12 +35,15 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 class Guard:
     """Lets requests through to ``app`` or answers them itself.
 
+    Attributes:
+        app: what is guarded.
+
     Raises:
         ConfigError: the key file cannot be used.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
+        self.app = app
         self._keys = load_keys(settings.auth)
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
@@ -49,7 +52,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         record = AccessRecord(method=scope["method"], path=scope["path"])
         scope[RECORD_KEY] = record  # type: ignore[literal-required]
@@ -83,7 +86,7 @@ class Guard:
             await _send_error(send, refusal, scope)
             return
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         except Exception as error:  # border: nothing that a request causes reaches the server loop
             note_outcome(scope, describe(error).code)
             raise

@@ -7,7 +7,7 @@ from typing import get_args
 
 import click
 
-from enginehouse.config import Scope
+from enginehouse.auth import Scope
 from enginehouse.errors import ConfigError
 from enginehouse.keys import hash_key, key_line, new_key
 from enginehouse.profiles import PROFILES

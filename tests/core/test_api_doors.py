@@ -1,0 +1,387 @@
+"""Who may do what: scopes, profiles and namespaces of keys, every registered route, limits, images, prompt logs."""
+
+import json
+import logging
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from enginehouse.api.app import build_app
+from enginehouse.api.doors import PUBLIC, SCOPES, scope_of
+from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.state import ApiState
+from enginehouse.auth import KeySettings
+from enginehouse.config import (
+    AuthSettings,
+    LimitsSettings,
+    ModelSettings,
+    PluginsSettings,
+    ServerSettings,
+    Settings,
+)
+from enginehouse.keys import hash_key, key_line
+from enginehouse.models import ModelManager
+from enginehouse.pipeline import Pipeline
+from enginehouse.plugins import PluginRegistry
+from enginehouse.profiles import PROFILES
+from enginehouse.prompt.renderer import Renderer
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server_thread import server_thread
+
+ORIGIN = "https://app.example"
+FILED = "a-key-that-only-its-owner-knows"
+KEYS = (
+    "plain",
+    KeySettings(name="everything", key="all", scopes=("infer", "metrics", "admin")),
+    KeySettings(name="watcher", key="watch", scopes=("metrics",)),
+    KeySettings(name="manager", key="manage", scopes=("admin",)),
+    KeySettings(name="octo", key="octo", profile="octomil"),
+    KeySettings(name="pair-1", key="pair-1", namespace="pair"),
+    KeySettings(name="pair-2", key="pair-2", namespace="pair"),
+)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def chat(**fields) -> dict:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
+
+
+def connect(settings: Settings) -> Iterator[httpx.Client]:
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        yield client
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("doors")
+    key_file = folder / "keys.txt"
+    key_file.write_text(key_line("filed", hash_key(FILED), profile="mini-sglang") + "\n", encoding="utf-8")
+    hello = write_script(folder / "hello.json", ["Hel", "lo"])
+    return Settings(
+        server=ServerSettings(cors_origins=(ORIGIN,)),
+        auth=AuthSettings(keys=KEYS, key_file=str(key_file)),
+        models={
+            "m": ModelSettings(source=hello, backend="scripted"),
+            "fake": ModelSettings(source=str(folder), backend="fake", isolation="thread", context=512),
+        },
+        plugins=PluginsSettings(allow=()),
+    )
+
+
+@pytest.fixture(scope="module")
+def client(settings: Settings) -> Iterator[httpx.Client]:
+    yield from connect(settings)
+
+
+@pytest.fixture(scope="module")
+def routes(settings: Settings) -> list[tuple[str, set[str]]]:
+    """Every registered address with its methods."""
+    registry = PluginRegistry.for_settings(settings)
+    manager, renderer = ModelManager(settings, registry), Renderer(1.0, 1000)
+    pipeline = Pipeline(settings, registry, manager, renderer)
+    state = ApiState(
+        settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=OpenExchanges()
+    )
+    return [(route.path_format, set(route.methods)) for route in build_app(state).app.routes]
+
+
+def test_every_route_is_in_one_list(routes) -> None:
+    addresses = {address for address, _ in routes}
+
+    assert addresses == PUBLIC | set(SCOPES)
+    assert not PUBLIC & set(SCOPES)
+    assert list(PUBLIC) == ["/health"]
+    assert {"/v1/chat/completions", "/chat/completions", "/v1/completions", "/tokenize", "/schema"} <= addresses
+
+
+def test_h30_every_registered_route_needs_a_key(client: httpx.Client, routes) -> None:
+    """Also in every profile, and with a wrong key."""
+    checked = 0
+    for address, methods in routes:
+        path = re.sub(r"\{\w+\}", "m", address)
+        paths = [path, *(f"/compat/{name}{path}" for name in PROFILES if path.startswith("/v1/"))]
+        for path, method in [(path, method) for path in paths for method in sorted(methods)]:
+            for headers in ({}, bearer("wrong")):
+                response = client.request(method, path, headers=headers, json=chat() if method == "POST" else None)
+                assert response.status_code == (200 if address in PUBLIC and method != "OPTIONS" else 401) or (
+                    address in PUBLIC and response.status_code == 204
+                ), (method, path)
+                checked += 1
+    assert checked > 100
+
+
+def test_every_registered_route_needs_its_scope(client: httpx.Client, routes) -> None:
+    scopes = {"plain": {"infer"}, "all": {"infer", "metrics", "admin"}, "watch": {"metrics"}, "manage": {"admin"}}
+    for address, methods in routes:
+        path, needed = re.sub(r"\{\w+\}", "m", address), scope_of(address)
+        for method in methods - {"OPTIONS", "HEAD"}:
+            for key, granted in scopes.items():
+                body = chat() if method == "POST" else None
+                response = client.request(method, path, headers=bearer(key), json=body)
+                if needed is None or needed in granted:
+                    assert response.status_code in (200, 400), (method, path, key, response.text)
+                else:
+                    assert response.status_code == 403, (method, path, key)
+                    error = response.json()["error"]
+                    assert error["code"] == "insufficient_scope" and repr(needed) in error["message"]
+
+
+def test_a_route_that_nobody_listed_needs_admin() -> None:
+    assert scope_of("/v1/some-new-thing") == "admin"
+
+
+def test_addresses_that_do_not_exist_are_not_found_with_any_key(client: httpx.Client) -> None:
+    for key in ("plain", "watch"):
+        assert client.get("/v1/nothing", headers=bearer(key)).status_code == 404
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_keys_of_a_file_open(client: httpx.Client, header: str) -> None:
+    value = f"Bearer {FILED}" if header == "authorization" else FILED
+    response = client.post("/v1/chat/completions", json=chat(), headers={header: value})
+
+    assert response.status_code == 200
+    assert response.json()["id"].startswith("cmpl-")  # its profile is mini-sglang
+
+
+def test_a_bad_key_file_stops_the_start(settings: Settings, tmp_path: Path) -> None:
+    from attrs import evolve
+
+    from enginehouse.errors import ConfigError
+
+    (tmp_path / "keys.txt").write_text("alice secret\n")
+    broken = evolve(settings, auth=AuthSettings(key_file=str(tmp_path / "keys.txt")))
+    with pytest.raises(ConfigError, match="line 1"), server_thread(broken) as running:
+        running.stop()
+
+
+def test_the_log_names_the_key(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "enginehouse.access"):
+        client.get("/v1/models", headers=bearer("pair-1"))
+        client.get("/v1/models", headers=bearer("wrong"))
+
+    lines = [record.message for record in caplog.records if "path=/v1/models" in record.message]
+    assert "key=pair-1" in lines[0] and "key=" not in lines[1]
+
+
+def cached_tokens(client: httpx.Client, key: str, prompt: str, **fields) -> int:
+    body = {"model": "fake", "prompt": prompt, "max_tokens": 1, **fields}
+    answer = client.post("/v1/completions", json=body, headers=bearer(key)).json()
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_keys_prefix_cache_is_its_own(client: httpx.Client) -> None:
+    prompt = "Once upon a time there was a key that kept its prompts to itself. " * 3
+
+    assert cached_tokens(client, "plain", prompt) == 0
+    assert cached_tokens(client, "plain", prompt) > 0
+    assert cached_tokens(client, "all", prompt) == 0  # another key's prompt is not even recognised
+    assert cached_tokens(client, "plain", prompt, cache_salt="mine") == 0
+
+
+def test_keys_of_one_namespace_share_it(client: httpx.Client) -> None:
+    prompt = "Once upon a time there were two keys that shared whatever they knew. " * 3
+
+    assert cached_tokens(client, "pair-1", prompt) == 0
+    assert cached_tokens(client, "pair-2", prompt) > 0
+    assert cached_tokens(client, "plain", prompt) == 0
+    # Nobody gets in by a salt that looks like the namespace.
+    assert cached_tokens(client, "plain", prompt, cache_salt="pair\0") == 0
+
+
+def test_the_profile_of_a_request(client: httpx.Client) -> None:
+    """The address comes first, then the key, then the settings."""
+
+    def code(path: str, key: str) -> str:
+        body = chat(temperature="hot")
+        return client.post(path, json=body, headers=bearer(key)).json()["error"]["code"]
+
+    assert code("/v1/chat/completions", "plain") == "invalid_value"
+    assert code("/v1/chat/completions", "octo") == "bad_request"
+    assert code("/compat/octomil/v1/chat/completions", "plain") == "bad_request"
+    assert code("/compat/openai/v1/chat/completions", "octo") == "invalid_value"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_compat_addresses_serve_every_route_of_the_api(client: httpx.Client, profile: str) -> None:
+    base = f"/compat/{profile}/v1"
+
+    answer = client.post(f"{base}/chat/completions", json=chat(), headers=bearer("plain")).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello"
+    assert answer["id"].startswith(PROFILES[profile].chat_id)
+    models = client.get(f"{base}/models", headers=bearer("plain")).json()
+    assert [model["id"] for model in models["data"]] == ["m", "fake"]
+    assert client.get(f"{base}/models/m", headers=bearer("plain")).status_code == 200
+    assert client.post(f"{base}/completions", json={"prompt": "a"}, headers=bearer("plain")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/compat/none/v1/models", "/compat/octomil", "/compat/octomil/health", "/compat/octomil/compat/omlx/v1/models"],
+)
+def test_other_compat_addresses_do_not_exist(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 401
+    assert client.get(path, headers=bearer("plain")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/compat/octomil/v1/chat/completions", "/v1/nothing"])
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [(chat(), "plain"), (chat(stream=True), "plain"), (chat(n=0), "plain"), (chat(), "watch"), ({}, "no")],
+)
+def test_h31_cors_headers_on_every_answer(client: httpx.Client, path: str, body, key: str) -> None:
+    for origin, allowed in ((ORIGIN, True), ("https://evil.example", False), (f"{ORIGIN}.evil.example", False)):
+        response = client.post(path, json=body, headers={**bearer(key), "origin": origin})
+
+        assert response.headers.get("access-control-allow-origin") == (ORIGIN if allowed else None)
+        assert (response.status_code == 403 and not allowed) or allowed
+        assert response.headers["vary"] == "Origin"
+
+
+def test_h31_pages_may_read_the_headers_that_tell_something(client: httpx.Client) -> None:
+    response = client.get("/v1/models", headers={**bearer("plain"), "origin": ORIGIN})
+    exposed = response.headers["access-control-expose-headers"].split(", ")
+
+    assert {"retry-after", "x-request-id", "x-enginehouse-ignored", "x-octomil-routed-model"} <= set(exposed)
+
+
+@pytest.fixture(scope="module")
+def narrow(settings: Settings) -> Iterator[httpx.Client]:
+    """A server with small limits."""
+    limits = LimitsSettings(
+        max_body_bytes=5000, max_header_bytes=2000, max_message_bytes=300, max_json_depth=5, max_messages=3
+    )
+    models = {"m": settings.models["m"]}
+    yield from connect(Settings(limits=limits, models=models, plugins=PluginsSettings(allow=())))
+
+
+def test_limits_are_settings(narrow: httpx.Client) -> None:
+    def refused(body, status: int, param: str | None = None, **headers) -> None:
+        response = narrow.post("/v1/chat/completions", json=body, headers=headers)
+        assert response.status_code == status, response.text
+        assert response.json()["error"]["param"] == param
+
+    long = {"role": "user", "content": [{"type": "text", "text": "x" * 280}]}
+    refused(chat(user="x" * 5000), 413)
+    refused(chat(messages=[chat()["messages"][0], long]), 400, "messages[1]")
+    refused(chat(messages=[{"role": "user", "content": "x"}] * 4), 400, "messages")
+    refused(chat(logit_bias={"1": [[[[[[1]]]]]]}), 400)
+    refused(chat(), 431, filler="x" * 2000)
+    assert narrow.post("/v1/chat/completions", json=chat(), headers={"filler": "x" * 1500}).status_code == 200
+    fits = [{"role": "user", "content": "x" * 250}] * 3
+    assert narrow.post("/v1/chat/completions", json=chat(messages=fits)).status_code == 200
+
+
+@pytest.mark.parametrize("chunks", [1, 50])
+def test_a_long_head_ends_the_connection(narrow: httpx.Client, chunks: int) -> None:
+    """However it comes, and what follows it is not served."""
+    host, port = narrow.base_url.host, narrow.base_url.port
+    body = json.dumps(chat()).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nfiller: " + b"x" * 3000
+    head += b"\r\ncontent-type: application/json\r\ncontent-length: " + str(len(body)).encode() + b"\r\n\r\n"
+    data = (head + body) * 2
+    with socket.create_connection((host, port), timeout=10) as connection:
+        size = len(data) // chunks + 1
+        received = b""
+        try:
+            for start in range(0, len(data), size):
+                connection.sendall(data[start : start + size])
+            while more := connection.recv(65536):
+                received += more
+        except ConnectionError:  # it closed while we still wrote
+            pass
+
+    if received or chunks == 1:
+        assert received.startswith(b"HTTP/1.1 431 ") and received.count(b"HTTP/1.1") == 1
+    assert narrow.post("/v1/chat/completions", json=chat()).status_code == 200
+
+
+@pytest.fixture
+def image_server() -> Iterator[tuple[str, list]]:
+    """A listener that counts who connects."""
+    connections: list = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        stop = threading.Event()
+
+        def accept() -> None:
+            while not stop.is_set():
+                try:
+                    connection, address = listener.accept()
+                except TimeoutError:
+                    continue
+                connections.append(address)
+                connection.close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/image.png", connections
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_images_are_refused_and_never_fetched(narrow: httpx.Client, image_server, role: str, stream: bool) -> None:
+    url, connections = image_server
+    parts = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": url},
+        {"type": "input_image", "image_url": url},
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "file", "file": {"file_id": url}},
+    ]
+    for part in parts:
+        content = [{"type": "text", "text": "What is this?"}, part]
+        messages = [{"role": role, "content": content, "tool_call_id": "c"}]
+        response = narrow.post("/v1/chat/completions", json=chat(messages=messages, stream=stream))
+
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "messages[0].content[1]" and error["code"] == "unsupported_parameter"
+    assert narrow.post("/v1/chat/completions", json=chat()).status_code == 200
+    assert connections == []
+
+
+SECRET = "my grandmother's recipe"
+
+
+@pytest.mark.parametrize(
+    ("server_allows", "request_allows", "logged"),
+    [(True, True, True), (True, False, False), (True, None, False), (False, True, False), (False, None, False)],
+)
+def test_prompts_are_logged_only_when_both_say_so(
+    settings: Settings, caplog: pytest.LogCaptureFixture, server_allows: bool, request_allows, logged: bool
+) -> None:
+    asked = Settings(
+        server=ServerSettings(log_prompts=server_allows), models={"m": settings.models["m"]}, plugins=settings.plugins
+    )
+    with caplog.at_level(logging.DEBUG):
+        for client in connect(asked):
+            for path, prompt in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}], "stream": True}),
+                ("/v1/completions", {"prompt": [SECRET, SECRET]}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}], "temperature": "hot"}),
+                ("/v1/nothing", {"prompt": SECRET}),
+            ):
+                response = client.post(path, json={**prompt, "log_prompt": request_allows})
+                ignored = response.headers.get("x-enginehouse-ignored")
+                if response.status_code == 200:
+                    assert ignored == ("log_prompt" if request_allows and not server_allows else None)
+
+    with_secret = [record for record in caplog.records if SECRET in record.getMessage()]
+    assert {record.name for record in with_secret} == ({"enginehouse.prompts"} if logged else set())
+    assert len(with_secret) == (4 if logged else 0)
