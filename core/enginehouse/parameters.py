@@ -26,6 +26,7 @@ from enginehouse.types import GenerateRequest, SamplingParams, StopParams
 
 __all__ = [
     "INT64_MAX",
+    "MAX_STOP_TOKENS",
     "Defaults",
     "Layer",
     "Origin",
@@ -50,7 +51,7 @@ INT64_MAX = 2**63 - 1
 int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
 """Validator of whole numbers that cross the worker link."""
 
-_MAX_STOP_TOKENS = 1024
+MAX_STOP_TOKENS = 1024
 
 StopField = str | tuple[str, ...] | None
 _SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
@@ -70,8 +71,8 @@ def _check_stop(_: Any, attribute: Any, value: StopField) -> None:
 
 
 def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...] | None) -> None:
-    if len(value or ()) > _MAX_STOP_TOKENS:
-        raise ValueError(f"'{attribute.name}' must hold at most {_MAX_STOP_TOKENS} token ids, not {len(value or ())}")
+    if len(value or ()) > MAX_STOP_TOKENS:
+        raise ValueError(f"'{attribute.name}' must hold at most {MAX_STOP_TOKENS} token ids, not {len(value or ())}")
     wrong = [token_id for token_id in value or () if not 0 <= token_id <= INT64_MAX]
     if wrong:
         raise ValueError(f"'{attribute.name}' must hold token ids, numbers from 0 on, not {wrong[0]}")

@@ -107,6 +107,14 @@ def test_every_member_of_a_request_says_what_it_is() -> None:
             assert kinds & value.keys() or member in ANYTHING, f"{name}.{member}"
 
 
+def test_every_member_of_a_body_is_described() -> None:
+    for content in BODIES.values():
+        name = content["schema"]["$ref"].rpartition("/")[2]
+        members = DOCUMENT["components"]["schemas"][name]["properties"]
+
+        assert [member for member, schema in members.items() if not schema.get("description")] == [], name
+
+
 def test_operation_ids_are_unique() -> None:
     operations = [
         operation

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.capabilities import Support
+from enginehouse.parameters import Origin
 
 __all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
 
@@ -55,6 +59,19 @@ _MESSAGE = object_of(
     refusal=_TEXT_OR_NULL,
 )
 _DELTA = object_of({"role": _const("assistant"), "content": _TEXT, **_REASONING, "tool_calls": _list_of(_CALL_DELTA)})
+_VALUE = object_of({"value": {}}, origin={"enum": list(get_args(Origin))})
+_DETAILS = {"enginehouse": reference("Details")}
+_SCORES = {
+    "prompt_logprobs": _list_of(
+        {
+            "type": ["object", "null"],
+            "additionalProperties": object_of(
+                logprob=_LOGPROB, rank={"type": ["integer", "null"], "minimum": 1}, decoded_token=_TEXT
+            ),
+        }
+    ),
+    "loglikelihood": object_of(content=_list_of(reference("ChatToken"))),
+}
 _MODEL_STATE: JsonSchema = {"enum": ["loading", "ready", "restarting", "failed"]}
 
 ANSWER_SCHEMAS: dict[str, JsonSchema] = {
@@ -63,12 +80,22 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         completion_tokens=_COUNT,
         total_tokens=_COUNT,
         prompt_tokens_details=object_of(cached_tokens=_COUNT),
-        completion_tokens_details=object_of(reasoning_tokens=_COUNT),
+        completion_tokens_details=object_of(
+            reasoning_tokens=_COUNT, accepted_prediction_tokens=_COUNT, rejected_prediction_tokens=_COUNT
+        ),
     ),
-    "ChatLogprobs": object_of(
-        content=_list_of(object_of(**_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN)))),
-        refusal={"type": "null"},
+    "Details": object_of(
+        model=_TEXT,
+        backend=_TEXT,
+        parameters={"type": "object", "additionalProperties": _VALUE},
+        timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
+        tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
+        optimizations={"type": "object", "additionalProperties": _COUNT},
+        unsupported=_list_of(_TEXT),
+        ignored=_list_of(_TEXT),
     ),
+    "ChatToken": object_of(**_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN))),
+    "ChatLogprobs": object_of(content=_list_of(reference("ChatToken")), refusal={"type": "null"}),
     "CompletionLogprobs": object_of(
         tokens=_list_of(_TEXT),
         token_logprobs=_list_of({"type": ["number", "null"], "maximum": 0}),
@@ -76,6 +103,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         text_offset=_list_of(_COUNT),
     ),
     "ChatCompletion": object_of(
+        {**_SCORES, **_DETAILS},
         **_HEAD,
         object=_const("chat.completion"),
         choices=_list_of(
@@ -89,7 +117,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "ChatCompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage"))},
+        {"usage": _nullable(reference("Usage")), **_SCORES, **_DETAILS},
         **_HEAD,
         object=_const("chat.completion.chunk"),
         choices=_list_of(
@@ -102,10 +130,12 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         ),
     ),
     "Completion": object_of(
+        _DETAILS,
         **_HEAD,
         object=_const("text_completion"),
         choices=_list_of(
             object_of(
+                _SCORES,
                 index=_COUNT,
                 text=_TEXT,
                 logprobs=_nullable(reference("CompletionLogprobs")),
@@ -115,11 +145,12 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "CompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage"))},
+        {"usage": _nullable(reference("Usage")), **_DETAILS},
         **_HEAD,
         object=_const("text_completion"),
         choices=_list_of(
             object_of(
+                _SCORES,
                 index=_COUNT,
                 text=_TEXT,
                 logprobs=_nullable(reference("CompletionLogprobs")),
@@ -139,6 +170,16 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         backend=_TEXT_OR_NULL,
         max_context={"type": ["integer", "null"]},
         num_restarts=_COUNT,
+        quantization=_TEXT_OR_NULL,
+        template_hash=_TEXT_OR_NULL,
+        system_fingerprint=_TEXT_OR_NULL,
+        parsers=_nullable(object_of(tools=_TEXT_OR_NULL, reasoning=_TEXT_OR_NULL)),
+        parameters={"type": ["object", "null"], "additionalProperties": _VALUE},
+        capabilities={
+            "type": ["object", "null"],
+            "additionalProperties": object_of(support={"enum": list(get_args(Support))}, reason=_TEXT),
+        },
+        metadata={"type": ["object", "null"], "additionalProperties": _TEXT},
     ),
     "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
     "Tokens": object_of(

@@ -56,14 +56,17 @@ class ClassSchemas:
         for attribute in attrs.fields(cls):
             keeps_nulls = KEEPS_NULLS.items() <= attribute.metadata.items()
             value = self._value_schema(attribute.type, drops_nulls=drops_nulls and not keeps_nulls)
-            value |= dict(_bounds(attribute.validator))
+            value |= dict(_bounds(attribute.validator, value.get("type")))
             value |= self._keywords(cls, attribute.name)
+            if choices := attribute.metadata.get("choices"):
+                value["enum"] = list(choices)
             if attribute.default is attrs.NOTHING:
                 required.append(attribute.name)
             elif drops_nulls:
                 value = _or_null(value)
-            if text := texts.get(attribute.name):
-                value["description"] = text
+            text = attribute.metadata.get("description") or texts.get(attribute.name)
+            if text and "description" not in value:
+                value["description"] = text[0].upper() + text[1:]
             if _is_shown_default(attribute.default):
                 value["default"] = attribute.default
             schema["properties"][attribute.name] = value
@@ -118,14 +121,18 @@ def _summary(cls: type[Any]) -> str:
     return re.sub(r"\s+", " ", first).replace("``", "`")
 
 
-def _bounds(validator: Any) -> Iterator[tuple[str, Any]]:
-    """Keywords of attrs' comparing validators, however they are nested."""
-    operator = getattr(validator, "compare_op", None)
-    if operator in _BOUNDS:
+def _bounds(validator: Any, kind: Any) -> Iterator[tuple[str, Any]]:
+    """Keywords of attrs' own validators, however they are nested; ``kind`` is the type of the value."""
+    if (operator := getattr(validator, "compare_op", None)) in _BOUNDS:
         yield _BOUNDS[operator], validator.bound
+    if (options := getattr(validator, "options", None)) is not None:
+        yield "enum", list(options)
+    for name in ("min", "max"):
+        if (length := getattr(validator, f"{name}_length", None)) is not None:
+            yield f"{name}{'Items' if kind == 'array' else 'Length'}", length
     inner = getattr(validator, "validator", None)
     for part in (*getattr(validator, "_validators", ()), *((inner,) if inner is not None else ())):
-        yield from _bounds(part)
+        yield from _bounds(part, kind)
 
 
 def _any_of(options: list[JsonSchema]) -> JsonSchema:

@@ -13,6 +13,7 @@ from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
 from enginehouse.api.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.tools import MAX_TOOLS
 from enginehouse.config import LimitsSettings
+from enginehouse.parameters import MAX_STOP_TOKENS
 from enginehouse.sampler import SamplerPlugin
 
 __all__ = ["request_schemas"]
@@ -94,6 +95,14 @@ _STRUCTURED_OUTPUTS: JsonSchema = {
         "disable_any_whitespace": {"type": "boolean"},
     },
 }
+_PREDICTION: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "content"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]},
+    },
+    "required": ["type", "content"],
+}
 _PROMPT: JsonSchema = {
     "oneOf": [
         {"type": "string"},
@@ -102,6 +111,41 @@ _PROMPT: JsonSchema = {
         {"type": "array", "items": {"type": "array", "items": _TOKEN_ID, "minItems": 1}, "minItems": 1},
     ]
 }
+
+
+_NO_EFFECT = "Accepted so that clients work; has no effect."
+_TEXTS: dict[tuple[str, str], str] = {
+    ("ConstraintFields", "guided_json"): "Another name of `structured_outputs.json`.",
+    ("ConstraintFields", "guided_regex"): "Another name of `structured_outputs.regex`.",
+    ("ConstraintFields", "guided_choice"): "Another name of `structured_outputs.choice`.",
+    ("ConstraintFields", "guided_grammar"): "Another name of `structured_outputs.grammar`.",
+    ("GenerationBody", "model"): "A name or alias of `/models`; the first configured model without it.",
+    ("GenerationBody", "stream"): "Send the answer as events, while it is made.",
+    ("GenerationBody", "stream_options"): "Only with `stream`.",
+    ("GenerationBody", "prompt_logprobs"): "Report how probable the prompt's tokens are, with this many alternatives.",
+    **{
+        ("GenerationBody", name): _NO_EFFECT
+        for name in (
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        )
+    },
+    ("StreamOptions", "include_usage"): "End with a chunk that holds the token counts.",
+    ("StreamOptions", "include_obfuscation"): _NO_EFFECT,
+    ("ChatBody", "logprobs"): "Report how probable each token of the answer was.",
+    ("ChatBody", "top_logprobs"): "Alternatives to report per token; only with `logprobs`.",
+    ("ChatBody", "tools"): "Functions that the model may call.",
+    ("ChatBody", "parallel_tool_calls"): "Whether one answer may hold several calls.",
+    ("ChatBody", "reasoning_effort"): "How hard to think, for templates that know efforts; `none` is not at all.",
+    ("DetokenizeBody", "model"): "A name or alias of `/models`; the first configured model without it.",
+}
+"""What members mean whose class does not say it in words that stand for themselves."""
 
 
 def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
@@ -119,6 +163,7 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
                 {"type": "null"},
             ]
         },
+        ("ParameterFields", "stop_token_ids"): {"items": _TOKEN_ID, "maxItems": MAX_STOP_TOKENS},
         ("ParameterFields", "max_tokens"): most_tokens,
         ("CompletionBody", "max_tokens"): most_tokens,
         ("ChatBody", "max_completion_tokens"): most_tokens,
@@ -136,6 +181,7 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         ("ChatBody", "prompt"): {"minLength": 1},
         ("ChatBody", "tools"): {"maxItems": MAX_TOOLS},
         ("ChatBody", "tool_choice"): {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_TOOL]},
+        ("ChatBody", "prediction"): _PREDICTION,
         ("MessageBody", "role"): {"enum": ["system", "developer", "user", "assistant", "tool"]},
         ("MessageBody", "function_call"): {"type": "null", "deprecated": True},
         ("MessageBody", "content"): {
@@ -155,7 +201,10 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
 
 def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, JsonSchema]:
     """Component name to schema: every request body and what it holds. Sampler plugins add their fields."""
-    schemas = ClassSchemas(_known(limits))
+    known = _known(limits)
+    for key, text in _TEXTS.items():
+        known[key] = {**known.get(key, {}), "description": text}
+    schemas = ClassSchemas(known)
     bodies = {
         "ChatCompletionRequest": schemas.object_schema(ChatBody),
         "CompletionRequest": schemas.object_schema(CompletionBody),
