@@ -191,7 +191,8 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
     for rule, names in (
         (_by_core, "model n stream stream_options priority cache_salt prompt echo best_of max_completion_tokens"),
         (_by_core, "log_prompt"),
-        (_by_nobody, "user metadata store service_tier safety_identifier prompt_cache_key"),
+        (_by_nobody, "user metadata store service_tier safety_identifier"),
+        (_by_nobody, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
         (_by_counting, "prediction"),
         (_by_template, "messages"),
         (_by_template_variables, "chat_template_kwargs"),

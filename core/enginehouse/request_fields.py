@@ -54,6 +54,8 @@ CORE_FIELDS = frozenset(
         "priority",
         "prompt",
         "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
         "prompt_logprobs",
         "reasoning_effort",
         "repetition_penalty",

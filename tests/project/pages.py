@@ -24,6 +24,7 @@ from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 
+from .parameters import parameter_table
 from .repository import ROOT, source_files, syntax_of
 
 __all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
@@ -34,6 +35,7 @@ COMMAND = "cd tests && python -m project.pages"
 def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
+        "docs/api.md": {"parameters": parameter_table()},
         "docs/architecture.md": {"modules": _modules()},
         "docs/configuration.md": {"settings": _settings()},
         "docs/plugins.md": {"hooks": _hooks()},

@@ -103,6 +103,8 @@ class GenerationBody(RequestBody, ConstraintFields):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
     def check(self, limits: LimitsSettings) -> None:
         """Check what depends on several fields or on the server's limits. Raises RequestError."""

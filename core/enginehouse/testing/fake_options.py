@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
@@ -48,6 +48,7 @@ class FakeOptions:
         end_logit: raises (or lowers) the chance that an answer ends.
         step_delay_s: time that each forward pass takes.
         open_delay_s: time that loading takes.
+        recommends: request fields that the model's own files recommend.
         faults: failures on purpose.
     """
 
@@ -64,4 +65,5 @@ class FakeOptions:
     end_logit: float = -2.5
     step_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
     open_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
+    recommends: dict[str, Any] = field(factory=dict)
     faults: FakeFaults = FakeFaults()

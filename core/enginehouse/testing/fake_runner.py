@@ -91,6 +91,7 @@ class FakeRunner:
             special_tokens=self.tokenizer.special_tokens,
             bos_token="<|bos|>",
             eos_token="<|im_end|>",
+            generation_defaults=options.recommends,
             metadata={"architecture": "hash"},
         )
         self.num_steps = 0

@@ -1,0 +1,167 @@
+"""What becomes of each parameter is decided by what really decides: engine, template, parsers, plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from enginehouse.api.chat import ChatBody
+from enginehouse.api.completions import CompletionBody
+from enginehouse.capabilities import Capability, Deciders, capabilities_of, check_parameters
+from enginehouse.chat_formats import ChatFormats, ModelFormats
+from enginehouse.config import ModelSettings, PluginsSettings
+from enginehouse.engine.loop import StepEngine
+from enginehouse.errors import UnsupportedParameter
+from enginehouse.parsers import ChatFormat
+from enginehouse.plugins import PluginRegistry
+from enginehouse.testing.fake_runner import FakeRunner
+from enginehouse.types import (
+    Constraint,
+    EngineCapabilities,
+    EngineSettings,
+    GenerateRequest,
+    ModelInfo,
+    Tool,
+    ToolUse,
+)
+
+REGISTRY = PluginRegistry.load(PluginsSettings(allow=("samplers", "parsers", "llguidance")))
+ALL_KINDS = ("choice", "composition", "gbnf", "json_object", "json_schema", "lark", "regex")
+TOOLS = '{% if tools %}<tool_call>\n{"name": 1}</tool_call>{% endif %}'
+THINKING = "{% if enable_thinking %}<think>{% endif %}{{ reasoning_effort }}</think>"
+
+
+def formats(template: str) -> ModelFormats:
+    return ChatFormats(REGISTRY, {"m": ModelSettings(source="x")}).of("m", ChatFormat(template))
+
+
+def capabilities(
+    engine: EngineCapabilities | None = None,
+    template: str = "plain",
+    found: ModelFormats | None = None,
+    *,
+    has_template: bool = True,
+    **info: Any,
+) -> dict[str, Capability]:
+    engine = engine or EngineCapabilities(constraint_kinds=ALL_KINDS)
+    deciders = Deciders(
+        info=ModelInfo(backend="b", max_context=9, vocab_size=9, engine=engine, **info),
+        formats=found or formats(template),
+        has_template=has_template,
+        plugin_fields=REGISTRY.request_fields,
+    )
+    return capabilities_of(deciders)
+
+
+def supports(known: dict[str, Capability], *names: str) -> list[str]:
+    return [known[name].support for name in names]
+
+
+# -- the table ----------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_endpoints_has_a_rule_and_every_rule_a_field() -> None:
+    fields = {attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body)}
+
+    assert set(capabilities()) == fields | REGISTRY.request_fields.keys()
+
+
+def test_every_refusal_and_every_emulation_says_why() -> None:
+    for engine in (EngineCapabilities(), EngineCapabilities(samplers=())):
+        assert all(capability.reason for capability in capabilities(engine).values())
+
+
+def test_core_s_engine_says_what_it_has(tmp_path) -> None:
+    with_plugins = StepEngine(
+        FakeRunner(), EngineSettings(), REGISTRY.samplers, REGISTRY.structured_decoders.values()
+    ).capabilities
+    bare = StepEngine(FakeRunner(), EngineSettings(), {}).capabilities
+
+    assert with_plugins.samplers == tuple(sorted(REGISTRY.samplers))
+    assert set(with_plugins.constraint_kinds) == set(ALL_KINDS)
+    assert bare.samplers == () and bare.constraint_kinds == ()
+    assert "pip install" in bare.constraint_problem
+
+
+# -- what decides -------------------------------------------------------------------------------------
+
+
+def test_drawing_is_core_s_unless_the_engine_says_otherwise() -> None:
+    engine = EngineCapabilities(native=("temperature", "stop"), refused={"min_p": "no such thing upstream"})
+    known = capabilities(engine)
+
+    assert supports(known, "temperature", "stop", "top_p", "max_tokens") == ["native", "native", "emulated", "emulated"]
+    assert known["min_p"] == Capability("refused", "no such thing upstream")
+
+
+def test_plugin_fields_need_the_plugin_where_the_model_runs() -> None:
+    name, field = next(iter(REGISTRY.request_fields.items()))
+
+    assert capabilities()[name].support == "emulated"
+    assert capabilities(EngineCapabilities(samplers=(field.sampler,)))[name].support == "emulated"
+    assert capabilities(EngineCapabilities(samplers=("other",)))[name].support == "refused"
+
+
+def test_constraints_need_a_decoder_of_their_kind() -> None:
+    none = capabilities(EngineCapabilities(constraint_problem="no decoder"))
+    regex = capabilities(EngineCapabilities(constraint_kinds=("regex",), constraint_problem="only that"))
+
+    names = ("response_format", "json_schema", "guided_regex", "guided_choice", "grammar", "structured_outputs")
+    assert supports(none, *names) == ["refused"] * 6
+    assert none["response_format"].reason == "no decoder"
+    assert supports(regex, *names) == ["refused", "refused", "emulated", "refused", "refused", "emulated"]
+    assert "'auto' and 'none' only" in none["tool_choice"].reason
+
+
+def test_tools_are_native_where_the_template_shows_them() -> None:
+    assert capabilities(template=TOOLS)["tools"].support == "native"
+    assert "'hermes'" in capabilities(template=TOOLS)["tools"].reason
+    assert capabilities(template="plain")["tools"].support == "emulated"
+    without = capabilities(found=ModelFormats(None, None))
+    assert supports(without, "tools", "tool_choice", "parallel_tool_calls") == ["refused"] * 3
+
+
+def test_reasoning_needs_a_model_that_reasons() -> None:
+    names = ("enable_thinking", "reasoning_effort", "thinking_budget")
+
+    assert supports(capabilities(template=THINKING), *names) == ["native", "native", "emulated"]
+    assert supports(capabilities(template="<think>"), *names) == ["emulated", "accepted", "emulated"]
+    assert supports(capabilities(template="plain"), *names) == ["accepted"] * 3
+
+
+def test_templates_and_infill_tokens() -> None:
+    bare = capabilities(has_template=False)
+
+    assert supports(capabilities(), "messages", "chat_template_kwargs", "suffix") == ["native", "native", "refused"]
+    assert supports(bare, "messages", "chat_template_kwargs") == ["emulated", "accepted"]
+    assert capabilities(infill_tokens=("<p>", "<s>", "<m>"))["suffix"].support == "native"
+
+
+# -- refusing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("min_p", {"sampling": {"min_p": 0.1}}),
+        ("ignore_eos", {"stopping": {"ignore_eos": True}}),
+        ("logprobs", {"sampling": {"num_logprobs": 1}}),
+        ("typical_p", {"extensions": {"typical_p": {"typical_p": 0.5}}}),
+        ("tools", {"tool_use": ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))}),
+        ("guided_regex", {"constraint": Constraint(kind="regex", text="a", param="guided_regex")}),
+        ("structured_outputs", {"constraint": Constraint(kind="regex", text="a", param="structured_outputs.regex")}),
+        ("suffix", {"text": "a", "suffix": "b"}),
+        ("prompt_logprobs", {"num_prompt_logprobs": 1}),
+    ],
+)
+def test_what_is_refused_is_named_with_the_reason(param: str, fields: dict[str, Any]) -> None:
+    request = GenerateRequest(request_id="r", model=None, **fields)
+    refused = {param: Capability("refused", "for a reason")}
+
+    with pytest.raises(UnsupportedParameter, match=f"^{param}: for a reason$") as caught:
+        check_parameters(request, refused)
+    assert caught.value.param == param
+    check_parameters(request, {param: Capability("emulated")})
+    check_parameters(GenerateRequest(request_id="r", model=None), refused)

@@ -1,0 +1,65 @@
+"""Leaving parameters out of a request, by the paths that refusals name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from enginehouse.request_parameters import given_parameters, without_parameter
+from enginehouse.types import Constraint, GenerateRequest, Tool, ToolUse
+
+STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
+LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
+SCHEMA = Constraint(kind="json_object", param="response_format")
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(request_id="r", model=None, **fields)
+
+
+def required(use: ToolUse) -> ToolUse:
+    return ToolUse(tools=use.tools, choice="required", only="f")
+
+
+@pytest.mark.parametrize(
+    ("before", "param", "after", "left_out"),
+    [
+        ({"constraint": SCHEMA}, "response_format", {}, "response_format"),
+        ({"sampling": {"min_p": 0.1, "top_k": 1}}, "min_p", {"sampling": {"top_k": 1}}, "min_p"),
+        ({"sampling": {"num_logprobs": 1}}, "logprobs", {"sampling": {}}, "logprobs"),
+        ({"stopping": {"stop": ("a",)}}, "stop", {"stopping": {}}, "stop"),
+        ({"extensions": {"x": {"a": 1, "b": 2}}}, "a", {"extensions": {"x": {"b": 2}}}, "a"),
+        ({"suffix": "x"}, "suffix", {}, "suffix"),
+        ({"num_prompt_logprobs": 1}, "loglikelihood", {}, "loglikelihood"),
+        ({"tool_use": LENIENT}, "tools", {}, "tools"),
+        ({"tool_use": required(LENIENT)}, "tool_choice", {"tool_use": LENIENT}, "tool_choice"),
+        ({"tool_use": STRICT}, "tools[0].function.strict", {"tool_use": LENIENT}, "tools[0].function.strict"),
+        # The two make one constraint, which is named after the tools.
+        ({"tool_use": LENIENT, "constraint": SCHEMA}, "tool_choice", {"tool_use": LENIENT}, "response_format"),
+    ],
+)
+def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left_out: str) -> None:
+    assert without_parameter(request(**before), param) == (request(**after), left_out)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "messages[0].content[1]"),
+        ({}, "prompt"),
+        ({}, "min_p"),
+        ({"tool_use": LENIENT}, "tool_choice"),
+        ({"tool_use": LENIENT}, "tools[0].function.strict"),
+    ],
+)
+def test_what_cannot_be_left_out(fields: dict[str, Any], param: str) -> None:
+    """None, and no loop: whoever leaves out again and again must come to an end."""
+    assert without_parameter(request(**fields), param) is None
+
+
+def test_hidden_tools_are_not_given() -> None:
+    hidden = ToolUse(tools=LENIENT.tools, choice="none")
+
+    assert list(given_parameters(request(tool_use=hidden))) == []
+    assert list(given_parameters(request(tool_use=LENIENT))) == ["tools"]
