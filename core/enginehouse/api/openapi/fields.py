@@ -57,15 +57,16 @@ class ClassSchemas:
             keeps_nulls = KEEPS_NULLS.items() <= attribute.metadata.items()
             value = self._value_schema(attribute.type, drops_nulls=drops_nulls and not keeps_nulls)
             value |= dict(_bounds(attribute.validator, value.get("type")))
-            value |= self._keywords(cls, attribute.name)
+            keywords = dict(self._keywords(cls, attribute.name))
+            text = keywords.pop("description", None)
+            value |= keywords
             if choices := attribute.metadata.get("choices"):
                 value["enum"] = list(choices)
             if attribute.default is attrs.NOTHING:
                 required.append(attribute.name)
             elif drops_nulls:
                 value = _or_null(value)
-            text = attribute.metadata.get("description") or texts.get(attribute.name)
-            if text and "description" not in value:
+            if text := text or attribute.metadata.get("description") or texts.get(attribute.name):
                 value["description"] = text[0].upper() + text[1:]
             if _is_shown_default(attribute.default):
                 value["default"] = attribute.default
