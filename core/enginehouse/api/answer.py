@@ -19,9 +19,10 @@ from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
+from enginehouse.profiles import PROFILES
 from enginehouse.types import ChoiceFinished, Event, PromptLogprobs, RequestFinished, TextDelta, TokenLogprob
 
-__all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches"]
+__all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]
 
 
 @define
@@ -215,6 +216,12 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
+
+
+def model_name(running: RunningRequest) -> str:
+    """The model as answers name it: by its own name, or in some profiles by the one that was asked for."""
+    asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
+    return asked or running.model.name
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

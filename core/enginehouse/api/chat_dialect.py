@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from enginehouse.api.answer import Assembly, Choice
+from enginehouse.api.answer import Assembly, Choice, model_name
 from enginehouse.api.choice_parser import CallPiece, Piece
 from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line
 from enginehouse.api.sse import event
@@ -51,11 +51,10 @@ class ChatDialect:
         self._profile = profile
         self._assembly = assembly
         self._reasoning_fields = _REASONING_FIELDS[profile.reasoning_field or options.reasoning_field]
-        asked = running.request.model if profile.names_asked_model else None
         self._head = {
             "id": request_id,
             "created": int(time.time()),
-            "model": asked or running.model.name,
+            "model": model_name(running),
             "system_fingerprint": running.card.fingerprint,
         }
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)

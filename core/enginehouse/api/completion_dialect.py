@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from enginehouse.api.answer import Assembly, Choice
+from enginehouse.api.answer import Assembly, Choice, model_name
 from enginehouse.api.choice_parser import Piece
 from enginehouse.api.echo import Echo
 from enginehouse.api.encoding import LegacyLogprobs, encode_json, encode_line
@@ -50,7 +50,7 @@ class CompletionDialect:
             "id": request_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model.name,
+            "model": model_name(assembly.running[0]),
             "system_fingerprint": assembly.running[0].card.fingerprint,
         }
         self._assembly = assembly
