@@ -34,11 +34,12 @@ class HeldUsage:
     def event(self, piece: Piece) -> bytes:
         """What may leave now: the chunk before, when this one takes its place as the last with content."""
         event = self._dialect.event(piece)
-        if piece.finish_reason is not None and self._has_content:
+        has_content = piece.finish_reason is None and piece.scores is None
+        if self._has_content and not has_content:
             self._behind += event
             return b""
         ready = self.flush()
-        self._held, self._has_content = event, piece.finish_reason is None
+        self._held, self._has_content = event, has_content
         return ready
 
     def flush(self) -> bytes:
