@@ -10,6 +10,7 @@ import pytest
 
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.worker.intake import Intake
+from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.engine.worker.messages import (
     Accepted,
     CallFailed,
@@ -165,3 +166,22 @@ def test_calls_are_answered_in_order(bench):
         InvalidRequest,
         GenerationFailed,
     ]
+
+
+def test_tokens_that_fit_no_frame_are_refused():
+    sent: list[FromWorker] = []
+
+    def send(message: FromWorker) -> None:
+        if isinstance(message, Tokenized):
+            raise FrameTooLarge(MAX_FRAME_BYTES + 1)
+        sent.append(message)
+
+    engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1, max_queue=1), {})
+    intake = Intake(engine, FakeTokenizer(), send, lambda *_: None)
+    intake.start()
+    intake.call(Tokenize(1, (Segment("hello"),), False))
+    intake.close()
+
+    (failed,) = sent
+    assert isinstance(failed, CallFailed)
+    assert isinstance(failed.failure.to_error(), InvalidRequest)

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 from enginehouse.backend import Tokenizer
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.link import FrameTooLarge
 from enginehouse.engine.worker.messages import (
     Accepted,
     CallFailed,
@@ -149,6 +150,8 @@ class Intake:
                 self._send(Tokenized(message.call, token_ids))
             else:
                 self._send(Detokenized(message.call, self._pieces(message.token_ids)))
+        except FrameTooLarge:
+            self._send(CallFailed(message.call, failure_of(InvalidRequest("There are too many tokens to list them."))))
         except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this call may fail
             self._send(CallFailed(message.call, failure_of(_as_ours(error, "The tokenizer failed"))))
 
