@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.capabilities import Capability, Deciders, capabilities_of
 from enginehouse.chat_formats import ChatFormats, ModelFormats
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
-from enginehouse.prompt.fallback import fallback_template
+from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.types import ModelInfo
 
 __all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]
@@ -46,10 +46,12 @@ class ModelCards:
     """The cards of all models.
 
     Args:
-        templates: chat templates that the settings name, by model; None is the model's own.
+        registry: the plugins.
+        formats: chooses parsers.
+        templates: the chat templates of the models.
     """
 
-    def __init__(self, registry: PluginRegistry, formats: ChatFormats, templates: Mapping[str, str | None]) -> None:
+    def __init__(self, registry: PluginRegistry, formats: ChatFormats, templates: ModelTemplates) -> None:
         self._registry = registry
         self._formats = formats
         self._templates = templates
@@ -68,19 +70,20 @@ class ModelCards:
         return known[1]
 
     def _make(self, name: str, info: ModelInfo) -> ModelCard:
-        own = self._templates.get(name)
-        templates = {"chat_template": own} if own else info.chat_templates
-        default = own or templates.get("default")
-        chat = ChatFormat(default or fallback_template(info.special_tokens), info.special_tokens)
-        formats = self._formats.of(name, chat)
+        templates = self._templates.all(name, info)
+        plain, with_tools = (self._templates.choose(name, info, with_tools=tools) for tools in (False, True))
+        of_plain, of_tools = (
+            self._formats.of(name, ChatFormat(template, info.special_tokens)) for template in (plain, with_tools)
+        )
+        formats = evolve(of_tools, reasoning=of_plain.reasoning, reasoning_parser=of_plain.reasoning_parser)
         deciders = Deciders(
             info=info,
             formats=formats,
-            has_template=default is not None,
+            has_template=plain in templates.values(),
             plugin_fields=self._registry.request_fields,
         )
-        written = (f"{key}\0{text}" for key, text in sorted((templates or {"fallback": chat.template}).items()))
-        template_hash = _digest(written)
+        written = sorted((templates or {"fallback": plain}).items())
+        template_hash = _digest(f"{key}\0{text}" for key, text in written)
         return ModelCard(
             formats=formats,
             capabilities=capabilities_of(deciders),

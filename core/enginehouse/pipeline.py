@@ -7,17 +7,16 @@ how engines work inside.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
 from enginehouse.backend import Generation
 from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
-from enginehouse.config import ModelSettings, Settings
+from enginehouse.config import Settings
 from enginehouse.errors import (
-    ConfigError,
     ContextLengthExceeded,
     InvalidRequest,
     ModelLoadError,
@@ -33,13 +32,15 @@ from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.profiles import PROFILES
 from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.fallback import fallback_template
 from enginehouse.prompt.infill import infill_segments
+from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.request_parameters import without_parameter
 from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, Segment
 
 __all__ = ["Pipeline", "Prompt", "RunningRequest"]
+
+_T = TypeVar("_T")
 
 
 @frozen(eq=False)
@@ -106,7 +107,7 @@ class Pipeline:
             name: Layer("profile", read_defaults(profile.defaults, f"profile {name}", registry.samplers))
             for name, profile in PROFILES.items()
         }
-        self._templates = {name: _read_template(name, model) for name, model in settings.models.items()}
+        self._templates = ModelTemplates(settings.models)
         self._formats = ChatFormats(registry, settings.models)
         self._cards = ModelCards(registry, self._formats, self._templates)
         self._leaves_out = settings.server.unsupported_parameters == "report"
@@ -131,27 +132,15 @@ class Pipeline:
             Overloaded: too many requests wait.
             EngineError: the model is not ready or its engine died.
         """
-        unsupported: list[str] = []
-        while True:
-            try:
-                running = await self._submit(request)
-            except UnsupportedParameter as error:
-                left = without_parameter(request, error.param or "") if self._leaves_out else None
-                if left is None:
-                    raise
-                request, param = left
-                unsupported.append(param)
-            else:
-                return evolve(running, unsupported=tuple(unsupported)) if unsupported else running
+        running, unsupported = await self._leaving_out(request, self._submit)
+        return evolve(running, unsupported=unsupported) if unsupported else running
 
     async def _submit(self, request: GenerateRequest) -> RunningRequest:
         model = await self._manager.wait(request.model)
         card = self._cards.of(model.name, model.info)
         check_parameters(request, card.capabilities)
         layers = self._layers(request, model.name, model.info)
-        parameters = effective_parameters(
-            request, layers, model.info.vocab_size, self._settings.limits, self._samplers
-        )
+        parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
         prediction = await _tokenized(request.prediction, model)
@@ -194,6 +183,21 @@ class Pipeline:
             tokenize_s=time.perf_counter() - rendered,
         )
 
+    async def _leaving_out(
+        self, request: GenerateRequest, attempt: Callable[[GenerateRequest], Awaitable[_T]]
+    ) -> tuple[_T, tuple[str, ...]]:
+        """What ``attempt`` makes of the request, perhaps without parameters that the model cannot honour; and those."""
+        unsupported: list[str] = []
+        while True:
+            try:
+                return await attempt(request), tuple(unsupported)
+            except UnsupportedParameter as error:
+                left = without_parameter(request, error.param or "") if self._leaves_out else None
+                if left is None:
+                    raise
+                request, param = left
+                unsupported.append(param)
+
     async def prompt(self, request: GenerateRequest) -> Prompt:
         """The prompt that :meth:`submit` would make of a request, without bringing it to the engine.
 
@@ -201,6 +205,10 @@ class Pipeline:
             RequestError: the request makes no prompt.
             EngineError: the model is not ready.
         """
+        prompt, _ = await self._leaving_out(request, self._prompt)
+        return prompt
+
+    async def _prompt(self, request: GenerateRequest) -> Prompt:
         model = await self._manager.wait(request.model)
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
@@ -213,9 +221,7 @@ class Pipeline:
         Raises:
             ModelLoadError: says which template, and where it is wrong.
         """
-        own = self._templates.get(name)
-        templates = {"chat_template": own} if own else info.chat_templates
-        for template_name, template in templates.items():
+        for template_name, template in self._templates.all(name, info).items():
             try:
                 await self._renderer.check(template)
             except RenderError as error:
@@ -235,11 +241,7 @@ class Pipeline:
         return plan_chat(request, self._formats.of(model.name, chat), request.constraint)
 
     def _template(self, request: GenerateRequest, model: LoadedModel) -> str:
-        """The chat template; some models have another one for chats with tools."""
-        info = model.info
-        named = request.tool_use is not None and info.chat_templates.get("tool_use")
-        own = self._templates.get(model.name) or named or info.chat_templates.get("default")
-        return own or fallback_template(info.special_tokens)
+        return self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
 
     async def _segments(
         self, request: GenerateRequest, model: LoadedModel, plan: ChatPlan | None
@@ -268,17 +270,6 @@ async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int
     if prediction is None:
         return None
     return await model.engine.tokenize((Segment(prediction),), False) if prediction else ()
-
-
-def _read_template(name: str, model: ModelSettings) -> str | None:
-    """The chat template file that the settings name."""
-    if model.chat_template is None:
-        return None
-    try:
-        return Path(model.chat_template).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        path = f"models.{name}.chat_template"
-        raise ConfigError(f"{path}: cannot read {model.chat_template!r}: {error}", path) from error
 
 
 def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import ModelSettings, PluginsSettings
 from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.plugins import PluginRegistry
+from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.types import ModelInfo
 
 INFO = ModelInfo(
@@ -23,10 +25,13 @@ INFO = ModelInfo(
 )
 
 
+def cards(registry: PluginRegistry, template: str | None = None) -> ModelCards:
+    models = {"m": ModelSettings(source="x", chat_template=template)}
+    return ModelCards(registry, ChatFormats(registry, models), ModelTemplates(models))
+
+
 def card(info: ModelInfo = INFO, template: str | None = None, allow: tuple[str, ...] = ("parsers",)) -> ModelCard:
-    registry = PluginRegistry.load(PluginsSettings(allow=allow))
-    formats = ChatFormats(registry, {"m": ModelSettings(source="x")})
-    return ModelCards(registry, formats, {"m": template}).of("m", info)
+    return cards(PluginRegistry.load(PluginsSettings(allow=allow)), template).of("m", info)
 
 
 def changed(**fields: Any) -> ModelInfo:
@@ -53,12 +58,25 @@ def test_the_fingerprint_survives_a_restart() -> None:
         {"info": changed(metadata={**INFO.metadata, "library": "llama-cpp-python 1.2.4"})},
         {"info": changed(chat_templates={"default": "{{ messages }}!"})},
         {"info": changed(chat_templates={**INFO.chat_templates, "tool_use": "x"})},
-        {"template": "of the settings"},
         {"allow": ("parsers", "samplers")},
     ],
 )
 def test_the_fingerprint_changes_with_its_parts(other: dict[str, Any]) -> None:
     assert card(**other).fingerprint != card().fingerprint
+
+
+def test_the_fingerprint_changes_with_the_template_of_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("other")
+
+    assert card(template=str(file)).fingerprint != card().fingerprint
+
+
+def test_tools_are_read_by_the_template_that_is_used_with_tools() -> None:
+    tools = "{% if tools %}<tool_call>{'name'</tool_call>{% endif %}"
+    both = card(changed(chat_templates={"default": "<think></think>", "tool_use": tools})).formats
+
+    assert (both.tool_parser, both.reasoning_parser, both.template_takes_tools) == ("hermes", "think", True)
 
 
 def test_the_fingerprint_changes_with_a_plugin_s_version_but_not_with_a_broken_plugin() -> None:
@@ -67,7 +85,7 @@ def test_the_fingerprint_changes_with_a_plugin_s_version_but_not_with_a_broken_p
     def stamp(version: str, error: str | None = None) -> str:
         plugins = tuple(evolve(record, version=version, error=error, skipped=False) for record in registry.plugins)
         other = evolve(registry, plugins=plugins)
-        return ModelCards(other, ChatFormats(other, {"m": ModelSettings(source="x")}), {}).of("m", INFO).fingerprint
+        return cards(other).of("m", INFO).fingerprint
 
     assert stamp("1") != stamp("2")
     assert stamp("1", "broken") == stamp("2", "broken")
@@ -80,12 +98,11 @@ def test_the_version_of_enginehouse_is_in_the_fingerprint(monkeypatch: pytest.Mo
 
 
 def test_a_card_is_made_anew_when_the_model_is_opened_again() -> None:
-    registry = PluginRegistry.load(PluginsSettings(allow=()))
-    cards = ModelCards(registry, ChatFormats(registry, {"m": ModelSettings(source="x")}), {})
-    first = cards.of("m", INFO)
+    known = cards(PluginRegistry.load(PluginsSettings(allow=())))
+    first = known.of("m", INFO)
 
-    assert cards.of("m", INFO) is first
-    assert cards.of("m", msgspec.structs.replace(INFO)) is not first
+    assert known.of("m", INFO) is first
+    assert known.of("m", msgspec.structs.replace(INFO)) is not first
 
 
 def test_quantization_is_the_backend_s_word_or_the_dtype() -> None:

@@ -206,8 +206,9 @@ class StepEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What requests may ask for: core draws and stops by itself, plugins do the rest."""
+        """What requests may ask for: core draws what the runner does not, and stops; plugins do the rest."""
         return EngineCapabilities(
+            native=tuple(sorted(self._runner.capabilities.sampling)),
             samplers=tuple(sorted(self._samplers)),
             constraint_kinds=self._constraints.kinds,
             constraint_problem=self._constraints.problem,
