@@ -131,3 +131,22 @@ def test_a_fixed_count_is_never_changed() -> None:
     machine = Machine((2,), cliff)
 
     assert set(machine.run(30.0)) == {2}
+
+
+def test_large_batches_get_all_threads() -> None:
+    """A trial with one thread would cost as much as it takes: hundreds of milliseconds for a prompt."""
+    machine = Machine((2, 1), lambda threads, num_tokens: 0.6 / threads)
+
+    assert set(machine.run(120.0, 90)) == {2}
+
+
+def test_a_passing_disturbance_does_not_change_the_count() -> None:
+    """Half a second of slow steps, whatever the count: the trial takes turns, so both are slow in it."""
+    machine = Machine((2, 1), alone)
+    machine.run(10.0, 8)
+    machine.step_s = lambda threads, num_tokens: 1.8 * alone(threads, num_tokens)
+    used = machine.run(0.5, 8)
+    machine.step_s = alone
+    used += machine.run(10.0, 8)
+
+    assert used.count(1) <= 8
