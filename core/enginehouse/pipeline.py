@@ -36,7 +36,7 @@ from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.request_parameters import without_parameter
-from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, Segment
+from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, ReasoningParams, Segment
 
 __all__ = ["Pipeline", "Prompt", "RunningRequest"]
 
@@ -149,21 +149,7 @@ class Pipeline:
         segments = await self._segments(request, model, plan)
         rendered = time.perf_counter()
         reasoning = plan.reasoning_params(segments) if plan is not None else None
-        engine_request = EngineRequest(
-            request_id=request.request_id,
-            segments=segments,
-            token_ids=request.token_ids,
-            add_special=request.text is not None,
-            num_prompt_logprobs=request.num_prompt_logprobs,
-            num_choices=request.num_choices,
-            sampling=parameters.sampling,
-            stopping=parameters.stopping,
-            shown_tokens=plan.shown_tokens if plan is not None else (),
-            reasoning=reasoning,
-            constraint=plan.constraint if plan is not None else request.constraint,
-            priority=request.priority,
-            namespace=request.namespace,
-        )
+        engine_request = _engine_request(request, parameters, plan, segments, reasoning)
         try:
             generation = await model.engine.submit(engine_request)
         except ContextLengthExceeded as error:
@@ -263,6 +249,30 @@ class Pipeline:
             # A raw prompt is the client's own: control-token strings in it are control tokens.
             return (Segment(request.text, trusted=True),)
         return ()
+
+
+def _engine_request(
+    request: GenerateRequest,
+    parameters: Parameters,
+    plan: ChatPlan | None,
+    segments: tuple[Segment, ...],
+    reasoning: ReasoningParams | None,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=request.request_id,
+        segments=segments,
+        token_ids=request.token_ids,
+        add_special=request.text is not None,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        num_choices=request.num_choices,
+        sampling=parameters.sampling,
+        stopping=parameters.stopping,
+        shown_tokens=plan.shown_tokens if plan is not None else (),
+        reasoning=reasoning,
+        constraint=plan.constraint if plan is not None else request.constraint,
+        priority=request.priority,
+        namespace=request.namespace,
+    )
 
 
 async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int] | None:
