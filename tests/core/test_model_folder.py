@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.backend import ModelSource
 from enginehouse.errors import ModelLoadError
-from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, served_context
+from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, recommended_parameters, served_context
 
 _CONFIG = {
     "hidden_size": 64,
@@ -95,3 +95,28 @@ def test_served_context_stays_where_positions_do_not_depend_on_the_batch(key: st
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 1024}
 
     assert served_context({"max_position_embeddings": 100_000, key: rope}, None) == 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "recommended"),
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"temperature": 0.6, "top_k": None, "max_new_tokens": 9, "eos_token_id": 2}, {"temperature": 0.6}),
+        # Drawing is off, so its values mean nothing; the penalty holds all the same.
+        ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({}, {}),
+        ([], {}),
+    ],
+)
+def test_recommended_parameters_are_read_from_the_generation_config(
+    tmp_path: Path, config: object, recommended: dict[str, Any]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+
+    assert recommended_parameters(tmp_path) == recommended
+
+
+def test_a_missing_or_broken_generation_config_recommends_nothing(tmp_path: Path) -> None:
+    assert recommended_parameters(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text("{")
+    assert recommended_parameters(tmp_path) == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import Backend, ModelSource
+from enginehouse.backend import Backend, ModelSource, Runner
 from enginehouse.config import PluginsSettings
 from enginehouse.errors import MissingDependency, ModelLoadError
 from enginehouse.plugins import PluginRegistry
@@ -47,7 +47,7 @@ def _source(path: Path) -> ModelSource:
     return ModelSource(str(path), path)
 
 
-def _open(path: Path, **options: object) -> object:
+def _open(path: Path, **options: object) -> Runner:
     return HfBackend().open(_source(path), HfOptions(threads=1, **options), lambda _share, _what: None)  # type: ignore[arg-type]
 
 
@@ -155,3 +155,14 @@ def test_attention_that_would_be_wrong_is_refused(
     name = "gemma3" if "model_type" in changes else "llama"
     with pytest.raises(ModelLoadError, match=reason):
         _open(_changed(tiny_model(name), tmp_path / "model", **changes))
+
+
+def test_a_model_recommends_what_its_generation_config_says(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = _changed(tiny_model("llama"), tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    runner = _open(folder, context=64)
+    try:
+        assert runner.info.generation_defaults == {"temperature": 0.6, "top_k": 20}
+        assert runner.info.metadata["library"].startswith("transformers ")
+    finally:
+        runner.close()

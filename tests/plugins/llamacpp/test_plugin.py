@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from enginehouse_llamacpp import library
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.gguf import read_header, shard_paths
 from enginehouse_llamacpp.log import LogBuffer
+from enginehouse_llamacpp.metadata import recommended_parameters
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
 
@@ -170,3 +172,47 @@ def test_quantised_kv_works(smollm_path: Path, request: pytest.FixtureRequest) -
     runner.close()
 
     assert invariant
+
+
+# -- recommended parameters ---------------------------------------------------------------------------
+
+
+def _entry(key: str, kind: int, value: bytes) -> bytes:
+    """One entry of a GGUF header."""
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+
+
+def _with_sampling_keys(source: Path, target: Path) -> Path:
+    """A copy whose chat template gives way to sampling keys; a filler keeps every offset."""
+    data, key = source.read_bytes(), b"tokenizer.chat_template"
+    begin = data.index(struct.pack("<Q", len(key)) + key)
+    length = int.from_bytes(data[begin + 8 + len(key) + 4 :][:8], "little")
+    end = begin + 8 + len(key) + 4 + 8 + length
+    entries = [
+        _entry("general.sampling.temp", 6, struct.pack("<f", 0.6)),
+        _entry("general.sampling.top_k", 5, struct.pack("<i", 20)),
+        _entry("general.sampling.penalty_repeat", 6, struct.pack("<f", 1.05)),
+        _entry("general.sampling.sequence", 8, struct.pack("<Q", 2) + b"kp"),
+    ]
+    size = end - begin - len(b"".join(entries)) - len(_entry("filler", 8, b"")) - 8
+    entries.append(_entry("filler", 8, struct.pack("<Q", size) + b" " * size))
+    count = int.from_bytes(data[16:24], "little") + len(entries) - 1
+    head = data[:16] + struct.pack("<Q", count) + data[24:begin]
+    target.write_bytes(head + b"".join(entries) + data[end:])
+    return target
+
+
+def test_sampling_keys_of_the_file_are_recommended(smollm_path: Path, tmp_path: Path) -> None:
+    path = _with_sampling_keys(smollm_path, tmp_path / "recommending.gguf")
+    runner = LlamaCppBackend().open(ModelSource("m", path), LlamaCppOptions(context=256), lambda _share, _what: None)
+    try:
+        assert runner.info.generation_defaults == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+        assert runner.info.metadata["library"].startswith("llama-cpp-python ")
+    finally:
+        runner.close()
+
+
+def test_sampling_keys_that_are_no_numbers_are_left_out() -> None:
+    values = {"general.sampling.temp": "warm", "general.sampling.min_p": "0.05", "general.name": "x"}
+
+    assert recommended_parameters(values) == {"min_p": 0.05}

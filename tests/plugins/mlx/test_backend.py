@@ -165,3 +165,14 @@ def test_models_with_a_soft_cap_are_not_cut(tiny_model: TinyModel) -> None:
     assert cut_model(capped)[0].body is capped
     assert cut_model(plain)[0].body is plain.model
     assert cut_model(plain)[0].can_batch
+
+
+def test_a_model_recommends_what_its_generation_config_says(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = _changed(tiny_model("llama"), tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    runner = _open(folder, MlxOptions(context=64))
+    try:
+        assert runner.info.generation_defaults == {"temperature": 0.6, "top_k": 20}
+        assert runner.info.metadata["library"].startswith("mlx-lm ")
+    finally:
+        runner.close()
