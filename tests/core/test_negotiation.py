@@ -185,8 +185,8 @@ def test_times_and_savings(client: httpx.Client) -> None:
     times = told["timings_ms"]
 
     assert set(times) == {"render", "tokenize", "queue", "prefill", "decode", "total"}
-    assert all(value >= 0 for value in times.values())
-    assert 0 < sum(value for name, value in times.items() if name != "total") <= times["total"] * 1.05
+    assert all(0 <= value <= times["total"] for value in times.values())
+    assert 0 < times["prefill"] + times["decode"] <= times["total"]
     assert told["optimizations"]["cached_tokens"] > 50
     assert told["tokens_per_second"]["decode"] > 0
     constant = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "one and only"}}}
