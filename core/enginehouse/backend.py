@@ -18,10 +18,14 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.types import EngineRequest, EngineStats, Event, ModelInfo, Segment
+from enginehouse.types import EngineRequest, EngineStats, Event, ModelInfo, SamplingParams, Segment
 
 __all__ = [
     "Backend",
+    "DeviceOutput",
+    "DeviceSampler",
+    "Draw",
+    "Drawn",
     "Engine",
     "ForwardOutput",
     "Generation",
@@ -34,6 +38,7 @@ __all__ = [
     "Progress",
     "Runner",
     "RunnerCapabilities",
+    "Sampled",
     "Span",
     "Tokenizer",
 ]
@@ -150,7 +155,7 @@ class Tokenizer(Protocol):
 
 @frozen
 class LastSampled:
-    """Stands for the token that ``Runner.sample`` drew last for this sequence, still on the device."""
+    """Stands for the token that :meth:`DeviceSampler.sample` drew last for this sequence, still on the device."""
 
 
 @frozen
@@ -186,6 +191,68 @@ class ForwardOutput(Protocol):
         ...
 
 
+@runtime_checkable
+class DeviceOutput(ForwardOutput, Protocol):
+    """Rows that stay on a device; what a runner with ``sampling`` capabilities returns."""
+
+    def select(self, rows: Sequence[int]) -> ForwardOutput:
+        """Only these rows, in this order, so that no others need be copied to the host."""
+        ...
+
+
+@frozen(eq=False)
+class Sampled:
+    """One drawn token.
+
+    Attributes:
+        token_id: the token.
+        logprob: its raw log-probability when the request asked for any, else None.
+        top_ids: (num_logprobs,) int64, the most probable tokens of the raw model, best first; None like ``logprob``.
+        top_logprobs: (num_logprobs,) float64, their raw log-probabilities.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top_ids: NDArray[np.int64] | None = None
+    top_logprobs: NDArray[np.float64] | None = None
+
+
+@frozen(eq=False, kw_only=True)
+class Draw:
+    """How the token behind one row of logits is drawn on the device; the order is core's sampling order.
+
+    Attributes:
+        row: which row of the forward pass.
+        sequence: its handle; what is drawn becomes the :class:`LastSampled` of this sequence.
+        sampling: temperature, truncation and ``num_logprobs``; everything that is not default in it is something
+            that the runner's ``capabilities.sampling`` names.
+        number: in [0, 1), decides the draw; a function of seed, choice and position.
+        bias_ids: (num_biased,) int64 token ids, each once, to whose logits ``bias_values``, float32, are added first;
+            -inf bans a token.
+        seen_ids: (num_seen,) int64 token ids that penalties are about; ``seen_counts``, float32, says how often the
+            answer holds each.
+        bitmask: (ceil(vocab_size / 32),) int32, which tokens may be drawn; None is every one.
+    """
+
+    row: int
+    sequence: int
+    sampling: SamplingParams
+    number: float
+    bias_ids: NDArray[np.int64] | None = None
+    bias_values: NDArray[np.float32] | None = None
+    seen_ids: NDArray[np.int64] | None = None
+    seen_counts: NDArray[np.float32] | None = None
+    bitmask: NDArray[np.int32] | None = None
+
+
+class Drawn(Protocol):
+    """Tokens on their way to the host."""
+
+    def host(self) -> Sequence[Sampled]:
+        """Wait for them; one per draw, in order. A token id of -1: the row had no finite maximum."""
+        ...
+
+
 @frozen(kw_only=True)
 class RunnerCapabilities:
     """What a runner can do; the scheduler plans by it and the contract suite checks it.
@@ -202,6 +269,8 @@ class RunnerCapabilities:
         logits: where rows live before ``host()``.
         exit_layers: layer counts that ``Span.num_layers`` accepts.
         abort: ``abort()`` interrupts a running forward pass; False: it has no effect.
+        sampling: names of the fields of SamplingParams that the runner honours when it draws on the device itself, and
+            ``mask`` where it takes bitmasks; not empty only for a :class:`DeviceSampler`. Core draws for all others.
     """
 
     max_sequences: int
@@ -215,6 +284,7 @@ class RunnerCapabilities:
     logits: Literal["host", "device"] = "host"
     exit_layers: tuple[int, ...] = ()
     abort: bool = False
+    sampling: frozenset[str] = frozenset()
 
 
 @runtime_checkable
@@ -278,6 +348,19 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free everything; the runner is not used afterwards."""
+        ...
+
+
+@runtime_checkable
+class DeviceSampler(Runner, Protocol):
+    """A runner that also draws tokens, where the logits are; its ``forward`` takes :class:`LastSampled` inputs.
+
+    So the next pass can be launched before the tokens of the last one have reached the host. Nothing here waits but
+    :meth:`Drawn.host`.
+    """
+
+    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> Drawn:
+        """Draw from rows of the last forward pass; call it once, before the next."""
         ...
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from attrs import field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import ForwardOutput, Span
+from enginehouse.backend import DeviceOutput, ForwardOutput, LastSampled
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
 
-__all__ = ["Fail", "Rows", "forward"]
+__all__ = ["Computed", "Fail", "Rows", "forward"]
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]
 """Sequences that got logits, each with its rows in order of position: (num_rows, vocab_size) float32."""
@@ -25,28 +26,45 @@ Fail = Callable[[ActiveRequest, EnginehouseError], None]
 """Ends a request with an error."""
 
 
-def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Rows:
+@frozen(eq=False)
+class Computed:
+    """What one forward pass gave.
+
+    Attributes:
+        on_host: rows that core reads: to draw from, or to score a prompt.
+        on_device: sequences whose next token the runner draws, each with its row of ``output``.
+        output: all rows; None when none stay on the device.
+    """
+
+    on_host: Rows = field(factory=list)
+    on_device: list[tuple[Sequence, int]] = field(factory=list)
+    output: ForwardOutput | None = None
+
+
+def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
     """Run ``batch``, or what can be run of it, and return the rows to sample from."""
     while batch.spans:
         try:
             return _collect(batch, scheduler.runner.forward(batch.spans))
-        except CacheFull as error:
-            if not scheduler.make_room():
-                fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {error}"))
-            batch = scheduler.schedule()
-        except StepAborted:
-            scheduler.resync()
-            break
         except Exception as error:  # noqa: BLE001 - a runner's fault must not end the other requests
+            if scheduler.has_pending:
+                break  # tried again in the next step, when the tokens still on the device are known
+            if isinstance(error, CacheFull):
+                if not scheduler.make_room():
+                    fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {error}"))
+                batch = scheduler.schedule()
+                continue
             scheduler.resync()
+            if isinstance(error, StepAborted):
+                break
             if len(batch.spans) > 1:
                 return _forward_one_by_one(scheduler, batch, fail)
             fail(batch.sequences[0].owner, _runner_failure(error))
             break
-    return []
+    return Computed()
 
 
-def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Rows:
+def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
     """After a failed batch: find out which sequences the runner fails on, and fail only those."""
     rows: Rows = []
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
@@ -54,31 +72,47 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Rows:
             continue
         try:
             output = scheduler.runner.forward([span])
-            rows += [(s, some.copy()) for s, some in _collect(Batch((sequence,), (span,)), output)]
+            alone = _collect(Batch((sequence,), (span,)), output, reads_all=True)
+            rows += [(s, some.copy()) for s, some in alone.on_host]
         except CacheFull:
             continue
         except Exception as error:  # noqa: BLE001 - see above
             scheduler.resync()
             fail(sequence.owner, _runner_failure(error))
-    return rows
+    return Computed(rows)
 
 
-def _collect(batch: Batch, output: ForwardOutput) -> Rows:
-    for sequence, span in zip(batch.sequences, batch.spans, strict=True):
-        sequence.num_computed += len(span.input)  # type: ignore[arg-type]  # core sends ids only
-    rows: Rows = []
-    logits = output.host() if output.num_rows else np.empty((0, 0), np.float32)
+def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Computed:
+    """Record what was computed, and share out the rows; ``reads_all``: core draws every token."""
+    on_host: list[tuple[Sequence, range]] = []
+    on_device: list[tuple[Sequence, int]] = []
     start = 0
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
-        end = start + _num_rows(span)
-        if end > start:
-            rows.append((sequence, logits[start:end]))
-        start = end
-    return rows
+        size = 1 if isinstance(span.input, LastSampled) else len(span.input)
+        sequence.num_computed += size
+        rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
+        if rows and sequence.on_device and not reads_all and span.outputs == "last":
+            on_device.append((sequence, start))
+        elif rows:
+            on_host.append((sequence, rows))
+        start = rows.stop
+    return Computed(_read(output, on_host), on_device, output if on_device else None)
 
 
-def _num_rows(span: Span) -> int:
-    return {"none": 0, "last": 1, "all": len(span.input)}[span.outputs]  # type: ignore[arg-type]  # ids only
+def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]]) -> Rows:
+    """Rows in host memory; where they come from a device, only those that are wanted."""
+    if not wanted:
+        return []
+    num_rows = sum(len(rows) for _, rows in wanted)
+    if num_rows < output.num_rows and isinstance(output, DeviceOutput):
+        output = output.select([row for _, rows in wanted for row in rows])
+    logits = output.host()
+    start, found = 0, []
+    for sequence, rows in wanted:
+        start = start if output.num_rows == num_rows else rows.start
+        found.append((sequence, logits[start : start + len(rows)]))
+        start += len(rows)
+    return found
 
 
 def _runner_failure(error: Exception) -> EnginehouseError:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner
+from enginehouse.backend import Runner, Sampled
 from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
+from enginehouse.engine.device_draws import Flight, can_draw, launch
 from enginehouse.engine.forward import forward
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.engine.scheduler import Scheduler
+from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import (
     ContextLengthExceeded,
@@ -78,6 +79,7 @@ class StepEngine:
         self._requests: dict[str, ActiveRequest] = {}
         self._computing: tuple[Sequence, ...] = ()
         self._leaving: set[str] = set()
+        self._flight = Flight()
         self._outputs: list[EngineOutput] = []
         self._num_arrivals = 0
         self._num_steps = 0
@@ -85,21 +87,37 @@ class StepEngine:
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> list[EngineOutput]:
-        """One scheduler turn: at most one forward pass over everything that can run."""
+        """One scheduler turn: launch at most one forward pass, then use the tokens of the one before it."""
         self._admit()
         batch = self._scheduler.schedule()
-        if batch.spans:
-            self._num_steps += 1
-            masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
-            self._computing = batch.sequences
-            rows = forward(self._scheduler, batch, self._fail)
-            self._computing = ()
-            if masks is not None:
-                masks.result()
-            for sequence, some in rows:
-                self._receive(sequence, some)
+        previous, self._flight = self._flight, self._launch(batch)
+        self._land(previous)
+        if self._flight.must_land:
+            self._land(self._flight)
+            self._flight = Flight()
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def _launch(self, batch: Batch) -> Flight:
+        """Run the forward pass, and let the device draw where it can; core draws on landing."""
+        if not batch.spans:
+            return Flight()
+        self._num_steps += 1
+        masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
+        self._computing = batch.sequences
+        computed = forward(self._scheduler, batch, self._fail)
+        self._computing = ()
+        if masks is not None:
+            masks.result()
+        return launch(self._runner, computed, self._fail)
+
+    def _land(self, flight: Flight) -> None:
+        """Use what a forward pass gave; of sequences that have left meanwhile nothing is used."""
+        if flight.drawn is not None:
+            for sequence, sampled in zip(flight.on_device, flight.drawn.host(), strict=True):
+                self._read(sequence, sampled)
+        for sequence, rows in flight.on_host:
+            self._receive(sequence, rows)
 
     def _admit(self) -> None:
         now = self._clock()
@@ -109,9 +127,23 @@ class StepEngine:
 
     # -- one token ---------------------------------------------------------------------------------
 
+    def _read(self, sequence: Sequence, sampled: Sampled) -> None:
+        """Take a token that the device drew."""
+        if not sequence.num_pending:
+            return  # it has ended since
+        sequence.num_pending -= 1
+        try:
+            if sampled.token_id < 0:
+                raise GenerationFailed("The model's logits leave no token that could be drawn, or are not finite.")
+            self._accept(sequence, sampled)
+        except EnginehouseError as error:
+            self._fail(sequence.owner, error)
+        except Exception as error:  # noqa: BLE001 - as for tokens that core draws
+            self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
+
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Use the logits of a sequence: score its prompt, draw its next token."""
-        if sequence not in self._scheduler.running:
+        if sequence.handle is None:
             return  # its request failed earlier in this step
         try:
             if sequence.scores_prompt:
@@ -143,8 +175,11 @@ class StepEngine:
         self._outputs.append((sequence.owner.request.request_id, scored))
 
     def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
-        """Draw the next token of a sequence and take it, with the tokens that a constraint then forces."""
-        sampled = sequence.sampler.sample(row, sequence.num_generated, sequence.mask())
+        """Draw the next token of a sequence."""
+        self._accept(sequence, sequence.sampler.sample(row, sequence.num_generated, sequence.mask()))
+
+    def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
+        """Take a drawn token, and those that a constraint then forces."""
         if sampled.logprob is not None:
             sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
         if self._take(sequence, sampled.token_id):
@@ -275,6 +310,7 @@ class StepEngine:
         )
         text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
         sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
+        sequence.on_device = can_draw(self._runner, request)
         stopping = request.stopping
         own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
         sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)

@@ -97,12 +97,16 @@ class Penalties:
                 assert place == self._num_seen
                 del self._places[int(self._token_ids[place])]
 
+    @property
+    def seen(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The tokens that penalties are about, each once, and how often the answer holds them."""
+        return self._token_ids[: self._num_seen], self._counts[: self._num_seen]
+
     def apply(self, row: NDArray[np.float32]) -> None:
         """Change ``row``, (vocab_size,) float32, in place."""
-        token_ids = self._token_ids[: self._num_seen]
+        token_ids, counts = self.seen
         if not token_ids.size:
             return
-        counts = self._counts[: self._num_seen]
         logits = row[token_ids]
         if self._repetition != 1.0:
             factor = np.float32(self._repetition)

@@ -17,9 +17,9 @@ from functools import partial
 from math import inf, isfinite
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.backend import Sampled
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.candidates import Head, LogitRow
 from enginehouse.engine.chain import arrange
@@ -32,23 +32,6 @@ from enginehouse.errors import GenerationFailed
 from enginehouse.types import SamplingParams
 
 __all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
-
-
-@frozen(eq=False)
-class Sampled:
-    """One drawn token.
-
-    Attributes:
-        token_id: the token.
-        logprob: its raw log-probability when the request asked for any, else None.
-        top_ids: (num_logprobs,) int64, the most probable tokens of the raw model, best first; None like ``logprob``.
-        top_logprobs: (num_logprobs,) float64, their raw log-probabilities.
-    """
-
-    token_id: int
-    logprob: float | None = None
-    top_ids: NDArray[np.int64] | None = None
-    top_logprobs: NDArray[np.float64] | None = None
 
 
 class SequenceSampler:
@@ -95,6 +78,11 @@ class SequenceSampler:
         self._followers = tuple(step for step in steps if step.follows)
         self._drawn: tuple[int, float] | None = None  # the last draw and its probability, until it is accepted
         self._num_accepted = 0
+
+    @property
+    def penalties(self) -> Penalties | None:
+        """What core's own penalties know of the sequence; None when they are off."""
+        return self._penalties
 
     @property
     def is_plain_greedy(self) -> bool:

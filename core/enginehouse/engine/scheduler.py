@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from enginehouse.backend import Outputs, Runner, Span
+from enginehouse.backend import LastSampled, Outputs, Runner, Span
 from enginehouse.engine.prefix_cache import PrefixCache
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -108,7 +108,7 @@ class Scheduler:
         While something decodes, prefill gets at most ``prefill_chunk_tokens``, so a long prompt delays
         running streams by one chunk and no more.
         """
-        decodes = [s for s in self.running if s.num_remaining == 1]
+        decodes = [s for s in self.running if s.num_remaining == 1 and not s.is_drawn]
         prefills = [s for s in self.running if s.num_remaining > 1]
         if decodes and prefills and not self.runner.capabilities.mixed_batch:
             self._prefill_turn = not self._prefill_turn
@@ -145,6 +145,8 @@ class Scheduler:
     def _span(sequence: Sequence, num_tokens: int) -> Span:
         assert sequence.handle is not None
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        if end > sequence.length:
+            return Span(sequence.handle, start, LastSampled())
         outputs: Outputs = "last" if end == sequence.length else "none"
         if sequence.scores_prompt:
             outputs = "all"
@@ -177,11 +179,19 @@ class Scheduler:
         self.running.remove(sequence)
         handle, sequence.handle = sequence.handle, None
         assert handle is not None
+        sequence.num_pending = 0
+        if sequence.num_computed > sequence.length:  # the last token was computed, but nobody has read it
+            sequence.num_computed = self.runner.truncate(handle, sequence.length)
         if keep:
             namespace = sequence.owner.request.namespace
             self.cache.store(sequence.buffer[: sequence.num_computed], handle, namespace)
         else:
             self.runner.free_sequence(handle)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether tokens of running sequences are still on the device."""
+        return any(sequence.num_pending for sequence in self.running)
 
     def resync(self) -> None:
         """Believe the runner about what it has computed, after a forward pass that did not finish."""

@@ -53,8 +53,12 @@ class ActiveRequest:
 class Sequence:
     """The token stream of one choice.
 
-    Invariants: ``0 <= num_computed < length <= max_length`` while running; ``handle`` is None exactly while
-    waiting, and then ``num_computed == 0``.
+    Invariants: ``0 <= num_computed < length + num_pending <= max_length`` while running; ``handle`` is None exactly
+    while waiting, and then ``num_computed == num_pending == 0``.
+
+    Attributes:
+        on_device: whether the runner itself draws this sequence's tokens.
+        num_pending: tokens drawn on the device that have not been read yet.
     """
 
     owner: ActiveRequest
@@ -69,6 +73,8 @@ class Sequence:
     handle: int | None = None
     num_computed: int = 0
     num_scored: int = 0
+    on_device: bool = False
+    num_pending: int = 0
     pending_logprobs: deque[TokenLogprob] = field(factory=deque)
 
     @property
@@ -89,7 +95,18 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens that the runner has not seen: 1 while decoding, more while prefilling."""
-        return self.length - self.num_computed
+        return self.length + self.num_pending - self.num_computed
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its last token is drawn and only has to be read."""
+        return self.num_pending > 0 and self.length + self.num_pending == self.max_length
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether a token must be read before the next one can be drawn: what may follow depends on it."""
+        looks_back = self.sampler.penalties is not None or self.constraint is not None or self.reasoning is not None
+        return looks_back or not self.may_end
 
     @property
     def scores_prompt(self) -> bool:

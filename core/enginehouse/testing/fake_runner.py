@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.backend import (
+    Draw,
     ForwardOutput,
     LastSampled,
     Match,
@@ -30,6 +31,7 @@ from enginehouse.backend import (
 from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.testing.fake_model import FakeModel, State
 from enginehouse.testing.fake_options import FakeFaults, FakeOptions
+from enginehouse.testing.fake_sampling import FAKE_SAMPLING, FakeDrawn, draw_token
 from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import ModelInfo
 
@@ -44,13 +46,17 @@ _CHATML = (
 class _Rows:
     """The rows of one forward pass."""
 
-    def __init__(self, rows: Sequence[NDArray[np.float32]], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[NDArray[np.float32]] | NDArray[np.float32], vocab_size: int) -> None:
         self.num_rows = len(rows)
         self._rows = np.array(rows, np.float32).reshape(self.num_rows, vocab_size)
 
     def host(self) -> NDArray[np.float32]:
         """(num_rows, vocab_size) float32."""
         return self._rows
+
+    def select(self, rows: Sequence[int]) -> _Rows:
+        """Only these rows."""
+        return _Rows(self._rows[list(rows)], self._rows.shape[1])
 
 
 class _Cell:
@@ -82,6 +88,7 @@ class FakeRunner:
             fork=options.fork,
             batch_invariant=True,
             abort=True,
+            sampling=FAKE_SAMPLING if options.device_sampling else frozenset(),
         )
         self.info = ModelInfo(
             backend="fake",
@@ -100,6 +107,7 @@ class FakeRunner:
         self._next_handle = 0
         self._num_cells = 0
         self._aborted = threading.Event()
+        self._last_sampled: dict[int, int] = {}
 
     def open_sequence(self) -> int:
         """See :class:`enginehouse.backend.Runner`."""
@@ -113,6 +121,7 @@ class FakeRunner:
         """See :class:`enginehouse.backend.Runner`."""
         self._release(self._cells(sequence))
         del self._sequences[sequence]
+        self._last_sampled.pop(sequence, None)
 
     def length(self, sequence: int) -> int:
         """See :class:`enginehouse.backend.Runner`."""
@@ -165,6 +174,13 @@ class FakeRunner:
             rows[0] = np.full_like(rows[0], np.nan)
         return _Rows(rows, self.tokenizer.vocab_size)
 
+    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
+        """See :class:`enginehouse.backend.DeviceSampler`; the tokens are there at once, but read later."""
+        drawn = FakeDrawn([draw_token(output.host()[draw.row], draw) for draw in draws])
+        for draw, sampled in zip(draws, drawn.sampled, strict=True):
+            self._last_sampled[draw.sequence] = max(sampled.token_id, 0)
+        return drawn
+
     def abort(self) -> None:
         """See :class:`enginehouse.backend.Runner`."""
         self._aborted.set()
@@ -197,7 +213,9 @@ class FakeRunner:
     def _checked(self, span: Span) -> list[int]:
         length = self.length(span.sequence)
         if isinstance(span.input, LastSampled):
-            raise InvalidSpan("the fake runner samples nothing, so it has no last sampled token")
+            if span.sequence not in self._last_sampled or span.start != length:
+                raise InvalidSpan(f"nothing was drawn for sequence {span.sequence} that could stand at {span.start}")
+            return [self._last_sampled[span.sequence]]
         if span.input.ndim != 1 or not span.input.size:
             raise InvalidSpan(f"a span needs at least one token; sequence {span.sequence} has none")
         if span.start != length:

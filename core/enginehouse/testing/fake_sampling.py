@@ -1,0 +1,93 @@
+"""Draws tokens for the fake runner as a GPU would: from a :class:`enginehouse.backend.Draw` alone.
+
+Core's own pieces do the arithmetic; what is tried here is the way from a request to a token that is read a step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.backend import Draw, Sampled
+from enginehouse.engine.candidates import LogitRow, bounded_by_mass, bounded_by_ratio
+from enginehouse.engine.draws import pick
+from enginehouse.engine.logprobs import RawLogprobs
+
+__all__ = ["FAKE_SAMPLING", "FakeDrawn", "draw_token"]
+
+FAKE_SAMPLING = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "logit_bias",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "num_logprobs",
+        "mask",
+    }
+)
+"""What a runner with ``device_sampling`` claims."""
+
+
+class FakeDrawn:
+    """Drawn tokens. ``was_read`` says whether somebody has waited for them."""
+
+    def __init__(self, sampled: Sequence[Sampled]) -> None:
+        self.sampled = sampled
+        self.was_read = False
+
+    def host(self) -> Sequence[Sampled]:
+        """The tokens, in the order of the draws."""
+        self.was_read = True
+        return self.sampled
+
+
+def draw_token(row: NDArray[np.float32], draw: Draw) -> Sampled:
+    """One token; ``row`` is (vocab_size,) float32, raw."""
+    if not np.isfinite(row.max()):
+        return Sampled(-1)
+    raw = LogitRow(row, float(row.max()))
+    token_id = _draw(_changed(row.copy(), draw), draw)
+    num_top = draw.sampling.num_logprobs
+    if num_top is None or token_id < 0:
+        return Sampled(token_id)
+    logprobs = RawLogprobs.of(raw, num_top)
+    return Sampled(token_id, logprobs.logprob(float(row[token_id])), logprobs.top_ids, logprobs.top_logprobs)
+
+
+def _changed(row: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
+    """``row`` after bias, penalties and mask."""
+    sampling = draw.sampling
+    if draw.bias_ids is not None:
+        row[draw.bias_ids] += draw.bias_values
+    if draw.seen_ids is not None and draw.seen_counts is not None:
+        logits, counts = row[draw.seen_ids], draw.seen_counts
+        factor = np.float32(sampling.repetition_penalty)
+        logits = np.where(logits > 0, logits / factor, logits * factor)
+        logits -= np.float32(sampling.presence_penalty) * (counts > 0) + np.float32(sampling.frequency_penalty) * counts
+        row[draw.seen_ids] = logits
+    if draw.bitmask is not None:
+        bits = np.unpackbits(draw.bitmask.view(np.uint8), bitorder="little", count=len(row))
+        row[bits == 0] = -np.inf
+    return row
+
+
+def _draw(row: NDArray[np.float32], draw: Draw) -> int:
+    sampling, highest = draw.sampling, float(row.max())
+    if not np.isfinite(highest):
+        return -1
+    if sampling.temperature == 0:
+        return int(row.argmax())
+    head = LogitRow(row, highest, sampling.temperature).whole()
+    if sampling.top_k:
+        head = head[: sampling.top_k]
+    if sampling.top_p < 1:
+        head = bounded_by_mass(head, sampling.top_p)
+    if sampling.min_p:
+        head = bounded_by_ratio(head, sampling.min_p)
+    return int(head.token_ids[pick(head.weights, draw.number)])
