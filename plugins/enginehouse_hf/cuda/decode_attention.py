@@ -1,0 +1,168 @@
+"""Attention of single new tokens over keys and values that lie anywhere in the pool: flash-decoding in Triton.
+
+Every program reads part of one sequence for one key head: all query heads that share the key head are rows of the
+same small matrix product, so each key and value is read once. Long sequences are cut into parts, which a
+second kernel joins; that keeps all multiprocessors busy when there are few sequences.
+
+Source: the split over the sequence is "Flash-Decoding" (Dao et al., 2023); indices per position as in SGLang's pool.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["decode_attention", "num_parts"]
+
+_PROGRAMS_WANTED = 528  # four for each of an H100's 132 multiprocessors
+_MAX_PARTS = 64
+
+
+def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
+    """Into how many parts sequences are cut: a power of two, the same for the whole batch."""
+    wanted = _PROGRAMS_WANTED // (num_sequences * num_kv_heads)
+    useful = max_context // 128
+    return 1 << (max(1, min(_MAX_PARTS, wanted, useful)).bit_length() - 1)
+
+
+@triton.jit
+def _bounds(length, window, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Which positions a part covers; empty parts begin at or behind their end."""
+    low = length - length
+    if window > 0:
+        low = tl.maximum(length - window, 0)
+    size = tl.cdiv(tl.cdiv(length - low, PARTS), BLOCK) * BLOCK
+    begin = low + part * size
+    return begin, tl.minimum(begin + size, length)
+
+
+@triton.jit
+def _attend(
+    query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap, window, table_stride,
+    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    length = tl.load(lengths + sequence)
+    begin, end = _bounds(length, window, part, PARTS, BLOCK)
+    if begin >= end:
+        return
+    GROUP: tl.constexpr = NUM_QUERY // NUM_KV
+    group = tl.arange(0, ROWS)
+    is_head = group < GROUP
+    heads = kv_head * GROUP + group
+    dim = tl.arange(0, DIM)
+    dim_v = tl.arange(0, DIM_V)
+    at_query = query + (sequence * NUM_QUERY + heads)[:, None] * DIM + dim[None, :]
+    q = tl.load(at_query, mask=is_head[:, None], other=0.0)
+    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
+    offsets = tl.arange(0, BLOCK)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, DIM_V], tl.float32)
+    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+        inside = start + offsets < end
+        place = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64)
+        k = tl.load(keys + ((place * NUM_KV + kv_head) * DIM)[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_SOFTCAP:
+            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
+        scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        shrink = tl.exp2(best - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(
+            values + ((place * NUM_KV + kv_head) * DIM_V)[:, None] + dim_v[None, :], mask=inside[:, None], other=0.0
+        )
+        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        best = higher
+    sums = sums / total[:, None]
+    if PARTS == 1:
+        at_out = out + (sequence * NUM_QUERY + heads)[:, None] * DIM_V + dim_v[None, :]
+        tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_head[:, None])
+    else:
+        cell = (sequence * NUM_QUERY + heads) * PARTS + part
+        tl.store(part_out + cell[:, None] * DIM_V + dim_v[None, :], sums, mask=is_head[:, None])
+        tl.store(part_lse + cell, best + tl.log2(total), mask=is_head)
+
+
+@triton.jit
+def _join(
+    part_out, part_lse, lengths, out, window,
+    NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    part = tl.arange(0, PARTS)
+    dim = tl.arange(0, DIM_V)
+    begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
+    is_used = begin < end
+    cell = (sequence * NUM_QUERY + head) * PARTS + part
+    lse = tl.load(part_lse + cell, mask=is_used, other=float("-inf"))
+    weights = tl.exp2(lse - tl.max(lse, 0))
+    rows = tl.load(part_out + cell[:, None] * DIM_V + dim[None, :], mask=is_used[:, None], other=0.0)
+    joined = tl.sum(rows * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + (sequence * NUM_QUERY + head) * DIM_V + dim, joined.to(out.dtype.element_ty))
+
+
+def decode_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    parts: int | None = None,
+    block: int = 64,
+    warps: int | None = None,
+    stages: int = 3,
+) -> Tensor:
+    """Attend with one query token per sequence.
+
+    Args:
+        query: (num_sequences, num_query, head_dim), contiguous; head_dim a power of two.
+        keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
+        table: (num_slots, max_context) int32, the place in the pool of every position.
+        slots: (num_sequences,) int32, rows of ``table``.
+        lengths: (num_sequences,) int32, positions that each sequence holds, the new one included.
+        scale: of the scores.
+        window: positions seen, the new one included; None is all.
+        softcap: bound of the scores; None is none.
+        parts: into how many parts sequences are cut; None chooses.
+
+    Returns:
+        (num_sequences, num_query, head_dim of the values).
+    """
+    num_sequences, num_query, dim = query.shape
+    num_kv, dim_v = keys.shape[1], values.shape[2]
+    out = query.new_empty(num_sequences, num_query, dim_v)
+    parts = num_parts(num_sequences, num_kv, table.shape[1]) if parts is None else parts
+    part_out, part_lse = out, out
+    if parts > 1:
+        part_out = torch.empty(num_sequences, num_query, parts, dim_v, dtype=torch.float32, device=query.device)
+        part_lse = torch.empty(num_sequences, num_query, parts, dtype=torch.float32, device=query.device)
+    warps = warps or (2 if parts == 1 else 4)
+    is_exact = query.dtype == torch.float32
+    rows = max(16, triton.next_power_of_2(num_query // num_kv))
+    if is_exact or dim > 128:
+        block, stages = 32, 2
+    _attend[(num_sequences, num_kv, parts)](
+        query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap or 1.0, window or 0,
+        table.stride(0), num_query, num_kv, dim, dim_v, rows, block, parts, softcap is not None,
+        "ieee" if is_exact else "tf32", stages, num_warps=warps,
+    )  # fmt: skip
+    if parts > 1:
+        _join[(num_sequences, num_query)](
+            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, block, parts, num_warps=4
+        )
+    return out
