@@ -21,7 +21,8 @@ class TokenMask:
     Attributes:
         bitmask: (ceil(vocab_size / 32),) int32, as :meth:`enginehouse.structured.Matcher.fill_bitmask` writes
             it; None allows every token.
-        banned: ids that are not allowed whatever the bitmask says.
+        banned: ids that are not allowed either, unless the bitmask allows nothing else: a text that is complete can
+            only end, however few tokens it has.
     """
 
     bitmask: NDArray[np.int32] | None = None
@@ -53,6 +54,10 @@ class TokenMask:
             bits = np.unpackbits(self.bitmask.view(np.uint8), bitorder="little", count=len(logits))
             np.copyto(logits, -np.inf, where=bits == 0)
         if self.banned:
-            logits[list(self.banned)] = -np.inf
+            token_ids = list(self.banned)
+            before = logits[token_ids]
+            logits[token_ids] = -np.inf
+            if self.bitmask is not None and logits.max() == -np.inf:
+                logits[token_ids] = before
         if logits.max() == -np.inf:
             raise GenerationFailed("No token that is allowed here could be drawn.")
