@@ -91,7 +91,7 @@ def register_model_sources(
 
 @hookspec
 def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over truncation steps (such as XTC) together with the request fields that control them.
+    """Hand over sampling steps (penalties, a temperature, truncations) with the request fields that control them.
 
     When: once at start, in the server process (to validate request fields) and in each worker process
     (to sample); main thread.

@@ -84,6 +84,8 @@ def settle_steps(
         InvalidRequest: ``samplers`` is wrong, or the request asks for a step and for its absence.
     """
     listed = sampling.get("samplers")
+    if listed is None and not extensions:
+        return StepChoice()
     roles = {name: role_of(plugin) for name, plugin in samplers.items()}
     if listed is None and not any(roles.get(name) == "replacement" for name in extensions):
         return StepChoice()

@@ -7,8 +7,8 @@ end of the text, ``length`` tokens long, stands earlier in it too, the token tha
 breaker, and a token whose text holds one is never penalised.
 
 As in the original, what is longer than 50 tokens counts no more (here: 50 more than the allowed length), by when the
-penalty forbids the token in all but name. Breakers are looked for in the text that tokens make, so one that spans several
-tokens is found whatever the vocabulary; the original knows only single tokens. Prompt and answer count alike.
+penalty forbids the token in all but name. Breakers are looked for in the text that tokens make, so one that spans
+several tokens is found whatever the vocabulary; the original knows only single tokens. Prompt and answer count alike.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ class DynatempFields:
     dynatemp_range: float = field(
         default=0.0,
         validator=[validators.ge(0.0), validators.le(2.0)],
-        metadata={"description": "How far the temperature may move with the model's uncertainty, up and down. 0 is off."},
+        metadata={
+            "description": "How far the temperature may move with the model's uncertainty, up and down. 0 is off."
+        },
     )
     dynatemp_exponent: float = field(
         default=1.0,

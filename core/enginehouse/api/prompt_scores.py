@@ -1,8 +1,8 @@
 """How probable a prompt's own tokens are, as clients ask for it: ``prompt_logprobs`` and ``loglikelihood``.
 
-Written as the events come, a piece at a time, so that a long prompt does not hold up the event loop. A stream passes each
-piece on, and a reader joins the lists; a whole answer holds all of them. The first token has no probability: nothing
-predicts it.
+Written as the events come, a piece at a time, so that a long prompt does not hold up the event loop. A stream passes
+each piece on, and a reader joins the lists; a whole answer holds all of them. The first token has no probability:
+nothing predicts it.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ Built when a sequence is made (``build_steps``), run by the sampler in the order
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import isfinite, nan
 from typing import Any, TypeVar
 
 import numpy as np
 from attrs import frozen
+from cattrs import Converter
 from numpy.typing import NDArray
 
 from enginehouse.engine.candidates import Head, LogitRow
@@ -182,8 +184,10 @@ def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -
         GenerationFailed: a plugin is missing, refused its fields, raised or made no step; the error names it.
         InvalidRequest: two plugins want to set the temperature.
     """
+    if not params.extensions:
+        return ()
     steps: list[PluginStep] = []
-    converter = strict_converter()
+    converter = _converter()
     for name, values in params.extensions.items():
         plugin = samplers.get(name)
         if plugin is None:
@@ -199,6 +203,12 @@ def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -
     if len(setters) > 1:
         raise InvalidRequest(f"{' and '.join(setters)} cannot both set the temperature", "temperature")
     return tuple(sorted(steps, key=lambda step: (step.order, step.plugin)))
+
+
+@cache
+def _converter() -> Converter:
+    """Made once: that takes longer than to make all steps of a sequence."""
+    return strict_converter()
 
 
 def _checked(plugin: SamplerPlugin, step: SamplerStep) -> PluginStep:
