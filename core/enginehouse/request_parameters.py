@@ -39,7 +39,7 @@ def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateReq
     """
     name = _root(param)
     if request.constraint is not None and name == _root(request.constraint.param):
-        return evolve(request, constraint=None), request.constraint.param
+        return evolve(request, constraint=None), _root(request.constraint.param)
     if request.tool_use is not None and name in ("tools", "tool_choice", "parallel_tool_calls"):
         return _without_tools(request, param)
     if name == "suffix" and request.suffix is not None:
@@ -63,7 +63,7 @@ def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateReques
     if request.constraint is None:
         return None
     # Tools and a form of the answer make one constraint, which is named after the tools.
-    return evolve(request, constraint=None), request.constraint.param
+    return evolve(request, constraint=None), _root(request.constraint.param)
 
 
 def _without_field(request: GenerateRequest, name: str) -> tuple[GenerateRequest, str] | None:

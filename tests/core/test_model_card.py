@@ -92,7 +92,7 @@ def test_the_fingerprint_changes_with_a_plugin_s_version_but_not_with_a_broken_p
 
 
 def test_the_version_of_enginehouse_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginehouse.model_card._release", lambda: "9.9")
+    monkeypatch.setattr("enginehouse.model_card.release", lambda: "9.9")
 
     assert card().fingerprint.startswith("eh-9.9-llamacpp-")
 
