@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define, field, frozen
@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 
 __all__ = [
     "ATTENTION_NAME",
+    "AnyStep",
     "ForwardAborted",
     "KvMemory",
     "Lane",
@@ -61,12 +62,38 @@ class KvMemory:
             self._layers[index] = keys, values
         return self._layers[index]
 
+    @property
+    def shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Per layer the numbers of heads and dimensions of keys and of values; layers that have run."""
+        return [
+            ((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]))
+            for _, (keys, values) in sorted(self._layers.items())
+        ]
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another."""
         with torch.inference_mode():
             for memory in self._layers.values():
                 for tensor in memory:
                     tensor[target, :, :length] = tensor[source, :, :length]
+
+
+class AnyStep(Protocol):
+    """What a layer hands its query, key and value to: :class:`Step`, or its counterpart on CUDA."""
+
+    def attend(
+        self,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Append and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
+        ...
 
 
 @frozen
@@ -97,7 +124,7 @@ class Step:
     lanes: Sequence[Lane]
     aborted: threading.Event
     windows: dict[int, int | None] = field(factory=dict)
-    _masks: dict[tuple[int, int | None], Tensor] = field(factory=dict)
+    _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(factory=dict)
 
     def attend(
         self, index: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **scores: Any
@@ -144,14 +171,15 @@ class Step:
 
     def _mask(self, lane: Lane, low: int, window: int | None, device: torch.device) -> Tensor:
         """(num_tokens, L) bool, True where a query sees a key; the same in all layers with this window."""
-        if (lane.slot, window) not in self._masks:
+        key = lane.slot, window, device
+        if key not in self._masks:
             query_positions = torch.arange(lane.start, lane.stop, device=device)[:, None]
             key_positions = torch.arange(low, lane.stop, device=device)[None]
             mask = key_positions <= query_positions
             if window is not None:
                 mask &= key_positions > query_positions - window
-            self._masks[lane.slot, window] = mask
-        return self._masks[lane.slot, window]
+            self._masks[key] = mask
+        return self._masks[key]
 
 
 def slot_attention(
@@ -161,7 +189,7 @@ def slot_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    enginehouse_step: Step,
+    enginehouse_step: AnyStep,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,

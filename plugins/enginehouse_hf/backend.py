@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
-from attrs import field, frozen, validators
+from attrs import evolve, field, frozen, validators
 
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.errors import MissingDependency, ModelLoadError
@@ -21,24 +22,51 @@ class HfOptions:
 
     Attributes:
         context: longest sequence in tokens; None is the model's own, at most 4096.
-        slots: sequences that decode at once. As many finished ones are kept for prefix reuse.
-        max_batch_tokens: most tokens in one forward pass; bounds the memory of a prefill.
-        device: a torch device, such as ``cpu`` or ``cuda:0``.
+        slots: sequences that decode at once.
+        max_batch_tokens: most tokens in one forward pass; bounds the memory of a prefill. None is 2048 on the CPU, 8192
+            on a GPU.
+        device: a torch device, such as ``cpu`` or ``cuda:0``; ``auto`` is the first GPU of torch, else the CPU.
         dtype: of weights and KV; None is float32 on the CPU and bfloat16 elsewhere.
         threads: torch's threads, for the whole process; None leaves torch's choice.
+        cache_tokens: KV positions over all sequences, running and kept for reuse; None is what the GPU's memory
+            holds, on the CPU ``context`` for each slot.
+        memory_share: share of the GPU's memory that this process may fill.
+        cuda_graphs: record decode steps while the model loads; without, every step costs some 20 ms of Python.
+        fused: use kernels of our own for models built like Llama (Llama, Mistral, Qwen 2 and 3).
+        compile: put other models' decode steps through ``torch.compile``; loading then takes minutes, the first time.
+        device_map: spread a model over several GPUs, as transformers understands it (``auto``, ``balanced``, ...);
+            such a model runs layer by layer without graphs.
+        quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
+        trust_remote_code: run Python code that the model's folder brings.
+        random_weights: draw the weights instead of reading them, to measure speed by a ``config.json`` alone.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     slots: int = field(default=8, validator=validators.ge(1))
-    max_batch_tokens: int = field(default=2048, validator=validators.ge(1))
-    device: str = "cpu"
+    max_batch_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    device: str = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
+    memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
+    cuda_graphs: bool = True
+    fused: bool = True
+    compile: bool = False
+    device_map: str | None = None
+    quantization: Literal["bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8"] | None = None
+    trust_remote_code: bool = False
+    random_weights: bool = False
 
-    @property
-    def dtype_name(self) -> str:
-        """The dtype in use. bfloat16 has no fast kernels on most CPUs."""
-        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
+    def resolved(self, device: str) -> HfOptions:
+        """With the defaults that depend on the device, which is ``device`` where this says ``auto``."""
+        device = device if self.device == "auto" else self.device
+        is_cpu = device == "cpu"
+        return evolve(
+            self,
+            device=device,
+            dtype=self.dtype or ("float32" if is_cpu else "bfloat16"),  # bfloat16 has no fast kernels on most CPUs
+            max_batch_tokens=self.max_batch_tokens or (2048 if is_cpu else 8192),
+        )
 
 
 class HfBackend:
@@ -54,7 +82,7 @@ class HfBackend:
         missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
         if missing:
             return Probe(False, reason=MissingDependency(missing[0], self.name).message)
-        return Probe(True, ("cpu",))
+        return Probe(True, ("cpu",) if _likely_device() == "cpu" else (_likely_device(), "cpu"))
 
     def match(self, source: ModelSource) -> Match:
         """High for a folder of safetensors; low for a GGUF file, which is dequantised."""
@@ -69,10 +97,12 @@ class HfBackend:
 
     def estimate(self, source: ModelSource, options: HfOptions) -> MemoryEstimate:
         """Memory from ``config.json`` or the GGUF header."""
-        context = options.context or DEFAULT_CONTEXT
+        dtype = options.resolved(_likely_device()).dtype
+        assert dtype is not None
+        tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)
         folder = ModelFolder.find(source)
         if folder is not None:
-            return folder.estimate(options.slots * context, options.dtype_name)
+            return folder.estimate(tokens, dtype)
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: neither a model folder nor a GGUF file")
         try:
@@ -80,7 +110,7 @@ class HfBackend:
         except ImportError as error:
             raise MissingDependency("gguf", self.name) from error
         assert source.path is not None
-        return estimate_gguf(source.path, options.slots * context, options.dtype_name)
+        return estimate_gguf(source.path, tokens, dtype)
 
     def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner`."""
@@ -91,3 +121,8 @@ class HfBackend:
         except ImportError as error:
             raise MissingDependency(error.name or "transformers", self.name) from error
         return open_runner(source, options, progress)
+
+
+def _likely_device() -> str:
+    """The device that ``auto`` will be, found without torch: NVIDIA's driver shows itself in a file."""
+    return "cuda:0" if Path("/proc/driver/nvidia/version").exists() else "cpu"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
+from enginehouse.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
 from enginehouse.model_folder import ModelFolder, recommended_parameters, served_context
 from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Lane, Step, UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
+from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
 
@@ -23,21 +25,22 @@ __all__ = ["open_runner"]
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
-def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> HfRunner:
+def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
     """Load weights and tokenizer, then prove on two tokens that every layer uses our attention.
 
     Raises:
         MissingDependency: transformers needs a package for this kind of file that is not installed.
         ModelLoadError: anything else.
     """
-    files = _find_files(source)
+    options = options.resolved("cuda:0" if torch.cuda.is_available() else "cpu")
+    files = _find_files(source, options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:
         progress(0.0, "loading weights")
         model = _load_model(files, options)
         progress(0.8, "loading tokenizer")
-        runner = _build(files, model, options)
+        runner = _build(files, model, options, progress)
     except EnginehouseError:
         raise
     except ImportError as error:
@@ -52,60 +55,112 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
     return runner
 
 
-def _find_files(source: ModelSource) -> ModelFiles:
-    if ModelFolder.find(source) is not None and source.path is not None:
-        return ModelFiles(source.path)
-    if source.path is not None and source.path.is_file() and source.path.suffix == ".gguf":
-        return ModelFiles(source.path.parent, source.path.name)
+def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
+    path, trusts = source.path, options.trust_remote_code
+    if path is not None and (ModelFolder.find(source) is not None or _is_config(source, options)):
+        return ModelFiles(path, trust_remote_code=trusts)
+    if path is not None and path.is_file() and path.suffix == ".gguf":
+        return ModelFiles(path.parent, path.name, trusts)
     raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors, nor a GGUF file")
 
 
+def _is_config(source: ModelSource, options: HfOptions) -> bool:
+    return options.random_weights and source.path is not None and (source.path / "config.json").is_file()
+
+
 def _load_model(files: ModelFiles, options: HfOptions) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        **files.arguments, dtype=getattr(torch, options.dtype_name), attn_implementation=ATTENTION_NAME
-    )
+    assert options.dtype is not None
+    form: dict[str, Any] = {"dtype": getattr(torch, options.dtype), "attn_implementation": ATTENTION_NAME}
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelLoadError(f"device = {options.device!r}: torch {torch.__version__} finds no CUDA device")
+    if options.random_weights:
+        config = AutoConfig.from_pretrained(**files.arguments)
+        with torch.device(options.device):
+            model: Any = AutoModelForCausalLM.from_config(config, **form)
+    elif options.device_map is not None or options.quantization is not None:
+        placed = options.device_map or options.device
+        model = AutoModelForCausalLM.from_pretrained(
+            **files.arguments, **form, device_map=placed, **_quantized(options)
+        )
+    else:
+        model = AutoModelForCausalLM.from_pretrained(**files.arguments, **form).to(options.device)
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
-    return model.to(options.device).eval()
+    return model.eval()
 
 
-def _build(files: ModelFiles, model: Any, options: HfOptions) -> HfRunner:
-    max_context = served_context(model.config.to_dict(), options.context)
-    capabilities = RunnerCapabilities(
-        max_sequences=2 * options.slots,
-        max_batch_tokens=max(options.max_batch_tokens, options.slots),
-        max_context=max_context,
-        cache_tokens=options.slots * max_context,
-        fork="copy",
-        logits="host" if options.device == "cpu" else "device",
-        abort=True,
-    )
-    memory = KvMemory(capabilities.max_sequences, max_context)
-    vocab_size = _warm_up(model, memory)
-    text = load_text(files, model, vocab_size)
+def _quantized(options: HfOptions) -> dict[str, Any]:
+    """The arguments of transformers that quantise weights."""
+    if options.quantization is None:
+        return {}
+    package = options.quantization.split("-")[0]
+    if find_spec(package) is None:
+        message = f"quantization = {options.quantization!r} needs the package {package}; run: pip install {package}"
+        raise ModelLoadError(message)
+    if options.quantization == "torchao-int8":
+        from torchao.quantization import Int8WeightOnlyConfig  # noqa: PLC0415 - an optional library
+
+        return {"quantization_config": transformers.TorchAoConfig(Int8WeightOnlyConfig())}
+    bits = {"load_in_8bit": True} if options.quantization == "bitsandbytes-8bit" else {"load_in_4bit": True}
+    return {"quantization_config": transformers.BitsAndBytesConfig(**bits)}
+
+
+def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress) -> Runner:
+    facts = _find_facts(model, served_context(model.config.to_dict(), options.context))
+    text = load_text(files, model, facts.vocab_size)
+    metadata = {
+        "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
+        "architecture": str(model.config.model_type),
+        "parameters": str(model.num_parameters()),
+        "dtype": str(options.dtype),
+        "device": options.device_map or options.device,
+    }
     info = ModelInfo(
         backend="hf",
-        max_context=max_context,
-        vocab_size=vocab_size,
+        max_context=facts.max_context,
+        vocab_size=facts.vocab_size,
         chat_templates=text.chat_templates,
         special_tokens=dict(text.tokenizer.special_tokens),
         bos_token=text.bos_token,
         eos_token=text.eos_token,
         generation_defaults=recommended_parameters(files.folder) if files.gguf_file is None else {},
-        metadata={
-            "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
-            "architecture": str(model.config.model_type),
-            "parameters": str(model.num_parameters()),
-            "dtype": options.dtype_name,
-            "device": options.device,
-        },
+        metadata=metadata,
     )
-    return HfRunner(model, memory, capabilities, text, info)
+    if _runs_on_cuda(options):
+        from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
+        from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
+
+        opened, capabilities = open_on_cuda(model, facts, options, progress)
+        metadata["layers"] = opened.network.name
+        return CudaRunner(opened, capabilities, text, info)
+    metadata["layers"] = "transformers layers, step by step"
+    capabilities = _capabilities(facts, options)
+    return HfRunner(model, KvMemory(capabilities.max_sequences, facts.max_context), capabilities, text, info)
 
 
-def _warm_up(model: Any, memory: KvMemory) -> int:
-    """Run two tokens; the width of a row of logits. The slot used is empty again afterwards."""
+def _runs_on_cuda(options: HfOptions) -> bool:
+    """Whether the fast runner takes the model: one NVIDIA GPU, plain weights, and Triton to compile kernels."""
+    is_plain = options.device_map is None and options.quantization is None
+    return is_plain and options.device.startswith("cuda") and find_spec("triton") is not None
+
+
+def _capabilities(facts: ModelFacts, options: HfOptions) -> RunnerCapabilities:
+    assert options.max_batch_tokens is not None
+    return RunnerCapabilities(
+        max_sequences=2 * options.slots,
+        max_batch_tokens=max(options.max_batch_tokens, options.slots),
+        max_context=facts.max_context,
+        cache_tokens=options.cache_tokens or options.slots * facts.max_context,
+        fork="copy",
+        logits="host" if options.device == "cpu" else "device",
+        abort=True,
+    )
+
+
+def _find_facts(model: Any, max_context: int) -> ModelFacts:
+    """Run two tokens and look at what the layers ask for."""
+    memory = KvMemory(num_slots=1, max_context=2)
     step = Step(memory, (Lane(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)
     logits = run_model(model, step, token_ids, token_ids[:1] + 1)
@@ -115,4 +170,4 @@ def _warm_up(model: Any, memory: KvMemory) -> int:
     sliding = [i for i, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind == "sliding_attention"]
     if any(step.windows[i] is None for i in sliding):
         raise UnsupportedAttention("a sliding window that it applies by a mask only")
-    return int(logits.shape[-1])
+    return ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context)

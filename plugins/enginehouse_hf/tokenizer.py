@@ -21,15 +21,16 @@ class ModelFiles:
 
     folder: Path
     gguf_file: str | None = None
+    trust_remote_code: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of every ``from_pretrained``. Nothing is downloaded and no code of the model is run."""
+        """Keyword arguments of every ``from_pretrained``. Nothing is downloaded; code of the model needs leave."""
         gguf = {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
         return {
             "pretrained_model_name_or_path": str(self.folder),
             "local_files_only": True,
-            "trust_remote_code": False,
+            "trust_remote_code": self.trust_remote_code,
             **gguf,
         }
 

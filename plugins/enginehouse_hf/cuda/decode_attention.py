@@ -41,9 +41,9 @@ def _bounds(length, window, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _attend(
     query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap, window, table_stride,
-    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -56,19 +56,21 @@ def _attend(
     group = tl.arange(0, ROWS)
     is_head = group < GROUP
     heads = kv_head * GROUP + group
-    dim = tl.arange(0, DIM)
-    dim_v = tl.arange(0, DIM_V)
-    at_query = query + (sequence * NUM_QUERY + heads)[:, None] * DIM + dim[None, :]
-    q = tl.load(at_query, mask=is_head[:, None], other=0.0)
+    column = tl.arange(0, COLUMNS)
+    is_dim = (column < DIM)[None, :]
+    is_dim_v = (column < DIM_V)[None, :]
+    at_query = query + (sequence * NUM_QUERY + heads)[:, None] * DIM + column[None, :]
+    q = tl.load(at_query, mask=is_head[:, None] & is_dim, other=0.0)
     places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     offsets = tl.arange(0, BLOCK)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, DIM_V], tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         inside = start + offsets < end
         place = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64)
-        k = tl.load(keys + ((place * NUM_KV + kv_head) * DIM)[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
+        at_keys = keys + ((place * NUM_KV + kv_head) * DIM)[:, None] + column[None, :]
+        k = tl.load(at_keys, mask=inside[:, None] & is_dim, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if HAS_SOFTCAP:
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
@@ -77,38 +79,39 @@ def _attend(
         shrink = tl.exp2(best - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(
-            values + ((place * NUM_KV + kv_head) * DIM_V)[:, None] + dim_v[None, :], mask=inside[:, None], other=0.0
-        )
+        at_values = values + ((place * NUM_KV + kv_head) * DIM_V)[:, None] + column[None, :]
+        v = tl.load(at_values, mask=inside[:, None] & is_dim_v, other=0.0)
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         best = higher
     sums = sums / total[:, None]
     if PARTS == 1:
-        at_out = out + (sequence * NUM_QUERY + heads)[:, None] * DIM_V + dim_v[None, :]
-        tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_head[:, None])
+        at_out = out + (sequence * NUM_QUERY + heads)[:, None] * DIM_V + column[None, :]
+        tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_head[:, None] & is_dim_v)
     else:
         cell = (sequence * NUM_QUERY + heads) * PARTS + part
-        tl.store(part_out + cell[:, None] * DIM_V + dim_v[None, :], sums, mask=is_head[:, None])
+        tl.store(part_out + cell[:, None] * DIM_V + column[None, :], sums, mask=is_head[:, None] & is_dim_v)
         tl.store(part_lse + cell, best + tl.log2(total), mask=is_head)
 
 
 @triton.jit
 def _join(
     part_out, part_lse, lengths, out, window,
-    NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
-    dim = tl.arange(0, DIM_V)
+    column = tl.arange(0, COLUMNS)
+    is_dim_v = column < DIM_V
     begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     is_used = begin < end
     cell = (sequence * NUM_QUERY + head) * PARTS + part
     lse = tl.load(part_lse + cell, mask=is_used, other=float("-inf"))
     weights = tl.exp2(lse - tl.max(lse, 0))
-    rows = tl.load(part_out + cell[:, None] * DIM_V + dim[None, :], mask=is_used[:, None], other=0.0)
+    at_part = part_out + cell[:, None] * DIM_V + column[None, :]
+    rows = tl.load(at_part, mask=is_used[:, None] & is_dim_v[None, :], other=0.0)
     joined = tl.sum(rows * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + (sequence * NUM_QUERY + head) * DIM_V + dim, joined.to(out.dtype.element_ty))
+    tl.store(out + (sequence * NUM_QUERY + head) * DIM_V + column, joined.to(out.dtype.element_ty), mask=is_dim_v)
 
 
 def decode_attention(
@@ -130,7 +133,7 @@ def decode_attention(
     """Attend with one query token per sequence.
 
     Args:
-        query: (num_sequences, num_query, head_dim), contiguous; head_dim a power of two.
+        query: (num_sequences, num_query, head_dim), contiguous.
         keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
         table: (num_slots, max_context) int32, the place in the pool of every position.
         slots: (num_sequences,) int32, rows of ``table``.
@@ -154,15 +157,16 @@ def decode_attention(
     warps = warps or (2 if parts == 1 else 4)
     is_exact = query.dtype == torch.float32
     rows = max(16, triton.next_power_of_2(num_query // num_kv))
-    if is_exact or dim > 128:
+    columns = max(16, triton.next_power_of_2(max(dim, dim_v)))
+    if is_exact or columns > 128:
         block, stages = 32, 2
     _attend[(num_sequences, num_kv, parts)](
         query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap or 1.0, window or 0,
-        table.stride(0), num_query, num_kv, dim, dim_v, rows, block, parts, softcap is not None,
+        table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
         "ieee" if is_exact else "tf32", stages, num_warps=warps,
     )  # fmt: skip
     if parts > 1:
         _join[(num_sequences, num_query)](
-            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, block, parts, num_warps=4
+            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts, num_warps=4
         )
     return out

@@ -86,7 +86,7 @@ def _narrow(low, high, at_a, at_b, at_c, a, b, c):
 def _key_at_mass(
     row, width, highest, inverse, low, high, target, IS_STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest key for which the tokens from it upwards hold ``target``; ``low`` when the rounded sums fall short."""
+    """The largest key at which the tokens from it upwards hold ``target``; ``low`` if rounded sums fall short."""
     while high - low > 1:
         size = high - low
         a, b, c = low + size // 4, low + size // 2, low + size * 3 // 4
@@ -129,9 +129,59 @@ def _locate(row, width, key, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw(
-    logits, stride, rules, num_rows, tokens, last, WIDTH: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+def _mass_from(row, width, highest, inverse, key, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Mass of the tokens whose key is at least ``key``."""
+    mass, _, _ = _masses(row, width, highest, inverse, key, key, key, SHIFT, BLOCK)
+    return mass
+
+
+@triton.jit
+def _kept_mass(
+    row, width, highest, temperature, bottom, top, top_k, top_p, min_p, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Mass of the beginning that the truncations leave, each applied to what the one before it left."""
+    inverse = (1.0 / temperature).to(tl.float32)
+    mass = _mass_from(row, width, highest, inverse, bottom, SHIFT, BLOCK)
+    if (top_k > 0) & (top_k < width):
+        key = _key_at_count(row, width, bottom, top, top_k, SHIFT, BLOCK)
+        above, reached, _ = _counts(row, width, key + 1, key, key, SHIFT, BLOCK)
+        mass_above = _mass_from(row, width, highest, inverse, key + 1, SHIFT, BLOCK)
+        weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
+        mass = tl.minimum(mass, mass_above + weight * tl.maximum(tl.minimum(top_k, reached) - above, 0))
+    if top_p < 1.0:
+        target = top_p * mass
+        key = _key_at_mass(row, width, highest, inverse, bottom, top, target, False, SHIFT, BLOCK)
+        mass_above = _mass_from(row, width, highest, inverse, key + 1, SHIFT, BLOCK)
+        weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
+        num_more = tl.maximum(tl.ceil((target - mass_above) / weight), 1.0)
+        mass = tl.minimum(mass, mass_above + weight * num_more)
+    if min_p > 0.0:
+        floor = highest + tl.log(min_p.to(tl.float32)) * temperature.to(tl.float32)
+        key = _key(floor, SHIFT).to(tl.int64)
+        # The key of the floor rounds down; one step up where that let in what is too improbable.
+        if tl.exp((_value(key, SHIFT) - highest) * inverse) < min_p.to(tl.float32) * (1.0 - 1e-6):
+            key += 1
+        mass = tl.minimum(mass, _mass_from(row, width, highest, inverse, key, SHIFT, BLOCK))
+    return mass
+
+
+@triton.jit
+def _highest(row, width, BLOCK: tl.constexpr):
+    """The largest logit, and whether the row is fit for a draw: no NaN, no +inf, not only -inf."""
+    highs = tl.full([BLOCK], float("-inf"), tl.float32)
+    broken = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, width, BLOCK):
+        value = _load(row, start, width, BLOCK)
+        is_nan = value != value  # noqa: PLR0124 - that is what NaN is
+        broken += is_nan.to(tl.int32)
+        highs = tl.maximum(highs, tl.where(is_nan, float("-inf"), value))
+    highest = tl.max(highs, 0)
+    is_fit = (tl.sum(broken, 0) == 0) & (highest < float("inf")) & (highest > float("-inf"))
+    return highest, is_fit
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _draw(logits, stride, rules, num_rows, tokens, last, WIDTH: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     index = tl.program_id(0)
     row = logits + tl.load(rules + index).to(tl.int64) * stride
     slot = tl.load(rules + num_rows + index).to(tl.int64)
@@ -142,62 +192,25 @@ def _draw(
     number = tl.load(rules + 6 * num_rows + index)
     width = WIDTH
 
-    highs = tl.full([BLOCK], float("-inf"), tl.float32)
-    broken = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, width, BLOCK):
-        value = _load(row, start, width, BLOCK)
-        broken += (value != value).to(tl.int32)
-        highs = tl.maximum(highs, tl.where(value != value, float("-inf"), value))
-    highest = tl.max(highs, 0)
-    is_broken = (tl.sum(broken, 0) > 0) | (highest == float("inf")) | (highest == float("-inf"))
+    highest, is_fit = _highest(row, width, BLOCK)
     top_key = _key(highest, SHIFT).to(tl.int64)
-
     token = tl.full([], -1, tl.int32)
-    if is_broken == 0:
+    if is_fit:
         if temperature == 0.0:
             token = _locate(row, width, top_key, 0, SHIFT, BLOCK)
         else:
-            inverse = (1.0 / temperature).to(tl.float32)
             # Keys of -inf lie below every finite one; no mass is there, so the search may begin above it.
             bottom = _key(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64) + 1
-            mass, same_mass, same_too = _masses(
-                row, width, highest, inverse, bottom, bottom, bottom, SHIFT, BLOCK
-            )
-            if (top_k > 0) & (top_k < width):
-                key = _key_at_count(row, width, bottom, top_key + 1, top_k, SHIFT, BLOCK)
-                above, reached, unused = _counts(row, width, key + 1, key, key, SHIFT, BLOCK)
-                mass_above, unused_b, unused_c = _masses(
-                    row, width, highest, inverse, key + 1, key + 1, key + 1, SHIFT, BLOCK
-                )
-                weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
-                mass = tl.minimum(mass, mass_above + weight * tl.maximum(tl.minimum(top_k, reached) - above, 0))
-            if top_p < 1.0:
-                target = top_p * mass
-                key = _key_at_mass(row, width, highest, inverse, bottom, top_key + 1, target, False, SHIFT, BLOCK)
-                mass_above, unused_d, unused_e = _masses(
-                    row, width, highest, inverse, key + 1, key + 1, key + 1, SHIFT, BLOCK
-                )
-                weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
-                num_more = tl.maximum(tl.ceil((target - mass_above) / weight), 1.0)
-                mass = tl.minimum(mass, mass_above + weight * num_more)
-            if min_p > 0.0:
-                floor = highest + (tl.log(min_p.to(tl.float32)) * temperature.to(tl.float32))
-                key = _key(floor, SHIFT).to(tl.int64)
-                # The key of the floor rounds down; one step up where that let in what is too improbable.
-                if tl.exp((_value(key, SHIFT) - highest) * inverse) < min_p.to(tl.float32) * (1.0 - 1e-6):
-                    key += 1
-                mass_min, unused_f, unused_g = _masses(row, width, highest, inverse, key, key, key, SHIFT, BLOCK)
-                mass = tl.minimum(mass, mass_min)
+            top = top_key + 1
+            mass = _kept_mass(row, width, highest, temperature, bottom, top, top_k, top_p, min_p, SHIFT, BLOCK)
             target = number * mass
-            key = _key_at_mass(row, width, highest, inverse, bottom, top_key + 1, target, True, SHIFT, BLOCK)
-            mass_above, reached_mass, unused_h = _masses(
-                row, width, highest, inverse, key + 1, key, key, SHIFT, BLOCK
-            )
+            inverse = (1.0 / temperature).to(tl.float32)
+            key = _key_at_mass(row, width, highest, inverse, bottom, top, target, True, SHIFT, BLOCK)
+            mass_above, reached, _ = _masses(row, width, highest, inverse, key + 1, key, key, SHIFT, BLOCK)
             weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
-            num_same = ((reached_mass - mass_above) / weight + 0.5).to(tl.int32)
+            num_same = ((reached - mass_above) / weight + 0.5).to(tl.int32)
             rank = tl.floor((target - mass_above) / weight).to(tl.int32)
-            rank = tl.maximum(tl.minimum(rank, num_same - 1), 0)
-            token = _locate(row, width, key, rank, SHIFT, BLOCK)
+            token = _locate(row, width, key, tl.maximum(tl.minimum(rank, num_same - 1), 0), SHIFT, BLOCK)
     tl.store(tokens + index, token)
     tl.store(last + slot, tl.maximum(token, 0))
 

@@ -38,7 +38,15 @@ def add_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) 
     block = triton.next_power_of_2(width)
     warps = 4 if block <= 2048 else 8
     _add_norm[(num_tokens,)](
-        hidden, hidden if update is None else update, weight, out, eps, width, update is not None, block, num_warps=warps
+        hidden,
+        hidden if update is None else update,
+        weight,
+        out,
+        eps,
+        width,
+        update is not None,
+        block,
+        num_warps=warps,
     )
     return out
 
@@ -144,27 +152,29 @@ def silu_times(gate_up: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
-def _begin_step(packed, last, table, token_ids, num_tokens, table_stride, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_tokens", "stride"])
+def _begin_step(tokens, last, table, token_ids, num_tokens, stride, table_stride, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < num_tokens
-    given = tl.load(packed + index, mask=inside, other=0)
-    slot = tl.load(packed + num_tokens + index, mask=inside, other=0).to(tl.int64)
-    position = tl.load(packed + 2 * num_tokens + index, mask=inside, other=0)
-    target = tl.load(packed + 3 * num_tokens + index, mask=inside, other=0)
+    given = tl.load(tokens + index, mask=inside, other=0)
+    slot = tl.load(tokens + stride + index, mask=inside, other=0).to(tl.int64)
+    position = tl.load(tokens + 2 * stride + index, mask=inside, other=0)
+    place = tl.load(tokens + 3 * stride + index, mask=inside, other=0)
     drawn = tl.load(last + slot, mask=inside, other=0)
     tl.store(token_ids + index, tl.where(given < 0, drawn, given).to(tl.int64), mask=inside)
-    tl.store(table + slot * table_stride + position, target, mask=inside)
+    tl.store(table + slot * table_stride + position, place, mask=inside)
 
 
-def begin_step(packed: Tensor, last: Tensor, table: Tensor, token_ids: Tensor) -> None:
+def begin_step(tokens: Tensor, last: Tensor, table: Tensor, token_ids: Tensor) -> None:
     """Note where new tokens will lie, and look up those that the device itself drew.
 
     Args:
-        packed: (4, T) int32: token ids (-1: the last one drawn for the slot), slots, positions, places in the pool.
+        tokens: (4, at least T) int32: token ids (-1: the last one drawn for the slot), slots, positions, places.
         last: (num_slots,) int32, the last token drawn for each slot.
         table: (num_slots, max_context) int32, the place of every position; changed.
         token_ids: (T,) int64, filled.
     """
-    num_tokens = packed.shape[1]
-    _begin_step[(triton.cdiv(num_tokens, 256),)](packed, last, table, token_ids, num_tokens, table.stride(0), 256)
+    num_tokens = token_ids.shape[0]
+    _begin_step[(triton.cdiv(num_tokens, 256),)](
+        tokens, last, table, token_ids, num_tokens, tokens.stride(0), table.stride(0), 256
+    )

@@ -90,8 +90,8 @@ def project(
     num_rows = num_rows // 2 if is_gated else num_rows
     out = residual if residual is not None else x.new_empty(1, num_rows)
     block = block or min(2048, triton.next_power_of_2(width))
-    rows = rows or (2 if is_gated else 4)
-    warps = warps or 4
+    rows = rows or 2
+    warps = warps or (4 if block >= 2048 else 2)
     norm_weight, eps = norm if norm is not None else (x, 0.0)
     _project[(triton.cdiv(num_rows, rows),)](
         x, weight, x if bias is None else bias, norm_weight, out, out, eps, num_rows, width, rows, block,

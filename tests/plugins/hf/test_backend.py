@@ -48,7 +48,7 @@ def _source(path: Path) -> ModelSource:
 
 
 def _open(path: Path, **options: object) -> Runner:
-    return HfBackend().open(_source(path), HfOptions(threads=1, **options), lambda _share, _what: None)  # type: ignore[arg-type]
+    return HfBackend().open(_source(path), HfOptions(threads=1, device="cpu", **options), lambda _share, _what: None)  # type: ignore[arg-type]
 
 
 def _changed(folder: Path, target: Path, **changes: object) -> Path:
@@ -94,9 +94,9 @@ def test_match_prefers_folders_to_gguf_files(tiny_model: TinyModel, smollm2_gguf
 def test_estimate_counts_weights_and_kv(tiny_model: TinyModel, smollm2_gguf: Path) -> None:
     folder = tiny_model("llama")
     size = (folder / "model.safetensors").stat().st_size
-    tiny = HfBackend().estimate(_source(folder), HfOptions(context=100, slots=3))
-    halved = HfBackend().estimate(_source(folder), HfOptions(dtype="bfloat16"))
-    gguf = HfBackend().estimate(_source(smollm2_gguf), HfOptions(context=100, slots=1))
+    tiny = HfBackend().estimate(_source(folder), HfOptions(device="cpu", context=100, slots=3))
+    halved = HfBackend().estimate(_source(folder), HfOptions(device="cpu", dtype="bfloat16"))
+    gguf = HfBackend().estimate(_source(smollm2_gguf), HfOptions(device="cpu", context=100, slots=1))
 
     assert (tiny.weights_bytes, tiny.kv_bytes_per_token) == (size, 2 * 2 * 2 * 16 * 4)
     assert tiny.total_bytes == size + 300 * tiny.kv_bytes_per_token
@@ -112,7 +112,7 @@ def test_options_are_checked() -> None:
 
 def test_progress_rises_to_one(tiny_model: TinyModel) -> None:
     shares: list[float] = []
-    HfBackend().open(_source(tiny_model("llama")), HfOptions(threads=1), lambda share, _: shares.append(share)).close()
+    HfBackend().open(_source(tiny_model("llama")), HfOptions(threads=1, device="cpu"), lambda share, _: shares.append(share)).close()
 
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)

@@ -24,7 +24,7 @@ class _TinyModelContract(RunnerContract):
     @classmethod
     def make_runner(cls, tiny_model: Callable[[str], Path]) -> Callable[[], Runner]:
         path = tiny_model(cls.architecture)
-        options = HfOptions(context=64, slots=4, max_batch_tokens=128, threads=1)
+        options = HfOptions(device="cpu", context=64, slots=4, max_batch_tokens=128, threads=1)
         return lambda: HfBackend().open(ModelSource(str(path), path), options, lambda _share, _what: None)
 
 
@@ -56,5 +56,5 @@ class TestSmolLM2(RunnerContract):
     @classmethod
     def make_runner(cls, smollm2_folder: Path) -> Callable[[], Runner]:
         source = ModelSource(str(smollm2_folder), smollm2_folder)
-        options = HfOptions(context=64, slots=4, max_batch_tokens=128, threads=1)
+        options = HfOptions(device="cpu", context=64, slots=4, max_batch_tokens=128, threads=1)
         return lambda: HfBackend().open(source, options, lambda _share, _what: None)

@@ -26,7 +26,7 @@ _TURN = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|
 
 
 def _open(path: Path, **options: Any) -> Runner:
-    settings = HfOptions(threads=1, slots=4, **options)
+    settings = HfOptions(device="cpu", threads=1, slots=4, **options)
     runner = HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
     assert isinstance(runner, Runner)
     return runner

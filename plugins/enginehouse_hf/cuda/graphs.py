@@ -1,0 +1,78 @@
+"""Decode steps as CUDA graphs: launched with one call, for batches of certain sizes; smaller ones are filled up.
+
+Called by the runner. A graph is recorded once per size while the model loads; its numbers are static tensors that
+each replay reads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from enginehouse_hf.cuda.networks import Network
+from enginehouse_hf.cuda.step import DeviceState, PackedSpans, Step, flatten, padded_decodes
+
+__all__ = ["DecodeGraphs", "graph_sizes"]
+
+_NUM_WARM_UPS = 2
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Sizes of batches that get a graph: close together where steps are short, at most an eighth apart elsewhere."""
+    sizes = {1, 2, 4, 8, *range(16, min(largest, 128) + 1, 16), *range(160, largest + 1, 32)}
+    return [*sorted(size for size in sizes if size < largest), largest]
+
+
+class DecodeGraphs:
+    """Recorded decode steps.
+
+    Args:
+        network: what is recorded.
+        state: the pool.
+        sizes: batch sizes, ascending.
+        progress: called with the share done before each recording.
+    """
+
+    def __init__(self, network: Network, state: DeviceState, sizes: list[int], progress: Callable[[float], None]):
+        self._state, self._sizes = state, sizes
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        memory = None
+        # The largest first: the smaller ones then live in the memory that it has taken.
+        for done, size in enumerate(reversed(sizes)):
+            progress(done / len(sizes))
+            recorded = _record(network, state, size, memory)
+            memory = recorded[0].pool()
+            self._graphs[size] = recorded
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that can be run."""
+        return self._sizes[-1] if self._sizes else 0
+
+    def run(self, packed: PackedSpans) -> Tensor:
+        """(num_decodes, vocab_size) logits of plain decodes, valid until the next run."""
+        size = self._sizes[bisect_left(self._sizes, packed.num_decodes)]
+        graph, numbers, logits = self._graphs[size]
+        array = flatten(padded_decodes(self._state, packed, size))
+        numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        graph.replay()
+        return logits[: packed.num_decodes]
+
+
+def _record(
+    network: Network, state: DeviceState, size: int, memory: object
+) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    step, numbers = Step.static(state, size)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_NUM_WARM_UPS):  # kernels are compiled and libraries initialised outside of the recording
+            network.run(step)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=memory):  # type: ignore[arg-type]
+        logits = network.run(step)
+    return graph, numbers, logits

@@ -1,0 +1,108 @@
+"""Runner on one CUDA device: a pool of positions, decode steps as graphs, tokens drawn where the logits are.
+
+It knows sequences, steps and logits; nothing of files (see ``opening.py``), requests or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+
+from enginehouse.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
+from enginehouse.errors import EngineError
+from enginehouse.types import ModelInfo
+from enginehouse_hf.cuda.graphs import DecodeGraphs
+from enginehouse_hf.cuda.networks import Network
+from enginehouse_hf.cuda.positions import PositionPool
+from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
+from enginehouse_hf.cuda.step import DeviceState, Step, pack
+from enginehouse_hf.tokenizer import ModelText
+
+__all__ = ["CudaModel", "CudaRunner"]
+
+
+@frozen(eq=False)
+class CudaModel:
+    """A loaded model with its memory."""
+
+    network: Network
+    state: DeviceState
+    graphs: DecodeGraphs
+
+
+class CudaRunner:
+    """Implements :class:`enginehouse.backend.DeviceSampler`; ``forward`` and ``sample`` return before they are done."""
+
+    def __init__(self, model: CudaModel, capabilities: RunnerCapabilities, text: ModelText, info: ModelInfo) -> None:
+        self.capabilities = capabilities
+        self.tokenizer: Tokenizer = text.tokenizer
+        self.info = info
+        self._model: CudaModel | None = model
+        self._positions = PositionPool(capabilities, info.vocab_size)
+
+    def open_sequence(self) -> int:
+        """A new, empty sequence."""
+        return self._positions.open()
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the positions back that nobody shares."""
+        self._positions.free(sequence)
+
+    def length(self, sequence: int) -> int:
+        """Tokens that the sequence holds."""
+        return self._positions.length(sequence)
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
+        return self._positions.truncate(sequence, length)
+
+    def fork(self, source: int, length: int) -> tuple[int, int]:
+        """A new sequence that shares the first ``length`` positions."""
+        sequence, kept = self._positions.fork(source, length)
+        table = self._loaded.state.table
+        with torch.inference_mode():
+            table[sequence, :kept] = table[source, :kept]
+        return sequence, kept
+
+    def free_tokens(self) -> int:
+        """Positions that no sequence holds."""
+        return self._positions.free_tokens()
+
+    def forward(self, spans: Sequence[Span]) -> DeviceRows:
+        """Launch one pass over all spans; when that fails, no sequence has grown."""
+        sizes = self._positions.check(spans)
+        places = self._positions.append(spans, sizes)
+        try:
+            return self._launch(spans, sizes, places)
+        except RuntimeError as error:  # torch's base error, out of memory included
+            for span in spans:
+                self._positions.truncate(span.sequence, span.start)
+            raise EngineError(f"hf: the forward pass failed: {error}") from error
+
+    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: object) -> DeviceRows:
+        model = self._loaded
+        packed = pack(spans, sizes, places, self._positions.table)  # type: ignore[arg-type]
+        with torch.inference_mode():
+            if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
+                return DeviceRows(model.graphs.run(packed))
+            return DeviceRows(model.network.run(Step.upload(model.state, packed)))
+
+    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
+        """Launch the draws; see :class:`enginehouse.backend.DeviceSampler`."""
+        assert isinstance(output, DeviceRows)
+        with torch.inference_mode():
+            return sample(output.logits, draws, self._loaded.state.last)
+
+    def abort(self) -> None:
+        """Do nothing: what was launched cannot be stopped, and no pass is long."""
+
+    def close(self) -> None:
+        """Drop weights and KV memory; again is no error."""
+        self._model = None
+
+    @property
+    def _loaded(self) -> CudaModel:
+        assert self._model is not None, "the runner is closed"
+        return self._model

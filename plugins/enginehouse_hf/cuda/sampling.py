@@ -1,0 +1,190 @@
+"""Sampling on the device: what changes logits, the draw, log-probabilities, and the one copy to the host.
+
+Called by the runner, once per step, right after the forward pass; nothing here waits for the device but
+:meth:`DeviceDrawn.host`. Rows that nothing changes are drawn from as the model left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from enginehouse.backend import Draw, Sampled
+from enginehouse_hf.cuda.draws import draw_rows
+
+__all__ = ["SUPPORTED", "DeviceDrawn", "DeviceRows", "sample"]
+
+SUPPORTED = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "logit_bias",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "num_logprobs",
+        "mask",
+    }
+)
+"""Fields of SamplingParams, and masks: what :func:`sample` honours."""
+
+_LOWEST_LOGPROB = -9999.0  # as core reports "impossible"
+_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # as core bounds it
+
+
+class DeviceRows:
+    """Rows of a forward pass, (num_rows, vocab_size) on the device; valid until the next one."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.num_rows = int(logits.shape[0])
+        self.logits = logits
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32, writable."""
+        rows: NDArray[np.float32] = self.logits.to("cpu", torch.float32, copy=True).numpy()
+        return rows
+
+    def select(self, rows: Sequence[int]) -> DeviceRows:
+        """Only these rows."""
+        return DeviceRows(self.logits[torch.tensor(rows, device=self.logits.device)])
+
+
+class DeviceDrawn:
+    """Tokens on their way to the host.
+
+    Args:
+        parts: tensors on the device: the tokens and, where asked for, their log-probabilities, the ids of the best
+            tokens and theirs.
+        num_tops: how many of the best tokens each draw reports; None reports no log-probabilities.
+    """
+
+    def __init__(self, parts: Sequence[Tensor], num_tops: Sequence[int | None]) -> None:
+        self._num_tops = num_tops
+        self._parts = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
+        for target, part in zip(self._parts, parts, strict=True):
+            target.copy_(part, non_blocking=True)
+        self._is_copied = torch.cuda.Event()
+        self._is_copied.record()
+
+    def host(self) -> Sequence[Sampled]:
+        """Wait for the copy; one token per draw."""
+        self._is_copied.synchronize()
+        tokens: list[int] = self._parts[0].tolist()
+        if len(self._parts) == 1:
+            return [Sampled(token) for token in tokens]
+        logprobs, top_ids, top_logprobs = (part.numpy() for part in self._parts[1:])
+        return [
+            Sampled(token)
+            if num_top is None
+            else Sampled(token, float(logprobs[i]), top_ids[i, :num_top], top_logprobs[i, :num_top])
+            for i, (token, num_top) in enumerate(zip(tokens, self._num_tops, strict=True))
+        ]
+
+
+def sample(logits: Tensor, draws: Sequence[Draw], last: Tensor) -> DeviceDrawn:
+    """Draw one token for each of ``draws``.
+
+    Args:
+        logits: (num_rows, vocab_size), as the model gave them; not changed.
+        draws: at most one per row.
+        last: (num_slots,) int32; each token is put at its sequence.
+    """
+    num_tops = [draw.sampling.num_logprobs for draw in draws]
+    changed = _changed(logits, draws)
+    tokens = draw_rows(changed, _rules(draws, logits.device), last)
+    if all(num_top is None for num_top in num_tops):
+        return DeviceDrawn([tokens], num_tops)
+    return DeviceDrawn([tokens, *_logprobs(logits, draws, tokens)], num_tops)
+
+
+def _rules(draws: Sequence[Draw], device: torch.device) -> Tensor:
+    """(7, num_draws) float64, as :func:`draw_rows` wants it."""
+    rules = [
+        (
+            draw.row,
+            draw.sequence,
+            _bounded(draw.sampling.temperature),
+            draw.sampling.top_k,
+            draw.sampling.top_p,
+            draw.sampling.min_p,
+            draw.number,
+        )
+        for draw in draws
+    ]
+    return _upload(np.array(rules, np.float64).T.copy(), device)
+
+
+def _bounded(temperature: float) -> float:
+    return min(max(temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE) if temperature else 0.0
+
+
+def _changed(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """``logits`` after bias, penalties and masks: themselves when there are none, else a float32 copy."""
+    biased = [draw for draw in draws if draw.bias_ids is not None and len(draw.bias_ids)]
+    penalised = [draw for draw in draws if draw.seen_ids is not None and len(draw.seen_ids)]
+    masked = [draw for draw in draws if draw.bitmask is not None]
+    if not (biased or penalised or masked):
+        return logits
+    rows = logits.to(torch.float32, copy=True)
+    flat, width, device = rows.view(-1), rows.shape[1], rows.device
+    if biased:
+        places = _places([(draw.row, draw.bias_ids) for draw in biased], width, device)
+        values = _upload(np.concatenate([draw.bias_values for draw in biased]), device)  # type: ignore[arg-type]
+        flat[places] += values
+    if penalised:
+        places = _places([(draw.row, draw.seen_ids) for draw in penalised], width, device)
+        flat[places] = _penalised(flat[places], penalised, device)
+    if masked:
+        _mask(rows, masked)
+    return rows
+
+
+def _penalised(values: Tensor, draws: Sequence[Draw], device: torch.device) -> Tensor:
+    """Logits of seen tokens, lowered: first the repetition penalty, then presence and frequency."""
+    factors, losses = [], []
+    for draw in draws:
+        counts, sampling = draw.seen_counts, draw.sampling
+        assert counts is not None
+        factors.append(np.full(len(counts), sampling.repetition_penalty, np.float32))
+        present = np.float32(sampling.presence_penalty) * (counts > 0)
+        losses.append((present + np.float32(sampling.frequency_penalty) * counts).astype(np.float32))
+    factor, loss = _upload(np.concatenate(factors), device), _upload(np.concatenate(losses), device)
+    return torch.where(values > 0, values / factor, values * factor) - loss
+
+
+def _mask(rows: Tensor, draws: Sequence[Draw]) -> None:
+    """Set the logits of forbidden tokens to -inf, in place."""
+    device, width = rows.device, rows.shape[1]
+    words = _upload(np.stack([draw.bitmask for draw in draws]), device)  # type: ignore[arg-type]
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+    forbidden = bits.view(len(draws), -1)[:, :width] == 0
+    index = _upload(np.array([draw.row for draw in draws]), device)
+    rows[index] = rows[index].masked_fill(forbidden, float("-inf"))
+
+
+def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Raw log-probabilities of the drawn tokens, and the best tokens of each row with theirs."""
+    num_top = max(draw.sampling.num_logprobs or 0 for draw in draws)
+    raw = logits[_upload(np.array([draw.row for draw in draws]), logits.device)].float()
+    normalisers = raw.double().logsumexp(1, keepdim=True)
+    chosen = raw.gather(1, tokens.clamp_min(0).long()[:, None]).double() - normalisers
+    values, ids = raw.topk(num_top, 1) if num_top else (raw[:, :0], tokens[:, None][:, :0].long())
+    best = (values.double() - normalisers).clamp(max=0.0)
+    return chosen[:, 0].clamp(_LOWEST_LOGPROB, 0.0), ids, best
+
+
+def _places(parts: Sequence[tuple[int, NDArray[np.int64] | None]], width: int, device: torch.device) -> Tensor:
+    """Places in the flattened rows; no place twice."""
+    return _upload(np.concatenate([row * width + ids for row, ids in parts if ids is not None]), device)
+
+
+def _upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy on the device that is not waited for."""
+    tensor: Tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True)
