@@ -5,7 +5,8 @@ Used where a parameter turns out to be one that the model cannot honour. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from attrs import evolve
 
@@ -68,16 +69,19 @@ def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateReques
 
 def _without_field(request: GenerateRequest, name: str) -> tuple[GenerateRequest, str] | None:
     inside = next((field for field, outside in _NAMES.items() if outside == name), name)
-    for group in ("sampling", "stopping"):
-        fields = getattr(request, group)
-        if inside in fields:
-            kept = {field: value for field, value in fields.items() if field != inside}
-            return evolve(request, **{group: kept}), name
+    if inside in request.sampling:
+        return evolve(request, sampling=_without(request.sampling, inside)), name
+    if inside in request.stopping:
+        return evolve(request, stopping=_without(request.stopping, inside)), name
     for plugin, fields in request.extensions.items():
         if name in fields:
-            kept = {field: value for field, value in fields.items() if field != name}
-            return evolve(request, extensions={**request.extensions, plugin: kept}), name
+            extensions = {**request.extensions, plugin: _without(fields, name)}
+            return evolve(request, extensions=extensions), name
     return None
+
+
+def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {field: value for field, value in fields.items() if field != name}
 
 
 def _root(param: str) -> str:

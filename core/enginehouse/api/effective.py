@@ -30,10 +30,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         if name not in ("extensions", "num_logprobs")
     }
     for field in plugin_fields:
-        default = field.attribute.default
-        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function in attrs' types
-            default = None if default.takes_self else default.factory()
-        value = sampling.extensions.get(field.sampler, {}).get(field.name, default)
+        value = sampling.extensions.get(field.sampler, {}).get(field.name, _default(field))
         shown[field.name] = _shown(value, field.name, origins)
     return shown
 
@@ -55,6 +52,14 @@ def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
         if given or "value" in entry:
             shown[name] = entry
     return shown
+
+
+def _default(field: RequestField) -> Any:
+    """What applies when nobody says anything; None where it depends on other fields."""
+    default: Any = field.attribute.default
+    if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function in attrs' types
+        return default
+    return None if default.takes_self else default.factory()
 
 
 def _shown(value: Any, name: str, origins: Mapping[str, Origin]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class GenerationResponse:
         record.request_id = self.requests[0].request_id
         record.stream = self.decoded.body.stream
         server = self.state.settings.server
-        is_detailed = asks_for_details(scope["headers"], server.details)  # type: ignore[typeddict-item]  # it is HTTP
+        is_detailed = asks_for_details(scope["headers"], server.details)
         async with self.state.exchanges.open(receive, server.ping_s) as exchange:
             running = await self._submit(exchange)
             if running is None:
