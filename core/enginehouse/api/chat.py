@@ -70,6 +70,10 @@ class ChatBody(GenerationBody):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = f"max_completion_tokens ({self.max_completion_tokens}) and max_tokens ({self.max_tokens}) differ"
             raise InvalidRequest(f"{message}; give one of them", "max_completion_tokens")
+        asked, most = self.max_completion_tokens, limits.max_tokens
+        if asked is not None and most is not None and asked > most:
+            message = f"this server allows at most {most}, not {asked}"
+            raise InvalidRequest(f"max_completion_tokens: {message}", "max_completion_tokens")
         if len(self.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools: at most {MAX_TOOLS} are allowed, not {len(self.tools)}", "tools")
         check_template_variables(self.chat_template_kwargs)

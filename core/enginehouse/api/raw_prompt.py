@@ -23,7 +23,7 @@ TEMPLATE_FIELDS = (
 )
 """Fields of a chat request that only its template or the parsers that belong to it read."""
 
-_NEUTRAL = (None, (), {}, "none", "auto")
+_NEUTRAL: tuple[Any, ...] = (None, (), {}, "none", "auto")
 
 
 def check_raw_prompt(prompt: str, fields: Mapping[str, Any]) -> None:

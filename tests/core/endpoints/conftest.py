@@ -14,6 +14,8 @@ from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
 PLUGINS = ("llguidance", "parsers", "samplers")
+LIMITS = LimitsSettings(max_tokens=64, max_choices=4)
+CONTEXT = 1024
 
 
 @frozen
@@ -60,9 +62,8 @@ def serve(settings: Settings) -> Iterator[Endpoints]:
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     """The fake model behind the real engine."""
     source = str(tmp_path_factory.mktemp("fake"))
-    model = ModelSettings(source=source, backend="fake", isolation="thread", context=512)
-    limits = LimitsSettings(max_tokens=64, max_choices=4)
-    yield from serve(Settings(models={"fake": model}, plugins=PluginsSettings(allow=PLUGINS), limits=limits))
+    model = ModelSettings(source=source, backend="fake", isolation="thread", context=CONTEXT)
+    yield from serve(Settings(models={"fake": model}, plugins=PluginsSettings(allow=PLUGINS), limits=LIMITS))
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +77,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 @pytest.fixture(scope="session")
 def starter() -> Iterator[Endpoints]:
     """SmolLM2-135M-Instruct, whose vocabulary is a real one."""
-    models = {"starter": ModelSettings(source="starter", context=512, isolation="thread")}
+    models = {"starter": ModelSettings(source="starter", context=CONTEXT, isolation="thread")}
     yield from serve(Settings(models=models, plugins=PluginsSettings(allow=("llamacpp", "starter"))))
 
 

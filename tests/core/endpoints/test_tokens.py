@@ -8,7 +8,7 @@ import pytest
 from enginehouse.config import AuthSettings, Settings
 from enginehouse.testing.server_thread import server_thread
 
-from .conftest import Endpoints
+from .conftest import CONTEXT, Endpoints
 
 TEXT = "Hello wörld, 日本語 🙂!"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
@@ -20,7 +20,7 @@ def test_tokens_give_the_text_back(model: Endpoints) -> None:
     text = model.answer("/detokenize", tokens=tokens["tokens"])
 
     assert tokens["count"] == len(tokens["tokens"])
-    assert tokens["max_model_len"] == 512
+    assert tokens["max_model_len"] == CONTEXT
     assert text == {"content": TEXT, "prompt": TEXT}
 
 
@@ -116,7 +116,7 @@ def test_wrong_bodies_are_refused_by_name(fake: Endpoints, path: str, body: dict
 
 
 def test_empty_texts(fake: Endpoints) -> None:
-    assert fake.answer("/tokenize", content="") == {"tokens": [], "count": 0, "max_model_len": 512}
+    assert fake.answer("/tokenize", content="") == {"tokens": [], "count": 0, "max_model_len": CONTEXT}
     assert fake.answer("/detokenize", tokens=[])["content"] == ""
 
 

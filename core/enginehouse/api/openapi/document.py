@@ -60,7 +60,11 @@ def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings
         "info": {"title": "Enginehouse", "version": release(), "description": _DESCRIPTION},
         "servers": [{"url": "/v1"}, {"url": "/"}],
         "security": [{}, {"bearer": []}, {"key": []}],
-        "paths": {**_generating_paths(), **_token_paths(), **_model_paths(), **_server_paths()},
+        "paths": {
+            **_keep_within(limits, {**_generating_paths(), **_token_paths()}),
+            **_model_paths(),
+            **_server_paths(),
+        },
         "components": {
             "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS},
             "responses": {str(status): _error_response(status) for status in _REFUSALS},
@@ -126,7 +130,6 @@ def _server_paths() -> dict[str, Any]:
 
 def _post(name: str, summary: str, request: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
     """A path with one operation that reads a body; ``chunk`` where it can be streamed."""
-    examples = {title: {"value": value} for title, value in REQUEST_EXAMPLES[request].items()}
     content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
     operation = _operation(name, summary, content, tuple(_REFUSALS))
     operation["responses"]["200"]["headers"] = {"x-enginehouse-ignored": {"$ref": "#/components/headers/Ignored"}}
@@ -134,9 +137,23 @@ def _post(name: str, summary: str, request: str, answer: str, chunk: str | None 
         operation["responses"]["200"]["headers"]["x-request-id"] = {"$ref": "#/components/headers/RequestId"}
     operation["requestBody"] = {
         "required": True,
-        "content": {"application/json": {"schema": reference(request), "examples": examples}},
+        "content": {"application/json": {"schema": reference(request), "examples": _examples(request)}},
     }
     return {"post": operation}
+
+
+def _examples(request: str) -> dict[str, Any]:
+    return {title: {"value": dict(body)} for title, body in REQUEST_EXAMPLES[request].items()}
+
+
+def _keep_within(limits: LimitsSettings, paths: dict[str, Any]) -> dict[str, Any]:
+    """Make the examples ones that this server accepts."""
+    most = {"max_tokens": limits.max_tokens, "n": limits.max_choices, "best_of": limits.max_choices}
+    for item in paths.values():
+        for example in item["post"]["requestBody"]["content"]["application/json"]["examples"].values():
+            body = example["value"]
+            body.update({name: min(body[name], limit) for name, limit in most.items() if limit and name in body})
+    return paths
 
 
 def _operation(name: str, summary: str, content: dict[str, Any], refusals: tuple[int, ...]) -> dict[str, Any]:
