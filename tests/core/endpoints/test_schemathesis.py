@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import hypothesis
@@ -28,8 +29,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     yield from serve(Settings(models={"fake": model}, plugins=PluginsSettings(allow=PLUGINS), limits=limits))
 
 
-def probe(server: Endpoints, path: str, mode: GenerationMode, num_examples: int) -> None:
-    """Send what is made for one address."""
+def probe(server: Endpoints, path: str, mode: GenerationMode, num_examples: int) -> Counter[int]:
+    """Send what is made for one address; returns how often each status came back."""
+    statuses: Counter[int] = Counter()
     schema = schemathesis.openapi.from_dict(server.client.get("/schema").json())
     operation = next(found.ok() for found in schema.get_all_operations() if found.ok().path == path)
     base_url = f"{str(server.client.base_url).rstrip('/')}{operation.base_url.rstrip('/')}"
@@ -45,6 +47,7 @@ def probe(server: Endpoints, path: str, mode: GenerationMode, num_examples: int)
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
         response = case.call(base_url=base_url)
+        statuses[response.status_code] += 1
 
         assert response.status_code < 500, response.text
         if response.status_code >= 400:
@@ -55,12 +58,15 @@ def probe(server: Endpoints, path: str, mode: GenerationMode, num_examples: int)
     send()
     answer = server.answer("/v1/completions", prompt="Still there?", max_tokens=2)
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+    return statuses
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
 @pytest.mark.parametrize("path", READING)
 def test_requests_of_every_kind(small: Endpoints, path: str, mode: GenerationMode) -> None:
-    probe(small, path, mode, 20)
+    statuses = probe(small, path, mode, 20)
+
+    assert (200 if mode is GenerationMode.POSITIVE else 400) in statuses, statuses
 
 
 @pytest.mark.parametrize("path", PLAIN)
