@@ -311,7 +311,7 @@ def test_h26_models_without_reasoning_ignore_the_switch(thinking, fields) -> Non
     answer, reason, usage = both(thinking("plain"), **fields)
 
     assert answer == ("", "Answer 7") and reason == "stop"
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
     assert usage["prompt_tokens"] == thinking("plain").chat()["usage"]["prompt_tokens"]
 
 
