@@ -25,6 +25,7 @@ from enginehouse_samplers.breakers import BreakerCache
 __all__ = ["DryFields", "DrySampler", "DryStep"]
 
 _MOST_BEYOND_ALLOWED = 50
+_LARGEST = 1e30  # what float32 can subtract; it forbids a token
 _MAX_BREAKERS, _MAX_BREAKER_CHARS = 32, 100
 
 
@@ -85,8 +86,8 @@ class DryStep:
         followers, lengths = _longest_repetitions(token_ids, most)
         counted = (lengths >= fields.dry_allowed_length) & ~breakers.holds_one[followers]
         exponents = (lengths[counted] - fields.dry_allowed_length).astype(np.float64)
-        amounts = (fields.dry_multiplier * fields.dry_base**exponents).astype(np.float32)
-        return TokenPenalties(followers[counted], amounts)
+        amounts = np.minimum(fields.dry_multiplier * fields.dry_base**exponents, _LARGEST)
+        return TokenPenalties(followers[counted], amounts.astype(np.float32))
 
 
 def _longest_repetitions(token_ids: NDArray[np.int32], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

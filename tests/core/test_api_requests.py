@@ -35,7 +35,6 @@ class SpiceSampler:
     api_version = 1
     request_fields = SpiceFields
     order = 55
-    full_row = False
 
     def create(self, fields):
         return None

@@ -224,7 +224,7 @@ def sampler(name: str = "spice", api_version: int = API_VERSION, **fields: Any) 
     """A sampler with the given request fields."""
     fields_class = frozen(kw_only=True)(type("Fields", (), {"__annotations__": dict.fromkeys(fields, float), **fields}))
     attributes = {"name": name, "api_version": api_version, "request_fields": fields_class, "order": 50}
-    return type("Sampler", (), {**attributes, "full_row": False, "create": lambda self, fields: None})()
+    return type("Sampler", (), {**attributes, "create": lambda self, fields: None})()
 
 
 def test_hook_register_samplers(install: Install) -> None:

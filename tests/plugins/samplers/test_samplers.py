@@ -1,5 +1,9 @@
-"""The three samplers, found through their hook and used through core."""
+"""The samplers, found through their hook and used through core; and the one that docs/plugins.md shows."""
 
+import re
+from pathlib import Path
+
+import attrs
 import numpy as np
 import pytest
 
@@ -18,9 +22,29 @@ def samplers():
     return PluginRegistry.load(PluginsSettings(allow=("samplers",))).samplers
 
 
-def test_hook_register_samplers_hands_over_three(samplers):
-    assert set(samplers) == {"typical_p", "top_n_sigma", "xtc"}
+def test_hook_register_samplers_hands_over_all(samplers):
+    assert set(samplers) == {"dry", "dynatemp", "mirostat", "top_n_sigma", "typical_p", "xtc"}
     assert all(isinstance(sampler, SamplerPlugin) for sampler in samplers.values())
+
+
+def test_every_field_says_what_it_means(samplers):
+    fields = [a for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)]
+
+    assert len(fields) == 14
+    assert all(len(field.metadata["description"]) > 20 and field.validator is not None for field in fields)
+
+
+def test_sampler_of_the_documents_works():
+    page = (Path(__file__).parents[3] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class EvenSampler" in block]
+    names = {"__name__": "documented"}
+    exec(block, names)
+    documented = {"even": names["EvenSampler"]()}
+
+    assert isinstance(documented["even"], SamplerPlugin)
+    drawn = {draw(documented, {"even": {"even_only": True}}, position, temperature=5.0) for position in range(50)}
+    assert {token_id % 2 for token_id in drawn} == {0}
+    assert draw(documented, {"even": {"even_only": False}}) == draw(documented, {})
 
 
 def draw(samplers, extensions, position=0, **params):
@@ -30,7 +54,14 @@ def draw(samplers, extensions, position=0, **params):
 
 
 def test_fields_at_their_defaults_change_nothing(samplers):
-    off = {"typical_p": {"typical_p": 1.0}, "top_n_sigma": {"top_n_sigma": -1.0}, "xtc": {"xtc_threshold": 0.2}}
+    off = {
+        "typical_p": {"typical_p": 1.0},
+        "top_n_sigma": {"top_n_sigma": -1.0},
+        "xtc": {"xtc_threshold": 0.2},
+        "dry": {"dry_multiplier": 0.0, "dry_base": 3.0},
+        "dynatemp": {"dynatemp_range": 0.0},
+        "mirostat": {"mirostat": 0, "mirostat_tau": 1.0},
+    }
 
     for position in range(50):
         assert draw(samplers, off, position) == draw(samplers, {}, position)

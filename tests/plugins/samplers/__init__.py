@@ -1,0 +1,1 @@
+"""Tests of the sampler plugins, against a slow reference."""

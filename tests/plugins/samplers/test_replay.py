@@ -1,0 +1,101 @@
+"""Steps that look back give the same text whatever happens around it: preemption, chunks, choices, rollback."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from enginehouse.config import PluginsSettings
+from enginehouse.engine.loop import StepEngine
+from enginehouse.plugins import PluginRegistry
+from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
+from enginehouse.types import EngineRequest, EngineSettings, StopParams, TextDelta
+
+from .drawing import params_of, sampler_for
+
+FIELDS = [
+    {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3},
+    {"dry_multiplier": 0.9, "dry_allowed_length": 1, "dry_sequence_breakers": ["a"], "temperature": 0.8},
+    {"dynatemp_range": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_n_sigma": 2.0, "typical_p": 0.9},
+    {"mirostat": 2, "mirostat_tau": 4.0, "dry_multiplier": 0.5, "dynatemp_range": 0.4},
+]
+_ids = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def samplers():
+    return PluginRegistry.load(PluginsSettings(allow=("samplers",))).samplers
+
+
+def request_of(samplers, fields, *, seed=7, num_choices=1, max_tokens=40):
+    return EngineRequest(
+        request_id=f"r{next(_ids)}",
+        num_choices=num_choices,
+        sampling=params_of(fields, samplers, seed=seed),
+        stopping=StopParams(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+def texts_of(samplers, requests, options=None, **settings):
+    """The token ids of every choice, by request; all requests at once."""
+    engine = StepEngine(FakeRunner(options), EngineSettings(**settings), samplers)
+    ids = {request.request_id: {} for request in requests}
+    for number, request in enumerate(requests):
+        prompt = [97 + (number + place) % 5 for place in range(30)]
+        engine.check(request, len(prompt))
+        engine.add(request, prompt)
+    while engine.has_work():
+        for request_id, event in engine.step():
+            if isinstance(event, TextDelta):
+                ids[request_id].setdefault(event.choice, []).extend(event.token_ids)
+            assert not isinstance(event, Exception), event
+    return [ids[request.request_id] for request in requests], engine.stats().num_preemptions
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_text_is_the_same_under_preemption_and_in_chunks(samplers, fields):
+    requests = [request_of(samplers, fields, seed=seed, max_tokens=60) for seed in range(4)]
+    alone = [texts_of(samplers, [*requests[:number], request])[0][-1] for number, request in enumerate(requests)]
+    tight = FakeOptions(context=120, slots=4, cache_tokens=200)
+    together, num_preemptions = texts_of(samplers, requests, tight, slots=4, prefill_chunk_tokens=7)
+
+    assert num_preemptions > 0
+    assert together == alone
+    assert len({tuple(ids[0]) for ids in together}) == 4
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_choices_have_states_of_their_own(samplers, fields):
+    """The first of three choices is the one of a request with one; the others differ."""
+    (three,), _ = texts_of(samplers, [request_of(samplers, fields, num_choices=3)])
+    (one,), _ = texts_of(samplers, [request_of(samplers, fields)])
+
+    assert three[0] == one[0]
+    assert len({tuple(ids) for ids in three.values()}) == 3
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_rollback_leaves_no_trace(samplers, fields):
+    """As a speculation does: draw ahead, take some of it back, go on."""
+    rows = np.random.default_rng(3).normal(0, 2, (40, 60)).astype(np.float32)
+    texts = tuple(chr(60 + token_id) for token_id in range(60))
+    make = lambda: sampler_for(fields, samplers, vocab_size=60, prompt=[1, 2, 3, 1, 2], token_texts=texts, seed=9)  # noqa: E731
+    plain, expected = make(), []
+    for position, row in enumerate(rows):
+        expected.append(plain.sample(row.copy(), position).token_id)
+        plain.accept(expected[-1])
+
+    sampler, position = make(), 0
+    found: list[int] = []
+    for num_ahead, num_back in itertools.cycle([(5, 3), (2, 0), (4, 4), (3, 1)]):
+        for _ in range(num_ahead):
+            found.append(sampler.sample(rows[position % 40].copy(), position).token_id)
+            sampler.accept(found[-1])
+            position += 1
+        sampler.rollback(num_back)
+        position -= num_back
+        del found[len(found) - num_back :]
+        if position >= 30:
+            break
+
+    assert found == expected[: len(found)]
