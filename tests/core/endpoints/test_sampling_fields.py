@@ -10,7 +10,7 @@ from .conftest import Endpoints
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Say something."}]
-DRAWN = {"max_tokens": 24, "temperature": 1, "seed": 5, "ignore_eos": True}
+DRAWN = {"max_tokens": 60, "temperature": 2, "seed": 5, "ignore_eos": True}
 SAMPLERS = [
     {"typical_p": 0.3},
     {"top_n_sigma": 0.5},
@@ -19,7 +19,7 @@ SAMPLERS = [
     {"dynatemp_range": 0.9},
     {"mirostat": 2, "mirostat_tau": 1.0},
     {"samplers": ["top_k", "temperature"], "top_k": 2},
-    {"min_p": 0.9, "samplers": ["temperature", "min_p"]},
+    {"min_p": 0.3, "samplers": ["temperature", "min_p"]},
 ]
 
 
@@ -49,7 +49,7 @@ def test_samplers_of_several_choices_do_not_mix(fake: Endpoints, fields: dict[st
 
 def test_order_changes_what_is_drawn(fake: Endpoints) -> None:
     """Both lists have the same steps."""
-    fields = {"temperature": 2, "min_p": 0.4, "max_tokens": 60}
+    fields = {"min_p": 0.4}
 
     first = text(fake, **fields, samplers=["temperature", "min_p"])
     assert first == text(fake, **fields)
