@@ -17,7 +17,9 @@ from attrs import frozen
 from numpy.typing import NDArray
 from rich.console import Console
 
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.config import PluginsSettings
+from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.plugins import PluginRegistry
 from enginehouse.types import SamplingParams
 
 from .plan import Plan
@@ -35,7 +37,21 @@ _SETTINGS = {
     "top-k 40, top-p 0.95": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=1),
     "top-p 0.95": SamplingParams(temperature=0.8, top_p=0.95, seed=1),
     "min-p 0.05": SamplingParams(temperature=0.8, min_p=0.05, seed=1),
+    "typical-p 0.9": SamplingParams(temperature=0.8, extensions={"typical_p": {"typical_p": 0.9}}, seed=1),
+    "top-k 40, typical-p 0.9": SamplingParams(
+        temperature=0.8, top_k=40, extensions={"typical_p": {"typical_p": 0.9}}, seed=1
+    ),
+    "min-p 0.05, XTC": SamplingParams(
+        temperature=0.8, min_p=0.05, extensions={"xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.1}}, seed=1
+    ),
+    "top-n-sigma 1": SamplingParams(temperature=0.8, extensions={"top_n_sigma": {"top_n_sigma": 1.0}}, seed=1),
+    "dynatemp 0.5": SamplingParams(temperature=0.8, extensions={"dynatemp": {"dynatemp_range": 0.5}}, seed=1),
+    "mirostat 2": SamplingParams(temperature=0.8, extensions={"mirostat": {"mirostat": 2}}, seed=1),
+    "DRY": SamplingParams(temperature=0.8, extensions={"dry": {"dry_multiplier": 0.8}}, seed=1),
 }
+_ONLY_OURS = frozenset({"DRY"})
+"""llama.cpp's DRY wants a loaded vocabulary, which a row has not."""
+_NUM_HISTORY_TOKENS = 4000
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 _Draw = Callable[[NDArray[np.float32], int], int]
@@ -57,10 +73,12 @@ def measure_sampling(plan: Plan, console: Console) -> tuple[Record, list[Compari
             rows = _rows(vocab_size, shape)
             for setting, params in _SETTINGS.items():
                 scenario = f"{vocab_size // 1000}k {shape}, {setting}"
-                draws = {subject.name: subject.make_draw(params, vocab_size) for subject in subjects}
+                able = subjects[:1] if setting in _ONLY_OURS else subjects
+                draws = {subject.name: subject.make_draw(params, vocab_size) for subject in able}
                 for _, name in plan.interleave(list(draws)):
                     record.add(Key(scenario, name, _METRIC), 1e6 * _time_row(draws[name], rows, repeats))
-                comparisons.append(Comparison(Key(scenario, _OURS, _METRIC), Key(scenario, _THEIRS, _METRIC)))
+                if len(able) > 1:
+                    comparisons.append(Comparison(Key(scenario, _OURS, _METRIC), Key(scenario, _THEIRS, _METRIC)))
             console.print(f"vocabulary {vocab_size}, {shape} rows: done")
     return record, comparisons
 
@@ -87,7 +105,16 @@ def _time_row(draw: _Draw, rows: NDArray[np.float32], repeats: int) -> float:
 
 
 def _numpy_draw(params: SamplingParams, vocab_size: int) -> _Draw:
-    sampler = SequenceSampler(params, choice=0, vocab_size=vocab_size)
+    samplers = PluginRegistry.load(PluginsSettings(allow=("samplers",))).samplers
+    history = np.random.default_rng(1).integers(0, 200, _NUM_HISTORY_TOKENS)
+    sampler = SequenceSampler(
+        params,
+        choice=0,
+        vocab_size=vocab_size,
+        prompt_token_ids=np.concatenate([history, history[:20]]),  # the end repeats the beginning
+        steps=build_steps(params, samplers),
+        token_bytes=tuple(b"%d" % token_id for token_id in range(vocab_size)),
+    )
     return lambda row, position: sampler.sample(row, position).token_id
 
 
@@ -113,10 +140,21 @@ def _chain_draw(params: SamplingParams, vocab_size: int) -> _Draw:
 def _chain_members(params: SamplingParams) -> list[ctypes.c_void_p]:
     if params.temperature == 0:
         return [library.llama_sampler_init_greedy()]
+    fields = {name: value for plugin in params.extensions.values() for name, value in plugin.items()}
     members = [library.llama_sampler_init_top_k(params.top_k)] if params.top_k else []
-    members.append(library.llama_sampler_init_temp(params.temperature))
+    span = fields.get("dynatemp_range", 0.0)
+    members.append(library.llama_sampler_init_temp_ext(params.temperature, span, 1.0))
+    if "mirostat" in fields:
+        return [*members, library.llama_sampler_init_mirostat_v2(params.seed, 5.0, 0.1)]
+    if "typical_p" in fields:
+        members.append(library.llama_sampler_init_typical(fields["typical_p"], 1))
     if params.top_p < 1:
         members.append(library.llama_sampler_init_top_p(params.top_p, 1))
     if params.min_p:
         members.append(library.llama_sampler_init_min_p(params.min_p, 1))
+    if "xtc_probability" in fields:
+        xtc = fields["xtc_probability"], fields["xtc_threshold"]
+        members.append(library.llama_sampler_init_xtc(*xtc, 1, params.seed))
+    if "top_n_sigma" in fields:
+        members.append(library.llama_sampler_init_top_n_sigma(fields["top_n_sigma"]))
     return [*members, library.llama_sampler_init_dist(params.seed)]

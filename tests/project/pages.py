@@ -26,6 +26,7 @@ from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 
 from .parameters import parameter_table
 from .repository import ROOT, source_files, syntax_of
+from .sampling_fields import field_table, step_table
 
 __all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
 
@@ -40,6 +41,7 @@ def page_parts() -> dict[str, dict[str, str]]:
         "docs/configuration.md": {"settings": _settings()},
         "docs/plugins.md": {"hooks": _hooks()},
         "docs/profiles.md": {"profiles": _profiles()},
+        "docs/sampling.md": {"steps": step_table(), "fields": field_table()},
         "docs/structured.md": {
             "keywords": _keywords(),
             "formats": _formats(),
