@@ -262,6 +262,7 @@ class RunnerCapabilities:
         max_batch_tokens: tokens in one forward pass, over all spans.
         max_context: longest sequence in tokens.
         cache_tokens: KV positions in total, over all sequences.
+        prefill_chunk_tokens: prompt tokens that may share a step with decoding sequences without delaying them much.
         mixed_batch: spans of more than one token and spans of one token may share a forward pass.
         truncate: ``any`` length, ``bounded`` (may keep less than asked), or ``none`` (only to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
@@ -277,6 +278,7 @@ class RunnerCapabilities:
     max_batch_tokens: int
     max_context: int
     cache_tokens: int
+    prefill_chunk_tokens: int = 256
     mixed_batch: bool = True
     truncate: Literal["any", "bounded", "none"] = "any"
     fork: Literal["share", "copy", "none"] = "copy"

@@ -117,7 +117,7 @@ class ModelSettings:
         backend: name of the backend; unset lets the one that suits the source best open it.
         context: longest sequence (prompt plus answer) in tokens; unset is the backend's choice.
         slots: sequences that decode at once.
-        prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in.
+        prefill_chunk_tokens: most prompt tokens in a step that others decode in; unset is the backend's choice.
         prefix_cache: keep finished sequences for requests that share a beginning.
         isolation: ``process`` runs the model in a worker process of its own, ``thread`` in the server.
         python: Python of the virtual environment that the worker process uses; unset is the server's own.
@@ -136,7 +136,7 @@ class ModelSettings:
     backend: str | None = None
     context: int | None = field(default=None, validator=optional(gt(0)))
     slots: int = field(default=8, validator=gt(0))
-    prefill_chunk_tokens: int = field(default=256, validator=gt(0))
+    prefill_chunk_tokens: int | None = field(default=None, validator=optional(gt(0)))
     prefix_cache: bool = True
     isolation: Literal["process", "thread"] = "process"
     python: str | None = None

@@ -16,6 +16,8 @@ import msgspec
 from attrs import field, frozen
 
 __all__ = [
+    "CallDelta",
+    "Chat",
     "ChoiceFinished",
     "Constraint",
     "ConstraintKind",
@@ -29,6 +31,7 @@ __all__ = [
     "Message",
     "ModelInfo",
     "PromptLogprobs",
+    "ReasoningDelta",
     "ReasoningParams",
     "RequestFinished",
     "SamplingParams",
@@ -43,7 +46,8 @@ __all__ = [
     "TopLogprob",
 ]
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "content_filter"]
+"""``content_filter``: a remote engine left the rest of the answer out; engines of ours never do."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -139,11 +143,27 @@ class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     budget: int | None = None
 
 
+class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A chat that is not rendered, for engines that do this themselves (:attr:`EngineCapabilities.takes_messages`).
+
+    Attributes:
+        tool_use: the tools, if any; the engine finds the calls, too, and reports them as :class:`CallDelta`.
+        thinking: what the request says about reasoning, which is reported as :class:`ReasoningDelta`.
+        template_variables: of the chat template, besides the messages; plain data.
+    """
+
+    messages: tuple[Message, ...]
+    tool_use: ToolUse | None = None
+    thinking: Thinking | None = None
+    template_variables: dict[str, Any] = {}
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an engine gets: a rendered prompt and everything needed to answer it.
 
     Attributes:
         request_id: unique among the requests that the engine holds.
+        chat: instead of a prompt, for engines that take messages; else None.
         segments: the rendered prompt; ignored when ``token_ids`` is given.
         token_ids: a prompt given as ids.
         add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for
@@ -158,6 +178,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     request_id: str
+    chat: Chat | None = None
     segments: tuple[Segment, ...] = ()
     token_ids: tuple[int, ...] | None = None
     add_special: bool = False
@@ -205,6 +226,28 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):
+    """New reasoning of one choice, from an engine that takes messages."""
+
+    choice: int
+    text: str
+
+
+class CallDelta(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """A piece of one tool call of one choice, from an engine that takes messages.
+
+    Attributes:
+        call: index of the call in its choice, 0-based and without gaps.
+        arguments: the next part of the arguments, JSON text as the model wrote it; may be empty.
+        name: of the function, in the first piece of a call and only there.
+    """
+
+    choice: int
+    call: int
+    arguments: str = ""
+    name: str | None = None
+
+
 class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice"):
     """A choice ended. ``num_tokens`` counts all generated tokens, hidden ones (stop text, end tokens) too.
 
@@ -248,7 +291,7 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     decode_s: float = 0.0
 
 
-Event = PromptLogprobs | TextDelta | ChoiceFinished | RequestFinished
+Event = PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,13 +310,17 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine makes of request parameters. Said by the process that runs the model, which alone knows.
 
     Attributes:
-        native: fields of :class:`SamplingParams` and :class:`StopParams` that the model's library applies by itself.
-        refused: such a field to why this engine cannot apply it.
+        takes_messages: chats come as :class:`Chat` instead of rendered prompts; templates, tool calls and reasoning are
+            the engine's. It then names every parameter about these in ``native`` or ``refused``.
+        native: parameters that the model's library applies by itself: fields of :class:`SamplingParams` and
+            :class:`StopParams`, or any other by the name that clients write.
+        refused: such a parameter to why this engine cannot apply it.
         samplers: sampler plugins at work; None is all that the server has.
         constraint_kinds: what kinds of constraints it enforces.
         constraint_problem: why it enforces no others.
     """
 
+    takes_messages: bool = False
     native: tuple[str, ...] = ()
     refused: dict[str, str] = {}
     samplers: tuple[str, ...] | None = None
@@ -445,13 +492,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slots: sequences that decode at once.
         max_queue: requests that wait; one more is refused.
-        prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in.
-        max_prefill_tokens: most prompt tokens in a step that nothing decodes in.
+        prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in; None is the runner's choice.
+        max_prefill_tokens: most prompt tokens in a step that nothing decodes in; None is twice the runner's chunk.
         prefix_cache: keep finished sequences for requests that share a beginning.
     """
 
     slots: int = 8
     max_queue: int = 128
-    prefill_chunk_tokens: int = 256
-    max_prefill_tokens: int = 512
+    prefill_chunk_tokens: int | None = None
+    max_prefill_tokens: int | None = None
     prefix_cache: bool = True

@@ -56,7 +56,7 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 
 def _run(engine: StepEngine, requests: Sequence[tuple[EngineRequest, list[int]]]) -> list[list[object]]:
-    """The events of each request, texts joined: how they are cut into steps may differ."""
+    """The events of each request, choice by choice: how choices take turns depends on what is read when."""
     events: dict[str, list[object]] = {}
     for request, prompt in requests:
         events[request.request_id] = []
@@ -64,7 +64,7 @@ def _run(engine: StepEngine, requests: Sequence[tuple[EngineRequest, list[int]]]
         engine.add(request, prompt)
     for request_id, event in _drain(engine):
         events[request_id].append(event)
-    return [[_comparable(event) for event in some] for some in events.values()]
+    return [[_comparable(event) for event in sorted(some, key=_choice)] for some in events.values()]
 
 
 def _drain(engine: StepEngine) -> list[EngineOutput]:
@@ -74,6 +74,11 @@ def _drain(engine: StepEngine) -> list[EngineOutput]:
             return outputs
         outputs += engine.step()
     raise AssertionError("still busy")
+
+
+def _choice(event: object) -> int:
+    """Its choice; what ends the whole request comes last."""
+    return getattr(event, "choice", 1000)
 
 
 def _comparable(event: object) -> object:

@@ -44,6 +44,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.slots = min(settings.slots, runner.capabilities.max_sequences)
+        usual = runner.capabilities.prefill_chunk_tokens
+        self._chunk_tokens = settings.prefill_chunk_tokens or usual
+        self._prefill_tokens = settings.max_prefill_tokens or max(2 * usual, self._chunk_tokens)
         self._prefill_turn = True
 
     @property
@@ -105,7 +108,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan one forward pass: every decode, then prefill chunks in what is left of the budget.
 
-        While something decodes, prefill gets at most ``prefill_chunk_tokens``, so a long prompt delays
+        While something decodes, prefill gets at most a chunk of ``prefill_chunk_tokens``, so a long prompt delays
         running streams by one chunk and no more.
         """
         decodes = [s for s in self.running if s.num_remaining == 1 and not s.is_drawn]
@@ -116,7 +119,7 @@ class Scheduler:
         limit = self.runner.capabilities.max_batch_tokens
         decodes = decodes[:limit]
         stalls_others = any(s.num_remaining == 1 for s in self.running)
-        budget = self.settings.prefill_chunk_tokens if stalls_others else self.settings.max_prefill_tokens
+        budget = self._chunk_tokens if stalls_others else self._prefill_tokens
         chunks = self._share_budget(prefills, min(budget, limit - len(decodes)))
         plan = [(sequence, 1) for sequence in decodes] + chunks
         return Batch(

@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _KEPT_SEQUENCES = 64
 """Finished sequences that can be kept for reuse, at least; what they hold is given up when the room is needed."""
 
+_CHUNK_TOKENS = 1024
+"""A step with so many prompt tokens makes good use of the matrix units, and takes two to three decode steps."""
+
 _SLACK_BYTES = 512 << 20
 """For libraries' workspaces and what the allocator cannot use."""
 
@@ -51,6 +54,7 @@ def open_on_cuda(
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=facts.max_context,
         cache_tokens=num_places,
+        prefill_chunk_tokens=_CHUNK_TOKENS,
         fork="share",
         logits="device",
         sampling=SUPPORTED,

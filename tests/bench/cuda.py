@@ -1,0 +1,317 @@
+"""The hf backend on one GPU: ``python -m bench.cuda PART ...`` from the folder ``tests``.
+
+Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
+``served`` and ``served-whole`` (the 128 requests through the server, streamed or not), ``offline`` (256 sequences of
+Qwen3-0.6B's shape through the engine) and ``transformers`` (``generate`` and ``generate_batch``). Weights are random.
+Each part prints lines; the card and its bandwidth, measured in the same run, come first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from enginehouse.backend import Draw, LastSampled, ModelSource, Span
+from enginehouse.engine.loop import StepEngine
+from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse_hf.backend import HfBackend, HfOptions
+
+from .cuda_models import SHAPES, write_shape
+
+_SAMPLING = SamplingParams(temperature=0.6, seed=1)
+
+
+def _say(*parts: object) -> None:
+    print(*parts, flush=True)
+
+
+def measure_card() -> float:
+    """Print what the card is; its bandwidth in bytes per second, copying four gigabytes."""
+    source = torch.empty(1 << 29, dtype=torch.float32, device="cuda").normal_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    bandwidth = 2 * source.numel() * 4 / statistics.median(times)
+    del source, target
+    torch.cuda.empty_cache()
+    _say(f"card: {torch.cuda.get_device_name(0)}, torch {torch.__version__}; copying: {bandwidth / 1e12:.2f} TB/s")
+    return bandwidth
+
+
+def open_shape(name: str, **options: Any) -> Any:
+    """A runner of a model with random weights."""
+    folder = write_shape(name, Path(tempfile.gettempdir()) / name)
+    started = time.perf_counter()
+    settings = HfOptions(device="cuda:0", random_weights=True, **options)
+    runner = HfBackend().open(ModelSource(str(folder), folder), settings, lambda _share, _what: None)
+    capabilities = runner.capabilities  # type: ignore[union-attr]
+    _say(
+        f"{name}: open after {time.perf_counter() - started:.0f} s, {runner.info.metadata['layers']}, "
+        f"{capabilities.cache_tokens} KV positions"
+    )
+    return runner
+
+
+def step_bytes(name: str, num_sequences: int, context: int) -> float:
+    """Bytes that a decode step must read: every weight but the embeddings, and all keys and values."""
+    c = SHAPES[name]
+    hidden, heads, kv, dim = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+    layer = hidden * (2 * heads + 2 * kv) * dim + 3 * hidden * c["intermediate_size"]
+    weights = c["num_hidden_layers"] * layer + hidden * c["vocab_size"]
+    return 2.0 * (weights + num_sequences * context * c["num_hidden_layers"] * 2 * kv * dim)
+
+
+def run_engine(
+    runner: Any, work: Sequence[tuple[int, int]], sampling: SamplingParams, **settings: Any
+) -> dict[str, Any]:
+    """Give all of ``work``, (prompt, answer) lengths, to an engine at once; figures of the run."""
+    engine = StepEngine(runner, EngineSettings(slots=settings.pop("slots"), prefix_cache=False, **settings), {})
+    rng = np.random.default_rng(0)
+    for index, (num_prompt, num_answer) in enumerate(work):
+        request = EngineRequest(
+            request_id=str(index),
+            sampling=sampling,
+            stopping=StopParams(max_tokens=num_answer, ignore_eos=True),
+        )
+        engine.add(request, rng.integers(300, runner.info.vocab_size - 1, num_prompt).tolist())
+    started, first, last, num_tokens, num_steps = time.perf_counter(), {}, 0.0, 0, 0
+    step_times = []
+    while engine.has_work():
+        before = time.perf_counter()
+        outputs = engine.step()
+        num_steps += 1
+        last = time.perf_counter()
+        step_times.append(last - before)
+        for request_id, event in outputs:
+            if isinstance(event, TextDelta):
+                first.setdefault(request_id, last)
+            elif isinstance(event, RequestFinished):
+                num_tokens += event.num_completion_tokens
+    first_s = sorted(moment - started for moment in first.values())
+    return {
+        "tokens": num_tokens,
+        "wall_s": last - started,
+        "tok/s": num_tokens / (last - started),
+        "first_s": first_s[len(first_s) // 2],
+        "steps": num_steps,
+        "decode_tok/s": (num_tokens - len(work)) / (last - max(first.values())) if len(work) == 1 else None,
+        "median_step_ms": statistics.median(step_times) * 1e3,
+    }
+
+
+def measure_single(runner: Any, bandwidth: float) -> None:
+    """One sequence whose context is 600 on average."""
+    run_engine(runner, [(64, 32)], _SAMPLING, slots=1)
+    limit = bandwidth / step_bytes("llama-3.1-8b", 1, 600)
+    for what, sampling in {
+        "temperature 0.6": _SAMPLING,
+        "greedy": SamplingParams(temperature=0.0),
+        "top_p 0.9, top_k 40": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=1),
+    }.items():
+        found = [run_engine(runner, [(450, 300)], sampling, slots=1)["decode_tok/s"] for _ in range(2)]
+        _say(f"single, context 600, {what}: {max(found):.1f} tok/s (limit {limit:.0f} by the copying bandwidth)")
+
+
+def measure_steps(runner: Any, name: str, num_sequences: int, context: int, bandwidth: float) -> None:
+    """Decode steps at a full batch, launched one ahead, tokens read one step late."""
+    num_steps, vocab_size = 40, runner.info.vocab_size
+    rng = np.random.default_rng(0)
+    sequences = [runner.open_sequence() for _ in range(num_sequences)]
+    num_prompt = context - num_steps // 2
+    for sequence in sequences:
+        runner.forward([Span(sequence, 0, rng.integers(300, vocab_size - 1, num_prompt - 1).astype(np.int32), "none")])
+    spans = [Span(sequence, num_prompt - 1, np.array([300], np.int32)) for sequence in sequences]
+    pending, times = None, []
+    for step in range(num_steps):
+        started = time.perf_counter()
+        output = runner.forward(spans)
+        drawn = runner.sample(
+            output,
+            [Draw(row=i, sequence=s, sampling=_SAMPLING, number=0.37) for i, s in enumerate(sequences)],
+        )
+        if pending is not None:
+            pending.host()
+        pending = drawn
+        spans = [Span(sequence, num_prompt + step, LastSampled()) for sequence in sequences]
+        times.append(time.perf_counter() - started)
+    pending.host()
+    for sequence in sequences:
+        runner.free_sequence(sequence)
+    median = statistics.median(times[5:])
+    floor = step_bytes(name, num_sequences, context) / bandwidth
+    _say(
+        f"steps, {name}, {num_sequences} sequences of {context}: {median * 1e3:.2f} ms with sampling = "
+        f"{num_sequences / median:.0f} tok/s; {median / floor:.2f} of the floor, {floor * 1e3:.2f} ms"
+    )
+
+
+def offline_work() -> list[tuple[int, int]]:
+    """mini-sglang's and nano-vllm's offline workload: 256 sequences, 133,966 tokens of answers."""
+    chance = random.Random(0)
+    prompts = []
+    for _ in range(256):
+        prompts.append(len([chance.randint(0, 10000) for _ in range(chance.randint(100, 1024))]))
+    return [(num_prompt, chance.randint(100, 1024)) for num_prompt in prompts]
+
+
+def measure_offline(**options: Any) -> None:
+    """256 sequences of Qwen3-0.6B's shape."""
+    runner = open_shape("qwen3-0.6b", slots=256, context=2048, **options)
+    run_engine(runner, [(100, 8)] * 256, _SAMPLING, slots=256)
+    work = offline_work()
+    for what, settings in {"chunks of 1024": {}, "chunks of 4096": {"prefill_chunk_tokens": 4096}}.items():
+        found = run_engine(runner, work, _SAMPLING, slots=256, **settings)
+        _say(
+            f"offline, {len(work)} sequences, {found['tokens']} tokens, {what}: {found['wall_s']:.2f} s = "
+            f"{found['tok/s']:.0f} tok/s; {found['steps']} steps, median {found['median_step_ms']:.2f} ms"
+        )
+    runner.close()
+
+
+def served_work() -> list[tuple[int, int]]:
+    """128 requests, prompts of 100 to 1024 tokens, 256 tokens of answer."""
+    chance = random.Random(0)
+    return [(chance.randint(100, 1024), 256) for _ in range(128)]
+
+
+def measure_served(streams: bool = True, **options: Any) -> None:
+    """128 requests at once through the server, over HTTP on this machine."""
+    from enginehouse.testing.server import started_server
+
+    folder = write_shape("llama-3.1-8b", Path(tempfile.gettempdir()) / "llama-3.1-8b")
+    config = folder / "enginehouse.toml"
+    lines = ["[models.bench]", f'source = "{folder}"', 'backend = "hf"', "random_weights = true", "slots = 128"]
+    lines += ["context = 2048", "prefix_cache = false", *(f"{key} = {value}" for key, value in options.items())]
+    config.write_text("\n".join(lines) + "\n")
+    with started_server("--config", config, ready_timeout_s=240) as server:
+        for attempt in range(3):
+            figures = asyncio.run(_drive(str(server.url), served_work() if attempt else [(64, 16)] * 16, streams))
+            if attempt:
+                _say(f"served, {'streamed' if streams else 'whole'}, {options}: {figures}")
+
+
+async def _drive(url: str, work: Sequence[tuple[int, int]], streams: bool) -> str:
+    import aiohttp
+
+    rng = np.random.default_rng(1)
+    first_s: list[float] = []
+    counts: list[int] = []
+
+    async def ask(client: aiohttp.ClientSession, num_prompt: int, num_answer: int) -> None:
+        body = {
+            "model": "bench",
+            "prompt": rng.integers(300, 128_000, num_prompt).tolist(),
+            "max_tokens": num_answer,
+            "temperature": 0.6,
+            "ignore_eos": True,
+            "stream": streams,
+            "stream_options": {"include_usage": True} if streams else None,
+        }
+        async with client.post(f"{url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            if not streams:
+                counts.append(json.loads(await answer.read())["usage"]["completion_tokens"])
+                return
+            tail = b""
+            async for piece in answer.content.iter_any():
+                if b'"text"' in piece and not any(entry is answer for entry in seen):
+                    seen.append(answer)
+                    first_s.append(time.perf_counter() - started)
+                tail = (tail + piece)[-2000:]
+            usage = next(line for line in reversed(tail.split(b"\n")) if b'"completion_tokens"' in line)
+            counts.append(json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"])
+
+    seen: list[object] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as client:
+        started = time.perf_counter()
+        await asyncio.gather(*(ask(client, *lengths) for lengths in work))
+        wall_s = time.perf_counter() - started
+    first = f"; first token median {statistics.median(first_s):.2f} s, last {max(first_s):.2f} s" if first_s else ""
+    return f"{len(work)} requests, {sum(counts)} tokens in {wall_s:.2f} s = {sum(counts) / wall_s:.0f} tok/s{first}"
+
+
+def measure_transformers() -> None:
+    """What transformers itself does with the same shape on the same card."""
+    from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    folder = write_shape("llama-3.1-8b", Path(tempfile.gettempdir()) / "llama-3.1-8b")
+    with torch.device("cuda"):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    model.eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    ids = torch.randint(300, 128_000, (1, 450), device="cuda")
+    for num_tokens in (4, 64):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=True, temperature=0.6)
+        torch.cuda.synchronize()
+        took = time.perf_counter() - started
+    _say(f"transformers generate, 1 sequence: {num_tokens / took:.1f} tok/s")
+    prompts = [np.random.default_rng(2).integers(300, 128_000, n).tolist() for n, _ in served_work()]
+    config = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    for some in (prompts[:2], prompts):
+        started = time.perf_counter()
+        answers = model.generate_batch(
+            some,
+            generation_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(use_cuda_graph=True),
+            progress_bar=False,
+        )
+        torch.cuda.synchronize()
+        took = time.perf_counter() - started
+    num_made = sum(len(answer.generated_tokens) for answer in answers.values())
+    _say(f"transformers generate_batch, 128 requests, 64 tokens each: {num_made / took:.0f} tok/s in {took:.1f} s")
+    del model
+
+
+def _measure_llama(bandwidth: float) -> None:
+    runner = open_shape("llama-3.1-8b", slots=128, context=2048)
+    measure_single(runner, bandwidth)
+    for num_sequences in (1, 8, 32, 128):
+        measure_steps(runner, "llama-3.1-8b", num_sequences, 600, bandwidth)
+    found = run_engine(runner, served_work(), _SAMPLING, slots=128)
+    _say(f"engine, 128 requests without HTTP: {found['wall_s']:.2f} s = {found['tok/s']:.0f} tok/s")
+    runner.close()
+
+
+def main() -> None:
+    """Run the parts that the command line names."""
+    bandwidth = measure_card()
+    parts: dict[str, Callable[[], None]] = {
+        "llama": lambda: _measure_llama(bandwidth),
+        "offline": measure_offline,
+        "served": measure_served,
+        "served-whole": lambda: measure_served(streams=False),
+        "transformers": measure_transformers,
+    }
+    for name in sys.argv[1:] or parts:
+        started = time.perf_counter()
+        try:
+            parts[name]()
+        except Exception as error:  # noqa: BLE001 - the other parts still have something to say
+            _say(f"{name} failed: {type(error).__name__}: {error}")
+        gc.collect()
+        torch.cuda.empty_cache()
+        _say(f"[{name}: {time.perf_counter() - started:.0f} s]")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Model folders of well-known sizes without weights, for measuring on a GPU that has no downloads.
+
+``random_weights`` draws the weights when such a folder is opened; how fast a model runs does not depend on them. The
+tokenizer has as many tokens as the model, all of them short words, so that text is made as from a real one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SHAPES", "write_shape"]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    },
+}
+"""Configurations by name, as the models' own ``config.json`` has them."""
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """A folder with the configuration of ``name`` and a tokenizer; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"])))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Byte-level, without merges: text is encoded byte by byte, and every id decodes to a byte or a word."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
+    words = [f"Ġ{_word(number)}" for number in range(vocab_size - len(alphabet))]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {token: place for place, token in enumerate([*alphabet, *words])},
+            "merges": [],
+        },
+    }
+
+
+def _word(number: int) -> str:
+    letters = ""
+    while True:
+        number, letter = divmod(number, 26)
+        letters += chr(97 + letter)
+        if not number:
+            return letters

@@ -1,0 +1,329 @@
+"""The hf backend on a GPU: the runner's contract, greedy text of ``model.generate``, draws of core's sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginehouse.backend import Draw, ModelSource, Runner, Span
+from enginehouse.engine.bitmasks import TokenMask
+from enginehouse.engine.draws import uniform
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.errors import ModelLoadError
+from enginehouse.testing.runner_contract import RunnerContract
+from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
+from enginehouse_hf.backend import HfBackend, HfOptions
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.hf,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TinyModel = Callable[[str], Path]
+Greedy = Callable[..., list[list[int]]]
+
+_TEXTS = (
+    "The capital of France is",
+    "def add(left, right):\n    return",
+    "Once upon a time, in a land of mountains and stops, a small engine",
+    "1, 2, 3, 4,",
+)
+
+
+def _open(path: Path, **options: Any) -> Any:
+    settings = HfOptions(**{"device": "cuda:0", "dtype": "float32", "slots": 4, "cache_tokens": 4096, **options})
+    return HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
+
+
+def _prompts(runner: Runner) -> list[list[int]]:
+    return [[*runner.tokenizer.prefix_token_ids, *runner.tokenizer.encode(text, False)] for text in _TEXTS]
+
+
+def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """What transformers itself generates on the same device."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").cuda()
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device="cuda")
+        whole = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
+        )
+        answers.append(whole[0, len(prompt) :].tolist())
+    return answers
+
+
+class _CudaContract(RunnerContract):
+    architecture: str
+    max_logit_difference = 1e-3
+    options: dict[str, Any] = {}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls, tiny_model: TinyModel) -> Callable[[], Runner]:
+        path = tiny_model(cls.architecture)
+        options = {"context": 64, "max_batch_tokens": 128, "cache_tokens": 256, **cls.options}
+        return lambda: _open(path, **options)  # type: ignore[no-any-return]
+
+
+class TestLlama(_CudaContract):
+    architecture = "llama"
+
+
+class TestQwen3(_CudaContract):
+    architecture = "qwen3"
+
+
+class TestGemma3(_CudaContract):
+    architecture = "gemma3"
+
+
+class TestGemma2(_CudaContract):
+    architecture = "gemma2"
+
+
+class TestLlamaInBfloat16(_CudaContract):
+    """Flash attention, and rounding to eight bits."""
+
+    architecture = "llama"
+    max_logit_difference = 0.5
+    options = {"dtype": "bfloat16"}
+
+
+class TestLlamaWithoutGraphs(_CudaContract):
+    architecture = "llama"
+    options = {"cuda_graphs": False, "fused": False}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_greedy_equals_generate_alone_batched_and_chunked(
+    tiny_model: TinyModel, greedy: Greedy, architecture: str, fused: bool
+) -> None:
+    folder = tiny_model(architecture)
+    runner = _open(folder, context=128, fused=fused)
+    prompts = _prompts(runner)
+    expected = _generate(folder, prompts, 24)
+
+    assert [greedy(runner, [prompt], 24, chunk_tokens=128)[0] for prompt in prompts] == expected
+    assert greedy(runner, prompts, 24, chunk_tokens=128) == expected
+    assert greedy(runner, prompts, 24, chunk_tokens=5) == expected
+    is_like_llama = architecture in ("llama", "qwen3")
+    assert runner.info.metadata["layers"] == ("fused layers" if fused and is_like_llama else "transformers layers")
+    runner.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_half_precision_logits_are_near_those_of_float32(tiny_model: TinyModel, architecture: str, dtype: str) -> None:
+    """All positions of a text longer than the window, in one span and in chunks of 7."""
+    exact, rounded = (_open(tiny_model(architecture), context=256, dtype=kind) for kind in ("float32", dtype))
+    token_ids = exact.tokenizer.encode("".join(_TEXTS), False)
+    expected = _rows(exact, token_ids, len(token_ids))
+    for chunk_tokens in (len(token_ids), 7, 1):
+        found = _rows(rounded, token_ids, chunk_tokens)
+        assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+    exact.close()
+    rounded.close()
+
+
+def _rows(runner: Runner, token_ids: list[int], chunk_tokens: int) -> np.ndarray:
+    sequence, rows = runner.open_sequence(), []
+    for start in range(0, len(token_ids), chunk_tokens):
+        chunk = np.array(token_ids[start : start + chunk_tokens], np.int32)
+        rows.append(runner.forward([Span(sequence, start, chunk, "all")]).host())
+    runner.free_sequence(sequence)
+    return np.concatenate(rows)
+
+
+def test_torchs_flash_attention_is_right_here() -> None:
+    from enginehouse_hf.cuda.attention import flash_is_right
+
+    assert flash_is_right(torch.device("cuda:0"), torch.bfloat16)
+    assert not flash_is_right(torch.device("cuda:0"), torch.float32)
+
+
+def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) -> None:
+    with_flash, without = (_open(tiny_model("llama"), context=256, dtype="bfloat16") for _ in range(2))
+    without._model.network._attention.uses_flash = False
+    token_ids = with_flash.tokenizer.encode("".join(_TEXTS), False)
+    expected, found = (_rows(runner, token_ids, 20) for runner in (with_flash, without))
+
+    assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow
+def test_compiled_decode_steps_give_the_same_text(tiny_model: TinyModel, greedy: Greedy) -> None:
+    shares: list[tuple[float, str]] = []
+    settings = HfOptions(
+        device="cuda:0", dtype="float32", slots=2, context=64, cache_tokens=512, compile=True, fused=False
+    )
+    path = tiny_model("gemma3")
+    plain = _open(path, slots=2, context=64)
+    compiled = HfBackend().open(ModelSource(str(path), path), settings, lambda *said: shares.append(said))
+    prompts = _prompts(plain)[:2]
+
+    assert greedy(compiled, prompts, 16, chunk_tokens=64) == greedy(plain, prompts, 16, chunk_tokens=64)
+    assert compiled.info.metadata["layers"] == "transformers layers, compiled"  # type: ignore[union-attr]
+    assert any("recording" in what for _, what in shares)
+
+
+# -- draws ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("vocab_size", [700, 128_256])
+@pytest.mark.parametrize("spread", [1.0, 5.0])
+def test_draws_are_those_of_cores_sampler(dtype: str, vocab_size: int, spread: float) -> None:
+    """Any settings in one batch; a row of equal logits, and one with a single token, too."""
+    from enginehouse_hf.cuda.draws import draw_rows
+
+    rng, num_rows = np.random.default_rng(vocab_size), 96
+    rows = torch.tensor(rng.normal(size=(num_rows, vocab_size)) * spread, dtype=torch.float32)
+    rows[1, 5], rows[2], rows[3], rows[3, 7] = float("-inf"), 0.0, float("-inf"), 1.0
+    rows = rows.to(getattr(torch, dtype))
+    params = [
+        SamplingParams(
+            temperature=float(rng.choice([0.0, 0.3, 1.0, 2.0])),
+            top_k=int(rng.choice([0, 1, 3, 40])),
+            top_p=float(rng.choice([1.0, 0.9, 0.3])),
+            min_p=float(rng.choice([0.0, 0.05])),
+            seed=seed,
+        )
+        for seed in range(num_rows)
+    ]
+    rules = np.array(
+        [[i, num_rows - 1 - i, p.temperature, p.top_k, p.top_p, p.min_p, uniform(p.seed, 0, 3)]
+         for i, p in enumerate(params)]
+    ).T.copy()  # fmt: skip
+    last = torch.zeros(num_rows, dtype=torch.int32, device="cuda")
+    tokens = draw_rows(rows.cuda(), torch.tensor(rules, device="cuda"), last).tolist()
+    expected = [
+        SequenceSampler(p, choice=0, vocab_size=vocab_size).sample(row.float().numpy().copy(), 3).token_id
+        for p, row in zip(params, rows, strict=True)
+    ]
+
+    assert tokens == expected
+    assert last.tolist() == tokens[::-1]
+
+
+def test_rows_that_cannot_be_drawn_from_are_told() -> None:
+    from enginehouse_hf.cuda.draws import draw_rows
+
+    rows = torch.randn(4, 700, device="cuda")
+    rows[0, 3], rows[1, 3], rows[2] = float("nan"), float("inf"), float("-inf")
+    rules = torch.zeros(7, 4, dtype=torch.float64, device="cuda")
+    rules[0] = rules[1] = torch.arange(4)
+    rules[2] = rules[4] = 1.0
+    tokens = draw_rows(rows, rules, torch.zeros(4, dtype=torch.int32, device="cuda")).tolist()
+
+    assert tokens[:3] == [-1, -1, -1]
+    assert tokens[3] >= 0
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model: TinyModel) -> Iterator[Any]:
+    runner = _open(tiny_model("llama"), context=128)
+    yield runner
+    runner.close()
+
+
+def test_changed_logits_masks_and_logprobs_are_those_of_core(llama: Any) -> None:
+    """Bias, penalties and bitmasks on the device, each row with its own; log-probabilities are the raw model's."""
+    vocab_size, prompts = llama.info.vocab_size, _prompts(llama)
+    bias = {5: 3.0, 9: -100.0}
+    bits = np.random.default_rng(0).integers(-(2**31), 2**31, (vocab_size + 31) // 32).astype(np.int32)
+    params = [
+        SamplingParams(temperature=0.8, logit_bias=bias, num_logprobs=3, seed=1),
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, seed=2),
+        SamplingParams(temperature=1.3, top_k=20, seed=3),
+        SamplingParams(temperature=0.0, num_logprobs=0, seed=4),
+    ]
+    sequences = [llama.open_sequence() for _ in prompts]
+    spans = [Span(s, 0, np.array(p, np.int32)) for s, p in zip(sequences, prompts, strict=True)]
+    output = llama.forward(spans)
+    rows = output.host()
+    samplers = [
+        SequenceSampler(p, choice=0, vocab_size=vocab_size, prompt_token_ids=prompt)
+        for p, prompt in zip(params, prompts, strict=True)
+    ]
+    for token_id in (7, 7, 8):
+        samplers[1].accept(token_id)
+    penalties = samplers[1].penalties
+    assert penalties is not None
+    changes: list[dict[str, Any]] = [
+        {"bias_ids": np.array([5, 9]), "bias_values": np.array([3.0, -np.inf], np.float32)},
+        dict(zip(("seen_ids", "seen_counts"), penalties.seen, strict=True)),
+        {"bitmask": bits},
+        {},
+    ]
+    draws = [
+        Draw(row=i, sequence=s, sampling=p, number=uniform(p.seed, 0, 4), **change)
+        for i, (s, p, change) in enumerate(zip(sequences, params, changes, strict=True))
+    ]
+    found = llama.sample(output, draws).host()
+    masks = [None, None, TokenMask(bits), None]
+    expected = [sampler.sample(row, 4, mask) for sampler, row, mask in zip(samplers, rows, masks, strict=True)]
+    for sequence in sequences:
+        llama.free_sequence(sequence)
+
+    assert [s.token_id for s in found] == [s.token_id for s in expected]
+    assert found[0].top_ids.tolist() == expected[0].top_ids.tolist()
+    assert np.allclose(found[0].top_logprobs, expected[0].top_logprobs, atol=1e-4)
+    assert found[0].logprob == pytest.approx(expected[0].logprob, abs=1e-4)
+    assert found[3].logprob == pytest.approx(expected[3].logprob, abs=1e-4)
+    assert found[1].logprob is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_engine_gives_the_text_of_the_cpu(tiny_model: TinyModel, llama: Any, temperature: float) -> None:
+    """Launched ahead and drawn on the device, or step by step and drawn by core: the same tokens, in float32."""
+    on_cpu = _open(tiny_model("llama"), context=128, device="cpu", cache_tokens=None)
+    found, expected = (_texts(runner, temperature) for runner in (_open(tiny_model("llama"), context=128), on_cpu))
+
+    assert found == expected
+
+
+def _texts(runner: Runner, temperature: float) -> dict[str, list[int]]:
+    engine = StepEngine(runner, EngineSettings(slots=4), {})
+    tokens: dict[str, list[int]] = {}
+    for index, prompt in enumerate(_prompts(runner)):
+        sampling = SamplingParams(temperature=temperature, seed=index, top_p=0.95 if index % 2 else 1.0)
+        request = EngineRequest(
+            request_id=str(index),
+            sampling=sampling,
+            stopping=StopParams(max_tokens=20 + index, ignore_eos=True),
+        )
+        tokens[str(index)] = []
+        engine.add(request, prompt)
+    while engine.has_work():
+        for request_id, event in engine.step():
+            if isinstance(event, TextDelta):
+                tokens[request_id] += event.token_ids
+    engine.close()
+    return tokens
+
+
+def test_memory_that_does_not_suffice_is_a_load_error(tiny_model: TinyModel) -> None:
+    with pytest.raises(ModelLoadError, match="positions are needed"):
+        _open(tiny_model("llama"), cache_tokens=10**10)
+
+
+def test_random_weights_need_no_weights(tiny_model: TinyModel, tmp_path: Path) -> None:
+    source = tiny_model("llama")
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    runner = _open(tmp_path, context=64, random_weights=True)
+
+    assert runner.forward([Span(runner.open_sequence(), 0, np.array([3, 4], np.int32))]).host().shape[0] == 1
