@@ -82,11 +82,16 @@ def _in_order(places: Iterable[tuple[int, Step]], listed: Sequence[str] | None) 
     return [by_name[name] for name in listed if name in by_name]
 
 
-def _split(steps: list[Step]) -> Chain:
-    changes, temperature = [], 1.0
-    while steps and isinstance(steps[0], RowPenalty):
-        changes.append(steps.pop(0).change)
-    if steps and isinstance(steps[0], Temperature):
-        temperature = steps.pop(0).value
-    late = tuple(step.change for step in steps if isinstance(step, RowPenalty))
-    return Chain(tuple(changes), temperature, tuple(steps), late)
+def _split(steps: Sequence[Step]) -> Chain:
+    changes: list[Callable[[NDArray[np.float32]], None]] = []
+    rest = list(steps)
+    for step in steps:
+        if not isinstance(step, RowPenalty):
+            break
+        changes.append(step.change)
+        rest.pop(0)
+    first = rest[0] if rest else None
+    temperature = first.value if isinstance(first, Temperature) else 1.0
+    rest = rest[1:] if isinstance(first, Temperature) else rest
+    late = tuple(step.change for step in rest if isinstance(step, RowPenalty))
+    return Chain(tuple(changes), temperature, tuple(rest), late)
