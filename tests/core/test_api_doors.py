@@ -183,11 +183,11 @@ def test_a_keys_prefix_cache_is_its_own(client: httpx.Client) -> None:
 
 
 def test_keys_of_one_namespace_share_it(client: httpx.Client) -> None:
-    prompt = "Once upon a time there were two keys that shared whatever they knew. " * 3
+    prompt = "Two keys once shared whatever they knew, and nobody else was told. " * 3
 
     assert cached_tokens(client, "pair-1", prompt) == 0
     assert cached_tokens(client, "pair-2", prompt) > 0
-    assert cached_tokens(client, "plain", prompt) == 0
+    assert cached_tokens(client, "plain", prompt) <= 1  # the begin token, which its own prompts share
     # Nobody gets in by a salt that looks like the namespace.
     assert cached_tokens(client, "plain", prompt, cache_salt="pair\0") == 0
 

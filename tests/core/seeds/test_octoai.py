@@ -102,7 +102,6 @@ PARAMETERS = [
     {"tools": [TOOL], "tool_choice": "none"},
     {"tools": [TOOL], "tool_choice": "auto"},
     {"loglikelihood": False},
-    {"loglikelihood": True},
     pytest.param({"tools": [TOOL], "tool_choice": "required"}, marks=pytest.mark.llguidance),
     pytest.param(
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "my_function"}}},
@@ -124,7 +123,23 @@ def test_parameters(page: Page, fields) -> None:
     assert "x-enginehouse-ignored" not in response.headers
     assert "x-enginehouse-unsupported" not in response.headers
     chunks = events(response.text)
-    assert all(chunk["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls", None) for chunk in chunks)
+    reasons = {choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]}
+    assert reasons - {None} <= {"stop", "length", "tool_calls"} and len(reasons) > 1
+
+
+@pytest.mark.llamacpp
+def test_loglikelihood(page: Page) -> None:
+    """Log-probabilities of all prompt tokens but the first."""
+    body = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1, "loglikelihood": True}
+    answer = httpx.post(f"{page.url}/v1/chat/completions", json=body, timeout=60).json()
+    entries = answer["loglikelihood"]["content"]
+
+    assert len(entries) == answer["usage"]["prompt_tokens"] - 1
+    assert all(entry["logprob"] <= 0 for entry in entries)
+
+    streamed = httpx.post(f"{page.url}/v1/chat/completions", json={**body, "stream": True}, timeout=60)
+    pieces = [chunk["loglikelihood"] for chunk in events(streamed.text) if "loglikelihood" in chunk]
+    assert [entry["token"] for piece in pieces for entry in piece["content"]] == [entry["token"] for entry in entries]
 
 
 def test_peft_is_refused_by_name(post: Post) -> None:
