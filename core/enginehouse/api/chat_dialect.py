@@ -22,6 +22,8 @@ _REASONING_FIELDS = {
     "both": ("reasoning_content", "reasoning"),
 }
 
+_EVENT_END = b"}\n\n"
+
 
 @frozen(kw_only=True)
 class ChatOptions:
@@ -80,8 +82,7 @@ class ChatDialect:
         if piece.finish_reason is None and piece.logprobs is None and piece.text:
             return start + b'"content":' + encode_line(piece.text) + self._end
         if piece.scores is not None:
-            chunk = encode_line({**self._chunk_head, "choices": [], **piece.scores})
-            return b"data: " + chunk[:-1] + self._usage + b"}\n\n"
+            return start + self._end.removesuffix(_EVENT_END) + b"," + encode_line(piece.scores)[1:] + b"\n\n"
         logprobs = self._no_logprobs
         if piece.logprobs is not None:
             logprobs = b'},"logprobs":' + encode_line(chat_logprobs(piece.logprobs))

@@ -104,8 +104,7 @@ def test_streams_say_the_same_before_everything_else(model: Endpoints, path: str
     whole = model.answer(path, **fields)
     holder = whole["choices"][0] if path == "/v1/completions" else whole
     chunks = [json.loads(line) for line in model.stream(path, **fields)[:-1]]
-    holders = [c["choices"][0] if path == "/v1/completions" else c for c in chunks if c["choices"] or len(c) > 4]
-    scored = [h for h in holders if "prompt_logprobs" in h]
+    scored = [h for c in chunks for h in (c, c["choices"][0]) if "prompt_logprobs" in h]
 
     assert [entry for part in scored for entry in part["prompt_logprobs"]] == holder["prompt_logprobs"]
     assert [e for part in scored for e in part["loglikelihood"]["content"]] == holder["loglikelihood"]["content"]
