@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from attrs import field, frozen
+from attrs.validators import optional
 from cattrs import Converter
 
 from enginehouse.errors import ConfigError
@@ -23,8 +24,8 @@ MAX_KEY_BYTES = 1024
 """Longer keys are wrong, and not even compared."""
 
 
-def _check_word(_: Any, attribute: Any, value: str | None) -> None:
-    if value is not None and (not value or not value.isprintable() or " " in value):
+def _check_word(_: Any, attribute: Any, value: str) -> None:
+    if not value or not value.isprintable() or " " in value:
         raise ValueError(f"'{attribute.name}' must be printable characters without spaces")
 
 
@@ -49,7 +50,7 @@ class KeySettings:
     key: str = field(repr=False)
     scopes: tuple[Scope, ...] = field(default=("infer",), validator=_check_scopes)
     profile: ProfileName | None = None
-    namespace: str | None = field(default=None, validator=_check_word)
+    namespace: str | None = field(default=None, validator=optional(_check_word))
 
 
 _KeyField = str | KeySettings

@@ -98,9 +98,9 @@ class Guard:
             scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
-        scope[CALLER_KEY] = Caller(profile=profile, key=key)  # type: ignore[typeddict-unknown-key]
+        scope[CALLER_KEY] = Caller(profile=profile, key=key)  # type: ignore[literal-required]
         if key is not None:
-            record: AccessRecord = scope[RECORD_KEY]  # type: ignore[typeddict-item]
+            record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
             record.key = key.name
 
     def _find_key(self, headers: Headers) -> KeyRecord | None:

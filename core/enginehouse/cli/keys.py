@@ -34,9 +34,7 @@ def keys() -> None:
 @click.option("--profile", type=click.Choice(list(PROFILES)), help="API profile of its requests.")
 @click.option("--namespace", help="Keys of one namespace share the prefix cache.  [default: one of its own]")
 @click.option("--stdin", "reads_stdin", is_flag=True, help="Hash the key that comes on standard input.")
-def hash_command(
-    name: str, scopes: tuple[str, ...], profile: str | None, namespace: str | None, reads_stdin: bool
-) -> None:
+def _hash(name: str, scopes: tuple[str, ...], profile: str | None, namespace: str | None, reads_stdin: bool) -> None:
     """Print a line for the key file: NAME, a hash, and what the key may do.
 
     A new key is made and shown once, on standard error, so that the line can be appended with >>.
