@@ -293,8 +293,12 @@ class StepEngine:
         owner.num_unfinished = len(owner.sequences)
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
-        for sequence in owner.sequences:
-            self._take_forced(sequence)
+        try:
+            for sequence in owner.sequences:
+                self._take_forced(sequence)
+        except Exception:
+            self.cancel(request.request_id)  # whoever is told of the failure expects nothing more
+            raise
 
     def _new_sequence(self, owner: ActiveRequest, choice: int, max_length: int) -> Sequence:
         request, tokenizer = owner.request, self._tokenizer
@@ -310,7 +314,8 @@ class StepEngine:
         )
         text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
         sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
-        sequence.on_device = can_draw(self._runner, request)
+        # A prompt that is only scored leaves no room for a token that would be drawn.
+        sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
         stopping = request.stopping
         own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
         sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
