@@ -50,6 +50,7 @@ class FakeOptions:
         step_delay_s: time that each forward pass takes.
         open_delay_s: time that loading takes.
         recommends: request fields that the model's own files recommend.
+        infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: it fills none.
         faults: failures on purpose.
     """
 
@@ -68,4 +69,5 @@ class FakeOptions:
     step_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
     open_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
     recommends: dict[str, Any] = field(factory=dict)
+    infill_tokens: tuple[str, ...] = ()
     faults: FakeFaults = FakeFaults()

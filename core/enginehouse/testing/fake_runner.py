@@ -98,6 +98,7 @@ class FakeRunner:
             special_tokens=self.tokenizer.special_tokens,
             bos_token="<|bos|>",
             eos_token="<|im_end|>",
+            infill_tokens=options.infill_tokens,
             generation_defaults=options.recommends,
             metadata={"architecture": "hash"},
         )

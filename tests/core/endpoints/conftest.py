@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.testing.script import write_script
@@ -60,10 +60,13 @@ def serve(settings: Settings) -> Iterator[Endpoints]:
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """The fake model behind the real engine."""
+    """The fake model behind the real engine; `filling` is one that fills gaps."""
     source = str(tmp_path_factory.mktemp("fake"))
     model = ModelSettings(source=source, backend="fake", isolation="thread", context=CONTEXT)
-    yield from serve(Settings(models={"fake": model}, plugins=PluginsSettings(allow=PLUGINS), limits=LIMITS))
+    filling = evolve(model, options={"infill_tokens": ["<|bos|>", "<|im_start|>", "<|eos|>"]})
+    yield from serve(
+        Settings(models={"fake": model, "filling": filling}, plugins=PluginsSettings(allow=PLUGINS), limits=LIMITS)
+    )
 
 
 @pytest.fixture(scope="session")

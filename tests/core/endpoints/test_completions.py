@@ -184,5 +184,21 @@ def test_suffix_is_refused_by_name_where_the_model_fills_no_gaps(model: Endpoint
     assert "gaps" in error["message"]
 
 
+@pytest.mark.parametrize("before", ["def f(", ""])
+def test_suffix_makes_a_prompt_with_a_gap(fake: Endpoints, before: str) -> None:
+    """The same prompt, written with its control tokens, has the same answer."""
+    body = {"model": "filling", "max_tokens": 8, "temperature": 0}
+    filled = fake.complete(prompt=before, suffix="return <|im_end|>", **body)
+    token_ids = [
+        *fake.tokens(content=f"<|bos|>{before}<|im_start|>"),
+        *fake.tokens(content="return <|im_end|>", parse_special=False),
+        *fake.tokens(content="<|eos|>"),
+    ]
+    written = fake.complete(prompt=token_ids, **body)
+
+    assert filled["choices"] == written["choices"]
+    assert filled["usage"]["prompt_tokens"] == len(token_ids)
+
+
 def test_suffix_goes_with_text_only(fake: Endpoints) -> None:
     assert fake.refusal("/v1/completions", prompt=[1, 2], suffix="x")["param"] == "suffix"

@@ -174,7 +174,7 @@ def test_quantised_kv_works(smollm_path: Path, request: pytest.FixtureRequest) -
     assert invariant
 
 
-# -- recommended parameters ---------------------------------------------------------------------------
+# -- keys of the file: recommended parameters, infill tokens -------------------------------------------
 
 
 def _entry(key: str, kind: int, value: bytes) -> bytes:
@@ -182,20 +182,14 @@ def _entry(key: str, kind: int, value: bytes) -> bytes:
     return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
 
 
-def _with_sampling_keys(source: Path, target: Path) -> Path:
-    """A copy whose chat template gives way to sampling keys; a filler keeps every offset."""
+def _with_keys(source: Path, target: Path, *entries: bytes) -> Path:
+    """A copy whose chat template gives way to other keys; a filler keeps every offset."""
     data, key = source.read_bytes(), b"tokenizer.chat_template"
     begin = data.index(struct.pack("<Q", len(key)) + key)
     length = int.from_bytes(data[begin + 8 + len(key) + 4 :][:8], "little")
     end = begin + 8 + len(key) + 4 + 8 + length
-    entries = [
-        _entry("general.sampling.temp", 6, struct.pack("<f", 0.6)),
-        _entry("general.sampling.top_k", 5, struct.pack("<i", 20)),
-        _entry("general.sampling.penalty_repeat", 6, struct.pack("<f", 1.05)),
-        _entry("general.sampling.sequence", 8, struct.pack("<Q", 2) + b"kp"),
-    ]
     size = end - begin - len(b"".join(entries)) - len(_entry("filler", 8, b"")) - 8
-    entries.append(_entry("filler", 8, struct.pack("<Q", size) + b" " * size))
+    entries = (*entries, _entry("filler", 8, struct.pack("<Q", size) + b" " * size))
     count = int.from_bytes(data[16:24], "little") + len(entries) - 1
     head = data[:16] + struct.pack("<Q", count) + data[24:begin]
     target.write_bytes(head + b"".join(entries) + data[end:])
@@ -203,13 +197,34 @@ def _with_sampling_keys(source: Path, target: Path) -> Path:
 
 
 def test_sampling_keys_of_the_file_are_recommended(smollm_path: Path, tmp_path: Path) -> None:
-    path = _with_sampling_keys(smollm_path, tmp_path / "recommending.gguf")
+    path = _with_keys(
+        smollm_path,
+        tmp_path / "recommending.gguf",
+        _entry("general.sampling.temp", 6, struct.pack("<f", 0.6)),
+        _entry("general.sampling.top_k", 5, struct.pack("<i", 20)),
+        _entry("general.sampling.penalty_repeat", 6, struct.pack("<f", 1.05)),
+        _entry("general.sampling.sequence", 8, struct.pack("<Q", 2) + b"kp"),
+    )
     runner = LlamaCppBackend().open(ModelSource("m", path), LlamaCppOptions(context=256), lambda _share, _what: None)
     try:
         assert runner.info.generation_defaults == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
         assert runner.info.metadata["library"].startswith("llama-cpp-python ")
     finally:
         runner.close()
+
+
+def test_infill_tokens_are_those_that_the_file_names(smollm_path: Path, tmp_path: Path) -> None:
+    keys = [("fim_pre", 3), ("fim_suf", 4), ("fim_mid", 5)]
+    entries = [_entry(f"tokenizer.ggml.{name}_token_id", 4, struct.pack("<I", token_id)) for name, token_id in keys]
+    infill_tokens = []
+    for path in (smollm_path, _with_keys(smollm_path, tmp_path / "filling.gguf", *entries)):
+        options = LlamaCppOptions(context=256)
+        runner = LlamaCppBackend().open(ModelSource("m", path), options, lambda _share, _what: None)
+        names = {token_id: name for name, token_id in runner.info.special_tokens.items()}
+        infill_tokens.append(runner.info.infill_tokens)
+        runner.close()
+
+    assert infill_tokens == [(), tuple(names[token_id] for _, token_id in keys)]
 
 
 def test_sampling_keys_that_are_no_numbers_are_left_out() -> None:
