@@ -30,8 +30,9 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     served: Served
 
     @pytest.fixture(scope="class", autouse=True)
-    def _serve(self, request: pytest.FixtureRequest, served: Served) -> None:
-        request.cls.served = served
+    @classmethod
+    def _serve(cls, served: Served) -> None:
+        cls.served = served
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

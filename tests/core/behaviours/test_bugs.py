@@ -203,7 +203,7 @@ def test_b10_the_same_prompt_again_is_answered_the_same(model_server: Server) ->
 
 def check_natural_end(server: Server) -> None:
     stream = server.stream_chat(
-        messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=300
+        messages=[{"role": "user", "content": "Hello"}], max_tokens=300
     )
 
     assert stream.finish_reason() == "stop"
@@ -249,14 +249,15 @@ def test_b13_no_route_infers_without_the_key(guarded: Server, path: str) -> None
 def test_b13_every_documented_route_is_guarded(guarded: Server) -> None:
     """Whatever the server says that it serves, but for the health of the process."""
     headers = {"x-api-key": KEY}
-    paths = guarded.client.get("/schema/openapi.json", headers=headers).json()["paths"]
+    document = guarded.client.get("/schema/openapi.json", headers=headers).json()
 
-    assert "/v1/chat/completions" in paths
-    for path, methods in paths.items():
-        for method in set(methods) & {"get", "post", "put", "patch", "delete"}:
-            url = path.replace("{", "").replace("}", "")
-            status = guarded.client.request(method.upper(), url, json={}).status_code
-            assert status == (401 if path != "/health" else 200), (method, path)
+    assert "/chat/completions" in document["paths"]
+    for path, operations in document["paths"].items():
+        for prefix in operations.get("servers", document["servers"]):
+            url = prefix["url"].rstrip("/") + path.replace("{", "").replace("}", "")
+            for method in set(operations) & {"get", "post", "put", "patch", "delete"}:
+                status = guarded.client.request(method.upper(), url, json={}).status_code
+                assert status == (401 if path != "/health" else 200), (method, url)
 
 
 @pytest.mark.llamacpp
