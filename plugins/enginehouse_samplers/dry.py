@@ -52,7 +52,7 @@ class DryFields:
     )
     dry_allowed_length: int = field(
         default=2,
-        validator=[validators.ge(0), validators.le(512)],
+        validator=[validators.ge(0), validators.le(100)],
         metadata={"description": "Tokens from which on a repetition is penalised by DRY."},
     )
     dry_penalty_last_n: int = field(

@@ -136,6 +136,7 @@ class SequenceSampler:
         """Take the last ``num_tokens`` accepted tokens back."""
         assert 0 <= num_tokens <= self._num_accepted
         self._num_accepted -= num_tokens
+        self._drawn = None
         if self._penalties:
             self._penalties.rollback(num_tokens)
         if self._history is not None:

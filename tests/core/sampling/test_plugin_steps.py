@@ -347,6 +347,16 @@ def test_following_step_hears_of_every_token_and_its_probability():
     assert [token_id for token_id, _ in step.told] == drawn[:19]
 
 
+def test_draw_that_was_taken_back_says_nothing_of_a_later_token():
+    step = Follower()
+    sampler = following_sampler(step)
+    token_id = sampler.sample(ROW.copy(), 0).token_id
+    sampler.rollback(0)
+    sampler.accept(token_id)
+
+    assert step.told == [(token_id, None)]
+
+
 def test_following_step_hears_no_probability_when_greedy():
     step = Follower()
     sampler = following_sampler(step, temperature=0.0)

@@ -120,7 +120,7 @@ def test_dry_is_off_without_strength_or_range(fields):
         ("dry_base", 0.9),
         ("dry_base", math.nan),
         ("dry_allowed_length", -1),
-        ("dry_allowed_length", 513),
+        ("dry_allowed_length", 101),
         ("dry_penalty_last_n", -2),
         ("dry_sequence_breakers", ("",)),
         ("dry_sequence_breakers", ("x" * 101,)),
