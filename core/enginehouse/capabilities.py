@@ -56,7 +56,8 @@ _Rule = Callable[[Deciders], Capability]
 def capabilities_of(deciders: Deciders) -> dict[str, Capability]:
     """Every parameter that is not refused for all models, by name."""
     fields = {name: _by_plugin(field) for name, field in deciders.plugin_fields.items()}
-    return {name: rule(deciders) for name, rule in sorted({**_RULES, **fields}.items())}
+    rules = sorted({**_RULES, **fields}.items())
+    return {name: _said_by_engine(name, deciders) or rule(deciders) for name, rule in rules}
 
 
 def check_parameters(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> None:
@@ -72,6 +73,16 @@ def check_parameters(request: GenerateRequest, capabilities: Mapping[str, Capabi
 
 
 # -- rules ---------------------------------------------------------------------------------------------
+
+
+def _said_by_engine(name: str, deciders: Deciders) -> Capability | None:
+    """What the engine says of a parameter by the name that clients write; None when it leaves it to core."""
+    engine = deciders.info.engine
+    if name in engine.refused:
+        return Capability("refused", engine.refused[name])
+    if name in engine.native:
+        return Capability("native", f"by {deciders.info.backend}")
+    return None
 
 
 def _by_core(_: Deciders) -> Capability:

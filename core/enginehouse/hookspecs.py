@@ -55,6 +55,10 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
         register: call it once per backend object. A name that is taken is reported as a load error.
         options, add_plugin: see above; may be left out.
 
+    A backend opens runners, which core's engine drives in a worker, or engines of its own, which live in the server
+    process. An engine whose ``info.engine`` says ``takes_messages`` gets chats that are not rendered
+    (:class:`enginehouse.types.Chat`) and reports reasoning and calls itself.
+
     An exception is recorded as this plugin's load error; the other plugins are not affected.
 
     Example::

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from enginehouse.backend import Generation
 from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
-from enginehouse.config import Settings
+from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -36,7 +36,7 @@ from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.request_parameters import without_parameter
-from enginehouse.types import EngineRequest, GenerateRequest, ModelInfo, ReasoningParams, Segment
+from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, ReasoningParams, Segment
 
 __all__ = ["Pipeline", "Prompt", "RunningRequest"]
 
@@ -149,7 +149,8 @@ class Pipeline:
         segments = await self._segments(request, model, plan)
         rendered = time.perf_counter()
         reasoning = plan.reasoning_params(segments) if plan is not None else None
-        engine_request = _engine_request(request, parameters, plan, segments, reasoning)
+        chat = _chat(request) if model.info.engine.takes_messages else None
+        engine_request = _engine_request(request, parameters, plan, segments, reasoning, chat=chat)
         try:
             generation = await model.engine.submit(engine_request)
         except ContextLengthExceeded as error:
@@ -198,6 +199,9 @@ class Pipeline:
         model = await self._manager.wait(request.model)
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
+        if request.messages is not None and model.info.engine.takes_messages:
+            message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
+            raise UnsupportedParameter(message, "messages")
         segments = await self._segments(request, model, self._plan(request, model))
         return Prompt(model=model, segments=segments, token_ids=request.token_ids, add_special=request.text is not None)
 
@@ -205,8 +209,10 @@ class Pipeline:
         """Refuse a model whose chat templates cannot be compiled, when it is loaded rather than on every request.
 
         Raises:
-            ModelLoadError: says which template, and where it is wrong.
+            ModelLoadError: says which template, and where it is wrong; or which setting cannot have any effect.
         """
+        if info.engine.takes_messages:
+            _check_leaves_chats_alone(name, self._settings.models[name])
         for template_name, template in self._templates.all(name, info).items():
             try:
                 await self._renderer.check(template)
@@ -220,8 +226,8 @@ class Pipeline:
         return (*of_model, self._profiles[request.profile])
 
     def _plan(self, request: GenerateRequest, model: LoadedModel) -> ChatPlan | None:
-        """What becomes of a chat; None for a raw prompt."""
-        if request.messages is None:
+        """What becomes of a chat; None for a raw prompt, and where the engine takes messages."""
+        if request.messages is None or model.info.engine.takes_messages:
             return None
         chat = ChatFormat(self._template(request, model), model.info.special_tokens)
         return plan_chat(request, self._formats.of(model.name, chat), request.constraint)
@@ -257,9 +263,12 @@ def _engine_request(
     plan: ChatPlan | None,
     segments: tuple[Segment, ...],
     reasoning: ReasoningParams | None,
+    *,
+    chat: Chat | None,
 ) -> EngineRequest:
     return EngineRequest(
         request_id=request.request_id,
+        chat=chat,
         segments=segments,
         token_ids=request.token_ids,
         add_special=request.text is not None,
@@ -273,6 +282,26 @@ def _engine_request(
         priority=request.priority,
         namespace=request.namespace,
     )
+
+
+def _chat(request: GenerateRequest) -> Chat | None:
+    """The chat as it was asked for; None for a raw prompt."""
+    if request.messages is None:
+        return None
+    return Chat(
+        messages=request.messages,
+        tool_use=request.tool_use,
+        thinking=request.thinking,
+        template_variables=request.template_variables,
+    )
+
+
+def _check_leaves_chats_alone(name: str, settings: ModelSettings) -> None:
+    """Refuse settings about templates and parsers where chats are the engine's own business."""
+    for setting in ("chat_template", "tool_parser", "reasoning_parser"):
+        if getattr(settings, setting) is not None:
+            path = f"models.{name}.{setting}"
+            raise ModelLoadError(f"{path}: its engine renders chats and parses answers itself; remove this setting")
 
 
 async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int] | None:

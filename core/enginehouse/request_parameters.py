@@ -6,16 +6,25 @@ Used where a parameter turns out to be one that the model cannot honour. Knows n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import evolve
 
-from enginehouse.types import GenerateRequest
+from enginehouse.types import GenerateRequest, ToolUse
 
 __all__ = ["given_parameters", "without_parameter"]
 
 _NAMES = {"num_logprobs": "logprobs"}
 """Sampling fields that clients write by another name."""
+
+_MEMBERS = {"suffix": "suffix", "prediction": "prediction", "chat_template_kwargs": "template_variables"}
+"""Fields that are members of a request, and mean nothing when they are empty."""
+
+_OFF: Mapping[str, Any] = MappingProxyType({"chat_template_kwargs": {}})
+
+_THINKING = {"enable_thinking": "enabled", "thinking_budget": "budget", "reasoning_effort": "effort"}
+"""Fields about reasoning, and where they stand in :class:`enginehouse.types.Thinking`."""
 
 
 def given_parameters(request: GenerateRequest) -> Iterator[str]:
@@ -25,12 +34,38 @@ def given_parameters(request: GenerateRequest) -> Iterator[str]:
         yield from fields
     if request.tool_use is not None and request.tool_use.callable:
         yield "tools"
+        yield from _of_tools(request.tool_use)
+    yield from _of_chat(request)
+    if request.num_choices > 1:
+        yield "n"
+    if request.prediction is not None:
+        yield "prediction"
     if request.constraint is not None:
         yield _root(request.constraint.param)
     if request.suffix is not None:
         yield "suffix"
     if request.num_prompt_logprobs is not None:
         yield "prompt_logprobs"
+
+
+def _of_tools(use: ToolUse) -> Iterator[str]:
+    if use.choice == "required":
+        yield "tool_choice"
+    if not use.parallel:
+        yield "parallel_tool_calls"
+
+
+def _of_chat(request: GenerateRequest) -> Iterator[str]:
+    thinking = request.thinking
+    if request.template_variables:
+        yield "chat_template_kwargs"
+    for name, value in (
+        ("enable_thinking", thinking.enabled),
+        ("thinking_budget", thinking.budget),
+        ("reasoning_effort", thinking.effort),
+    ):
+        if value is not None:
+            yield name
 
 
 def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
@@ -43,10 +78,12 @@ def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateReq
         return evolve(request, constraint=None), _root(request.constraint.param)
     if request.tool_use is not None and name in ("tools", "tool_choice", "parallel_tool_calls"):
         return _without_tools(request, param)
-    if name == "suffix" and request.suffix is not None:
-        return evolve(request, suffix=None), name
+    if name in _MEMBERS and getattr(request, _MEMBERS[name]):
+        return evolve(request, **{_MEMBERS[name]: _OFF.get(name)}), name
     if name in ("prompt_logprobs", "loglikelihood") and request.num_prompt_logprobs is not None:
         return evolve(request, num_prompt_logprobs=None), name
+    if name in _THINKING and getattr(request.thinking, _THINKING[name]) is not None:
+        return evolve(request, thinking=evolve(request.thinking, **{_THINKING[name]: None})), name
     return _without_field(request, name)
 
 

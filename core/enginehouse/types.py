@@ -144,12 +144,9 @@ class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A chat that is not rendered, for engines that do this themselves (:attr:`EngineCapabilities.takes_messages`).
+    """A chat that is not rendered, for engines that take messages.
 
-    Attributes:
-        tool_use: the tools, if any; the engine finds the calls, too, and reports them as :class:`CallDelta`.
-        thinking: what the request says about reasoning, which is reported as :class:`ReasoningDelta`.
-        template_variables: of the chat template, besides the messages; plain data.
+    They find calls and reasoning, too, and report them as :class:`CallDelta` and :class:`ReasoningDelta`.
     """
 
     messages: tuple[Message, ...]
@@ -238,7 +235,7 @@ class CallDelta(msgspec.Struct, frozen=True, array_like=True, tag="call"):
 
     Attributes:
         call: index of the call in its choice, 0-based and without gaps.
-        arguments: the next part of the arguments, JSON text as the model wrote it; may be empty.
+        arguments: the next part of the arguments; may be empty.
         name: of the function, in the first piece of a call and only there.
     """
 

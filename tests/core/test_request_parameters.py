@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from enginehouse.request_parameters import given_parameters, without_parameter
-from enginehouse.types import Constraint, GenerateRequest, Tool, ToolUse
+from enginehouse.types import Constraint, GenerateRequest, Thinking, Tool, ToolUse
 
 STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
 LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
@@ -32,6 +32,14 @@ def required(use: ToolUse) -> ToolUse:
         ({"extensions": {"x": {"a": 1, "b": 2}}}, "a", {"extensions": {"x": {"b": 2}}}, "a"),
         ({"suffix": "x"}, "suffix", {}, "suffix"),
         ({"num_prompt_logprobs": 1}, "loglikelihood", {}, "loglikelihood"),
+        ({"prediction": "x"}, "prediction", {}, "prediction"),
+        ({"template_variables": {"a": 1}}, "chat_template_kwargs", {}, "chat_template_kwargs"),
+        (
+            {"thinking": Thinking(enabled=True, budget=5)},
+            "thinking_budget",
+            {"thinking": Thinking(enabled=True)},
+            "thinking_budget",
+        ),
         ({"tool_use": LENIENT}, "tools", {}, "tools"),
         ({"tool_use": required(LENIENT)}, "tool_choice", {"tool_use": LENIENT}, "tool_choice"),
         ({"tool_use": STRICT}, "tools[0].function.strict", {"tool_use": LENIENT}, "tools[0].function.strict"),
@@ -56,6 +64,29 @@ def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left
 def test_what_cannot_be_left_out(fields: dict[str, Any], param: str) -> None:
     """None, and no loop: whoever leaves out again and again must come to an end."""
     assert without_parameter(request(**fields), param) is None
+
+
+def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() -> None:
+    use = ToolUse(tools=LENIENT.tools, choice="required", parallel=False)
+    asked = request(
+        tool_use=use,
+        template_variables={"a": 1},
+        thinking=Thinking(enabled=False, budget=3, effort="low"),
+        num_choices=2,
+        prediction="x",
+    )
+
+    assert set(given_parameters(asked)) == {
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "enable_thinking",
+        "thinking_budget",
+        "reasoning_effort",
+        "n",
+        "prediction",
+    }
 
 
 def test_hidden_tools_are_not_given() -> None:

@@ -14,13 +14,22 @@ from typing import Any, Protocol
 from attrs import define, field
 
 from enginehouse.api.access import AccessRecord
-from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece
+from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
 from enginehouse.profiles import PROFILES
-from enginehouse.types import ChoiceFinished, Event, PromptLogprobs, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.types import (
+    CallDelta,
+    ChoiceFinished,
+    Event,
+    PromptLogprobs,
+    ReasoningDelta,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+)
 
 __all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]
 
@@ -118,6 +127,7 @@ class Assembly:
     is_complete: bool = False
     _ended: list[ChoiceFinished] = field(factory=list)
     _parsers: list[ChoiceParser | None] = field(factory=list)
+    _with_calls: set[int] = field(factory=set)  # choices whose calls the engine itself found
 
     def __attrs_post_init__(self) -> None:
         self.prompt_logprobs = [[] for _ in self.running]
@@ -147,6 +157,12 @@ class Assembly:
             self.finished.append(event)
         elif isinstance(event, PromptLogprobs):
             self._score(prompt, event, pieces)
+        elif isinstance(event, ReasoningDelta):
+            pieces.append(Piece(prompt * self.num_choices + event.choice, reasoning=event.text))
+        elif isinstance(event, CallDelta):
+            index = prompt * self.num_choices + event.choice
+            self._with_calls.add(index)
+            pieces.append(Piece(index, call=call_piece(event)))
 
     def _score(self, prompt: int, event: PromptLogprobs, pieces: list[Piece]) -> None:
         self.prompt_logprobs[prompt] += event.entries
@@ -157,7 +173,8 @@ class Assembly:
         self._ended.append(event)
         parser = self._parsers[index]
         if parser is None:
-            pieces.append(Piece(index, finish_reason=event.finish_reason))
+            calls = index in self._with_calls and event.finish_reason == "stop"
+            pieces.append(Piece(index, finish_reason="tool_calls" if calls else event.finish_reason))
         else:
             pieces += parser.finish(event.finish_reason)
 

@@ -15,9 +15,9 @@ import msgspec
 
 from enginehouse.output.answer_parser import AnswerParser
 from enginehouse.parsers import AnswerPart, AnswerText, CallArguments, CallStarted, ReasoningText
-from enginehouse.types import FinishReason, TokenLogprob
+from enginehouse.types import CallDelta, FinishReason, TokenLogprob
 
-__all__ = ["CallPiece", "ChoiceParser", "Piece"]
+__all__ = ["CallPiece", "ChoiceParser", "Piece", "call_piece"]
 
 
 class CallPiece(msgspec.Struct, gc=False):
@@ -133,4 +133,13 @@ class ChoiceParser:
 
     def _new_call(self, name: str) -> CallPiece:
         self._num_calls += 1
-        return CallPiece(self._num_calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=name)
+        return CallPiece(self._num_calls - 1, id=_new_id(), name=name)
+
+
+def call_piece(event: CallDelta) -> CallPiece:
+    """A piece of a call that the engine itself has found."""
+    return CallPiece(event.call, event.arguments, _new_id() if event.name is not None else None, event.name)
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

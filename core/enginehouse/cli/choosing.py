@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from attrs import evolve
 
@@ -72,7 +73,7 @@ def _choose(
             return name, model
     source = find_source(argument, registry.model_sources)
     if argument in registry.model_sources or source.path is None:
-        return argument, ModelSettings(source=argument)
+        return urlsplit(argument).netloc or argument, ModelSettings(source=argument)
     return _name_of(source.path), ModelSettings(source=argument)
 
 

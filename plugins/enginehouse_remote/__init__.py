@@ -1,0 +1,17 @@
+"""Backend ``remote``: models behind any OpenAI-compatible server. Hook implementations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.backend import Backend
+from enginehouse_remote.backend import RemoteBackend
+
+__all__ = ["register_backends"]
+
+
+@hookimpl
+def register_backends(register: Callable[[Backend], None]) -> None:
+    """Hand over the ``remote`` backend."""
+    register(RemoteBackend())

@@ -1,0 +1,50 @@
+"""What the plugin registers: cheap, and free of its HTTP library until ``open``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Literal
+
+from enginehouse.backend import Engine, Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse_remote.options import RemoteOptions, base_url
+
+__all__ = ["RemoteBackend"]
+
+
+class RemoteBackend:
+    """Opens models behind OpenAI-compatible servers as engines."""
+
+    name = "remote"
+    api_version = 1
+    options = RemoteOptions
+    opens: Literal["runner", "engine"] = "engine"
+
+    def probe(self) -> Probe:
+        """Whether httpx is installed."""
+        if find_spec("httpx") is None:
+            return Probe(False, reason=MissingDependency("httpx", self.name).message)
+        return Probe(True, ("remote",))
+
+    def match(self, source: ModelSource) -> Match:
+        """Made for addresses; nothing is asked there."""
+        if source.path is None and source.text.startswith(("http://", "https://")):
+            return Match(1.0, "an address of a server")
+        return Match(0.0, "not an http or https address")
+
+    def estimate(self, source: ModelSource, options: RemoteOptions) -> MemoryEstimate:
+        """The model needs no memory here."""
+        return MemoryEstimate(weights_bytes=0, kv_bytes_per_token=0, total_bytes=0)
+
+    def open(self, source: ModelSource, options: RemoteOptions, progress: Progress) -> Engine:
+        """Ask the servers what they are; the engine connects when it is used."""
+        if self.match(source).score == 0.0:
+            raise ModelLoadError(f"{source.text}: not an http or https address")
+        try:
+            from enginehouse_remote.engine import RemoteEngine  # noqa: PLC0415 - imports httpx
+            from enginehouse_remote.probing import probe_servers  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingDependency(error.name or "httpx", self.name) from error
+        urls = tuple(dict.fromkeys(base_url(url) for url in (source.text, *options.urls)))
+        headers = options.headers()
+        return RemoteEngine(probe_servers(urls, headers, options, progress), urls, headers, options)

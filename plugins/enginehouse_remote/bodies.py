@@ -1,0 +1,152 @@
+"""An engine's request -> the body of a request to a server.
+
+Everything that draws and stops is written out, defaults too: what this server says about a request shall not depend
+on the defaults of another one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from attrs import frozen
+
+from enginehouse.errors import UnsupportedParameter
+from enginehouse.types import Chat, Constraint, EngineRequest, Message, Thinking, ToolCall, ToolUse
+from enginehouse_remote.kinds import KindOfServer
+
+__all__ = ["Body", "body_of"]
+
+
+@frozen
+class Body:
+    """A body and the address, below the server's, that takes it."""
+
+    path: str
+    data: dict[str, Any]
+
+
+def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
+    """The request as ``kind`` understands it, streamed.
+
+    Raises:
+        UnsupportedParameter: it asks for what cannot be said there; names the parameter.
+    """
+    data: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    data |= _parameters(request, kind)
+    if request.constraint is not None:
+        data |= _constraint(request.constraint, kind)
+    logprobs = request.sampling.num_logprobs
+    if request.chat is None:
+        if logprobs is not None:
+            data["logprobs"] = logprobs
+        return Body("/completions", data | {"prompt": _prompt(request)})
+    if logprobs is not None:
+        data |= {"logprobs": True, "top_logprobs": logprobs}
+    return Body("/chat/completions", data | _chat(request.chat, kind))
+
+
+def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:
+    sampling, stopping = request.sampling, request.stopping
+    values: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or kind.off.get("top_k", 0),
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias.items()} or None,
+        "samplers": sampling.samplers,
+        "stop": stopping.stop or None,
+        "stop_token_ids": stopping.stop_token_ids or None,
+        "max_tokens": stopping.max_tokens,
+        "min_tokens": stopping.min_tokens or None,
+        "ignore_eos": stopping.ignore_eos or None,
+        "n": request.num_choices if request.num_choices > 1 else None,
+    }
+    for fields in sampling.extensions.values():
+        values |= fields
+    return {
+        kind.names.get(name, name): value
+        for name, value in values.items()
+        if value is not None and name in kind.parameters
+    }
+
+
+def _prompt(request: EngineRequest) -> str | list[int]:
+    if request.token_ids is not None:
+        return list(request.token_ids)
+    return "".join(segment.text for segment in request.segments)
+
+
+def _chat(chat: Chat, kind: KindOfServer) -> dict[str, Any]:
+    data: dict[str, Any] = {"messages": [_message(message) for message in chat.messages]}
+    variables = dict(chat.template_variables)
+    if chat.thinking is not None:
+        data |= _thinking(chat.thinking, kind, variables)
+    if variables:
+        data["chat_template_kwargs"] = variables
+    if chat.tool_use is not None:
+        data |= _tools(chat.tool_use)
+    return data
+
+
+def _message(message: Message) -> dict[str, Any]:
+    data: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        data["name"] = message.name
+    if message.reasoning is not None:
+        data["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        data["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    return data
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _thinking(thinking: Thinking, kind: KindOfServer, variables: dict[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    if thinking.enabled is not None:
+        if kind.switch:
+            data["enable_thinking"] = thinking.enabled
+        else:
+            variables["enable_thinking"] = thinking.enabled
+    if thinking.effort is not None:
+        data["reasoning_effort"] = thinking.effort
+    if thinking.budget is not None:
+        data["thinking_budget"] = thinking.budget
+    return data
+
+
+def _tools(use: ToolUse) -> dict[str, Any]:
+    choice: Any = use.choice
+    if use.only is not None:
+        choice = {"type": "function", "function": {"name": use.only}}
+    data: dict[str, Any] = {"tools": [tool.definition for tool in use.tools], "tool_choice": choice}
+    if not use.parallel:
+        data["parallel_tool_calls"] = False
+    return data
+
+
+def _constraint(constraint: Constraint, kind: KindOfServer) -> dict[str, Any]:
+    if constraint.kind not in kind.constraints:
+        raise UnsupportedParameter(
+            f"{constraint.param}: the server behind this model enforces no {constraint.kind}", constraint.param
+        )
+    if constraint.kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if constraint.kind == "json_schema":
+        schema = {"name": "answer", "strict": True, "schema": json.loads(constraint.text)}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    field = kind.constraint_fields.get(constraint.kind)
+    if field is not None:
+        return {field: constraint.text}
+    if constraint.kind == "choice":
+        return {"structured_outputs": {"choice": json.loads(constraint.text)}}
+    return {"structured_outputs": {"regex" if constraint.kind == "regex" else "grammar": constraint.text}}

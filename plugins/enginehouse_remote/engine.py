@@ -1,0 +1,114 @@
+"""The engine: requests go to servers, chats as messages; answers come back as events."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from enginehouse.backend import Generation
+from enginehouse.errors import EngineDead, Overloaded, UnsupportedParameter
+from enginehouse.types import EngineRequest, EngineStats, Segment
+from enginehouse_remote.bodies import body_of
+from enginehouse_remote.failures import ServerFailed, of_exception, of_response
+from enginehouse_remote.generation import RemoteGeneration
+from enginehouse_remote.options import RemoteOptions
+from enginehouse_remote.probing import Found
+from enginehouse_remote.servers import Server, Servers
+from enginehouse_remote.stream import AnswerStream
+
+__all__ = ["RemoteEngine"]
+
+
+class RemoteEngine:
+    """Implements :class:`enginehouse.backend.Engine` over the servers of one model."""
+
+    def __init__(self, found: Found, urls: Sequence[str], headers: Mapping[str, str], options: RemoteOptions) -> None:
+        self.info = found.info
+        self.servers = Servers(urls, headers, options)
+        self._found, self._options = found, options
+        self._running: set[RemoteGeneration] = set()
+
+    async def submit(self, request: EngineRequest) -> Generation:
+        """Send the request to the server with the least to do; returns when one has accepted it."""
+        if request.num_prompt_logprobs is not None:
+            message = "prompt_logprobs: the server behind this model is not asked for them"
+            raise UnsupportedParameter(message, "prompt_logprobs")
+        if len(self._running) >= self._options.max_requests:
+            raise Overloaded(f"{len(self._running)} requests run at the servers of this model; try again later.")
+        self.servers.start()
+        new_stream = functools.partial(
+            AnswerStream, request.num_choices, wants_logprobs=request.sampling.num_logprobs is not None
+        )
+        body = body_of(request, self._found.model, self._found.kind)
+        generation = RemoteGeneration(self.servers, self._options, body, new_stream, self._running.discard)
+        self._running.add(generation)
+        try:
+            await generation.accepted
+        except BaseException:
+            generation.cancel()
+            raise
+        return generation
+
+    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+        """Ask a server; only an Enginehouse has this endpoint with a known meaning."""
+        if len({segment.trusted for segment in segments}) > 1:
+            raise UnsupportedParameter("prompt: a remote model tokenizes texts only in one piece", "prompt")
+        text = "".join(segment.text for segment in segments)
+        trusted = bool(segments) and segments[0].trusted
+        data = {"content": text, "add_special": add_special, "parse_special": trusted}
+        return [int(token_id) for token_id in (await self._ask("/tokenize", data, "prompt"))["tokens"]]
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Ask a server."""
+        return str((await self._ask("/detokenize", {"tokens": list(token_ids)}, "tokens"))["content"])
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The server does not tell bytes of ids without a text."""
+        raise UnsupportedParameter(
+            "with_pieces: the pieces of tokens stay with the server behind this model", "with_pieces"
+        )
+
+    async def stats(self) -> EngineStats:
+        """What runs there for this model."""
+        return EngineStats(num_running=len(self._running), max_sequences=self._options.max_requests)
+
+    async def close(self) -> None:
+        """Leave every request and close the connections."""
+        for generation in list(self._running):
+            generation.end(EngineDead("the engine was closed"))
+        await self.servers.close()
+
+    async def _ask(self, path: str, data: dict[str, Any], param: str) -> dict[str, Any]:
+        """A question that is answered at once, to the first server that does."""
+        if not self._found.tokenizes:
+            raise UnsupportedParameter(f"{param}: the server behind this model offers no {path}", param)
+        self.servers.start()
+        content = {"model": self._found.model, **data}
+        tried: set[Server] = set()
+        last: ServerFailed | None = None
+        while (server := self.servers.choose(tried)) is not None:
+            tried.add(server)
+            try:
+                return await self._ask_server(server, path, content)
+            except ServerFailed as failed:
+                if failed.is_down:
+                    self.servers.mark_down(server, failed.final.message)
+                last = failed
+        assert last is not None
+        raise last.final from last
+
+    async def _ask_server(self, server: Server, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = await self.servers.client.post(
+                server.url + path, json=content, timeout=self._options.idle_timeout_s
+            )
+        except httpx.HTTPError as error:
+            raise of_exception(error, server.url) from error
+        if answer.status_code != 200:
+            raise of_response(answer.status_code, answer.content, server.url)
+        found = answer.json()
+        assert isinstance(found, dict)
+        return found

@@ -1,0 +1,115 @@
+"""What a server's failure is called here: which one is the client's, which one another server may make good.
+
+A refusal of the request stays a refusal with its field. Everything that says more about the server than about the
+request is :class:`ServerFailed`, which the engine answers by asking another server.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import msgspec
+
+from enginehouse.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    EnginehouseError,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    UnsupportedParameter,
+)
+
+__all__ = ["ServerFailed", "of_exception", "of_response", "of_stream"]
+
+_MAX_MESSAGE_CHARS = 2000
+_TOO_LONG = re.compile(r"context.{0,20}(length|size|window)|too long|exceeds? the (available )?context", re.IGNORECASE)
+_MAX_CONTEXT = re.compile(r"context (?:length|size|window|holds)\D{0,30}?(\d+)", re.IGNORECASE)
+_PROMPT_PART = re.compile(r"(\d+) in the (?:messages|prompt)")
+_PROMPT_TOKENS = re.compile(r"(?:has|requested|resulted in)\D{0,20}?(\d+)")
+_REFUSALS = (400, 409, 413, 415, 422)
+
+
+class ServerFailed(Exception):
+    """This server cannot serve the request now. ``final`` is what the client is told when no other one can."""
+
+    def __init__(self, final: EnginehouseError, *, is_down: bool) -> None:
+        super().__init__(final.message)
+        self.final = final
+        self.is_down = is_down
+
+
+def of_exception(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> ServerFailed:
+    """A connection that failed, broke or took too long."""
+    what = "did not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+        what = "closed the connection"
+    detail = f": {error}" if str(error) else ""
+    # A slow answer may be a long prompt: it says nothing about the next request.
+    is_down = not isinstance(error, httpx.ReadTimeout)
+    return ServerFailed(EngineDead(f"The server {url} {what}{detail}."), is_down=is_down)
+
+
+def of_response(status: int, body: bytes, url: str, retry_after: str | None = None) -> EnginehouseError | ServerFailed:
+    """An answer that is no 200: an error for the client, or :class:`ServerFailed`."""
+    error = _error_object(body)
+    message = str(error.get("message") or body[:500].decode("utf-8", "replace") or f"status {status}")
+    message = message[:_MAX_MESSAGE_CHARS]
+    if status in _REFUSALS:
+        return _refusal(error, message)
+    said = f"The server {url} answered {status}: {message}"
+    if status == 429:
+        seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 1.0
+        return ServerFailed(Overloaded(said, retry_after_s=seconds), is_down=False)
+    if status in (401, 403):
+        return ServerFailed(GenerationFailed(f"{said} (it does not take the API key of the settings)"), is_down=False)
+    if status < 500 and status != 408:
+        return ServerFailed(GenerationFailed(said), is_down=False)
+    return ServerFailed(EngineDead(said), is_down=status in (502, 503, 504))
+
+
+def of_stream(data: Any, url: str) -> EnginehouseError | ServerFailed:
+    """An error object inside a stream, whose status was 200 already."""
+    error = data if isinstance(data, dict) else {"message": str(data)}
+    status = error.get("code") if isinstance(error.get("code"), int) else error.get("status")
+    body = msgspec.json.encode({"error": error})
+    return of_response(status if isinstance(status, int) and status >= 400 else 500, body, url)
+
+
+def _refusal(error: dict[str, Any], message: str) -> EnginehouseError:
+    code, param = error.get("code"), error.get("param")
+    param = param if isinstance(param, str) else None
+    if (
+        code == "context_length_exceeded"
+        or error.get("type") == "exceed_context_size_error"
+        or _TOO_LONG.search(message)
+    ):
+        num_prompt_tokens = error.get("n_prompt_tokens") or _number(message, _PROMPT_PART, _PROMPT_TOKENS)
+        max_context = error.get("n_ctx") or _number(message, _MAX_CONTEXT)
+        if isinstance(num_prompt_tokens, int) and isinstance(max_context, int):
+            return ContextLengthExceeded(num_prompt_tokens, max_context, param)
+    if code == "unsupported_parameter":
+        return UnsupportedParameter(message, param)
+    return InvalidRequest(message, param)
+
+
+def _number(text: str, *patterns: re.Pattern[str]) -> int | None:
+    """What the first pattern that is found says."""
+    found = next(filter(None, (pattern.search(text) for pattern in patterns)), None)
+    return int(found[1]) if found is not None else None
+
+
+def _error_object(body: bytes) -> dict[str, Any]:
+    """The error object of an answer in one of its usual places; empty without one."""
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    inner = data.get("error", data.get("detail", data))
+    if isinstance(inner, dict):
+        return inner
+    return {"message": inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()}

@@ -1,0 +1,172 @@
+"""One request at the servers: sent to one, sent to the next while nothing of its answer has come, read to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+
+from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed
+from enginehouse.types import ChoiceFinished, Event, RequestFinished
+from enginehouse_remote.bodies import Body
+from enginehouse_remote.failures import ServerFailed, of_exception, of_response, of_stream
+from enginehouse_remote.options import RemoteOptions
+from enginehouse_remote.servers import Server, Servers
+from enginehouse_remote.sse import read_events
+from enginehouse_remote.stream import AnswerStream
+
+__all__ = ["RemoteGeneration"]
+
+_End = EnginehouseError | None
+
+
+class RemoteGeneration:
+    """Implements :class:`enginehouse.backend.Generation`.
+
+    A task of its own reads the answer, so that :meth:`cancel` closes the connection at once, whoever iterates: a
+    server stops working when its client leaves.
+    """
+
+    num_prompt_tokens = 0  # the server says it with the usage, at the end
+
+    def __init__(
+        self,
+        servers: Servers,
+        options: RemoteOptions,
+        body: Body,
+        new_stream: Callable[[], AnswerStream],
+        on_end: Callable[[RemoteGeneration], None],
+    ) -> None:
+        self._servers, self._options = servers, options
+        self._body, self._new_stream = body, new_stream
+        self._content = msgspec.json.encode(body.data)
+        self._began = time.perf_counter()
+        self._tried: set[Server] = set()
+        self._has_shown = False
+        self._arrived: asyncio.Queue[Sequence[Event] | None] = asyncio.Queue()
+        self._error: _End = None
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="remote request")
+        self._task.add_done_callback(lambda _: self._ended(on_end))
+
+    def cancel(self) -> None:
+        """Close the connection."""
+        self._task.cancel()
+
+    def end(self, error: EnginehouseError) -> None:
+        """Close the connection; whoever iterates gets ``error``."""
+        if not self._task.done():
+            self._error = error
+            self._task.cancel()
+
+    async def __aiter__(self) -> AsyncGenerator[Sequence[Event], None]:
+        """Batches of events: what one read of the connection brought."""
+        try:
+            while (events := await self._arrived.get()) is not None:
+                yield events
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.cancel()
+
+    def _ended(self, on_end: Callable[[RemoteGeneration], None]) -> None:
+        if self._error is not None:
+            self._fail(self._error)
+        elif not self.accepted.done():
+            self.accepted.cancel()
+        self._arrived.put_nowait(None)
+        on_end(self)
+
+    async def _run(self) -> None:
+        try:
+            await self._try_servers()
+        except EnginehouseError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - border to the library: a request always ends
+            self._fail(GenerationFailed(f"The answer could not be read: {error!r}"))
+
+    def _fail(self, error: EnginehouseError) -> None:
+        self._error = error
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+            self.accepted.exception()  # a caller that has left does not look
+
+    async def _try_servers(self) -> None:
+        last: ServerFailed | None = None
+        while (server := self._servers.choose(self._tried)) is not None:
+            self._tried.add(server)
+            try:
+                with server.used():
+                    await self._ask(server)
+                return
+            except ServerFailed as failed:
+                if failed.is_down:
+                    self._servers.mark_down(server, failed.final.message)
+                if self._has_shown:
+                    raise failed.final from failed
+                last = failed
+        assert last is not None
+        if len(self._tried) > 1:
+            number = f"none of the {len(self._tried)} servers of this model can serve the request; the last one: "
+            raise type(last.final)(number + last.final.message) from last
+        raise last.final from last
+
+    async def _ask(self, server: Server) -> None:
+        """Send the request to one server and read its answer.
+
+        Raises:
+            ServerFailed: another server may do better.
+            EnginehouseError: no other would.
+        """
+        try:
+            await self._read(server)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise of_exception(error, server.url) from error
+
+    async def _read(self, server: Server) -> None:
+        client, headers = self._servers.client, {"content-type": "application/json", "accept": "text/event-stream"}
+        url = server.url + self._body.path
+        async with client.stream("POST", url, content=self._content, headers=headers) as response:
+            if response.status_code != 200:
+                retry_after = response.headers.get("retry-after")
+                raise of_response(response.status_code, await response.aread(), server.url, retry_after)
+            self._servers.mark_up(server)
+            if not self.accepted.done():
+                self.accepted.set_result(None)
+            await self._read_stream(response, server)
+
+    async def _read_stream(self, response: httpx.Response, server: Server) -> None:
+        stream, began = self._new_stream(), 0.0
+        chunks = read_events(response.aiter_lines())
+        async with contextlib.aclosing(chunks):
+            while (chunk := await self._next(chunks, server)) is not None:
+                if "error" in chunk:
+                    raise of_stream(chunk["error"], server.url)
+                events = stream.push(chunk)
+                if events and not self._has_shown:
+                    self._has_shown, began = True, time.perf_counter()
+                if events:
+                    self._arrived.put_nowait(events)
+        ended = time.perf_counter()
+        began = began or ended
+        try:
+            events = stream.finish(prefill_s=began - self._began, decode_s=ended - began)
+        except GenerationFailed as error:
+            raise ServerFailed(EngineDead(error.message), is_down=False) from error
+        assert isinstance(events[-1], RequestFinished) and any(isinstance(event, ChoiceFinished) for event in events)
+        self._arrived.put_nowait(events)
+
+    async def _next(self, chunks: AsyncGenerator[dict[str, Any], None], server: Server) -> dict[str, Any] | None:
+        """The next chunk, or None at the end; what keeps a connection open without saying anything is limited, too."""
+        limit_s = self._options.idle_timeout_s if self._has_shown else self._options.first_token_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await anext(chunks, None)
+        except TimeoutError:
+            message = f"The server {server.url} sent nothing for {limit_s:g} s."
+            raise ServerFailed(EngineDead(message), is_down=False) from None

@@ -1,0 +1,93 @@
+"""What each kind of server honours, and how it writes it. A table: nothing here talks to anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import field, frozen
+
+from enginehouse.types import ConstraintKind
+from enginehouse_remote.options import Kind
+
+__all__ = ["ALL_PARAMETERS", "KINDS", "KindOfServer"]
+
+_OPENAI = (
+    "messages prompt n temperature top_p seed presence_penalty frequency_penalty logit_bias logprobs num_logprobs stop "
+    "max_tokens tools tool_choice parallel_tool_calls response_format"
+)
+_TEMPLATE = "chat_template_kwargs enable_thinking"
+
+ALL_PARAMETERS = frozenset(
+    f"{_OPENAI} {_TEMPLATE} reasoning_effort thinking_budget top_k min_p repetition_penalty samplers stop_token_ids "
+    "min_tokens ignore_eos num_prompt_logprobs prompt_logprobs loglikelihood prediction suffix json_schema grammar "
+    "guided_json guided_regex guided_choice guided_grammar structured_outputs top_logprobs".split()
+)
+"""Every parameter about which a remote engine has to say something."""
+
+_SCHEMAS: tuple[ConstraintKind, ...] = ("json_object", "json_schema")
+
+
+@frozen(kw_only=True)
+class KindOfServer:
+    """How one kind of server is spoken to.
+
+    Attributes:
+        parameters: request fields that it honours, by the names that our clients write.
+        names: how it calls those that it calls otherwise.
+        off: values that switch a parameter off there, where ours mean something else.
+        constraints: what it can make answers look like.
+        constraint_fields: kind of constraint to the field that takes its text; ``structured_outputs`` takes the others.
+        switch: whether it takes the field ``enable_thinking``; else the switch goes through the template's variables.
+    """
+
+    parameters: frozenset[str]
+    names: Mapping[str, str] = field(factory=dict)
+    off: Mapping[str, int] = field(factory=dict)
+    constraints: tuple[ConstraintKind, ...] = _SCHEMAS
+    constraint_fields: Mapping[str, str] = field(factory=dict)
+    switch: bool = False
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_STRUCTURED = "json_schema guided_json guided_regex guided_choice guided_grammar grammar structured_outputs"
+
+KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
+    {
+        "openai": KindOfServer(parameters=_names(f"{_OPENAI} reasoning_effort json_schema guided_json")),
+        "enginehouse": KindOfServer(
+            parameters=ALL_PARAMETERS - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood prediction"),
+            constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
+            switch=True,
+        ),
+        "vllm": KindOfServer(
+            parameters=_names(
+                f"{_OPENAI} {_TEMPLATE} {_STRUCTURED} reasoning_effort top_k min_p repetition_penalty stop_token_ids "
+                "min_tokens ignore_eos"
+            ),
+            off={"top_k": -1},
+            constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
+        ),
+        "sglang": KindOfServer(
+            parameters=_names(
+                f"{_OPENAI} {_TEMPLATE} reasoning_effort top_k min_p repetition_penalty stop_token_ids min_tokens "
+                "ignore_eos json_schema guided_json guided_regex structured_outputs"
+            ),
+            off={"top_k": -1},
+            constraints=(*_SCHEMAS, "regex"),
+            constraint_fields={"regex": "regex"},
+        ),
+        "llamacpp": KindOfServer(
+            parameters=_names(
+                f"{_OPENAI} {_TEMPLATE} top_k min_p repetition_penalty ignore_eos json_schema guided_json grammar "
+                "guided_grammar structured_outputs"
+            ),
+            names={"repetition_penalty": "repeat_penalty"},
+            constraints=(*_SCHEMAS, "gbnf"),
+            constraint_fields={"gbnf": "grammar"},
+        ),
+    }
+)

@@ -1,0 +1,118 @@
+"""The servers of one model: which one gets the next request, and which ones answer at all.
+
+Used on the event loop by the engine. Knows addresses and counts, nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import httpx
+from attrs import define, field
+
+from enginehouse_remote.options import RemoteOptions
+
+__all__ = ["Server", "Servers"]
+
+_log = logging.getLogger("enginehouse.remote")
+
+
+@define(eq=False)
+class Server:
+    """One server.
+
+    Attributes:
+        url: address below which ``/chat/completions`` lies.
+        is_up: it answered when it was last asked or used.
+        num_running: requests that run there for this model.
+        num_served: requests that it was ever given.
+    """
+
+    url: str
+    is_up: bool = True
+    num_running: int = 0
+    num_served: int = 0
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Count a request while the block runs."""
+        self.num_running += 1
+        self.num_served += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+
+@define(eq=False)
+class Servers:
+    """All servers of one model. :meth:`start` before use, :meth:`close` after it."""
+
+    urls: Sequence[str]
+    headers: Mapping[str, str] = field(repr=False)
+    options: RemoteOptions = field(repr=False)
+    all: list[Server] = field(init=False)
+    client: httpx.AsyncClient = field(init=False)
+    _down: asyncio.Event = field(factory=asyncio.Event)
+    _checks: asyncio.Task[None] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.all = [Server(url) for url in self.urls]
+        options = self.options
+        timeout = httpx.Timeout(
+            options.idle_timeout_s, connect=options.connect_timeout_s, read=options.first_token_timeout_s
+        )
+        # The number of requests is limited by the engine, which can say so; a pool would let them wait in silence.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        # Proxies and netrc of the environment are for the user's browsing, not for servers named in the settings.
+        self.client = httpx.AsyncClient(headers=dict(self.headers), timeout=timeout, limits=limits, trust_env=False)
+
+    def start(self) -> None:
+        """Begin to ask servers that are down whether they are back; idempotent."""
+        if self._checks is None:
+            self._checks = asyncio.get_running_loop().create_task(self._watch(), name="remote health checks")
+
+    def choose(self, tried: Collection[Server]) -> Server | None:
+        """The server with the least to do among those not yet tried; one that is down only where no other is left."""
+        left = [server for server in self.all if server not in tried]
+        return min(left, key=lambda server: (not server.is_up, server.num_running, server.num_served), default=None)
+
+    def mark_down(self, server: Server, reason: str) -> None:
+        """Note that a server does not answer; it is asked again and again until it does."""
+        if server.is_up:
+            _log.warning("%s: out of use until it answers again (%s)", server.url, reason)
+        server.is_up = False
+        self._down.set()
+
+    def mark_up(self, server: Server) -> None:
+        """Note that a server has answered."""
+        if not server.is_up:
+            _log.info("%s: back in use", server.url)
+        server.is_up = True
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._checks is not None:
+            self._checks.cancel()
+            await asyncio.gather(self._checks, return_exceptions=True)
+        await self.client.aclose()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._down.wait()
+            await asyncio.sleep(self.options.health_interval_s)
+            down = [server for server in self.all if not server.is_up]
+            await asyncio.gather(*(self._check(server) for server in down))
+            if all(server.is_up for server in self.all):
+                self._down.clear()
+
+    async def _check(self, server: Server) -> None:
+        try:
+            answer = await self.client.get(f"{server.url}/models", timeout=self.options.connect_timeout_s)
+        except httpx.HTTPError:
+            return
+        if answer.status_code < 500:
+            self.mark_up(server)

@@ -1,0 +1,173 @@
+"""The chunks of a streamed answer -> events. Pure: neither sockets nor requests are known here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from enginehouse.errors import GenerationFailed
+from enginehouse.types import (
+    CallDelta,
+    ChoiceFinished,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+)
+
+__all__ = ["AnswerStream"]
+
+_NO_ID = -1
+"""Token ids stay with the server that has the vocabulary."""
+
+_REASONS: Mapping[str, FinishReason] = {"length": "length", "content_filter": "content_filter"}
+
+
+@define
+class _Choice:
+    """One answer so far.
+
+    Attributes:
+        calls: index of a call there to its index here.
+        num_pieces: pieces with text, a lower bound of its tokens.
+    """
+
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    calls: dict[int, int] = field(factory=dict)
+    num_pieces: int = 0
+
+
+class AnswerStream:
+    """Reads one answer. The ends of its choices are held back until the usage is known, which comes last.
+
+    Args:
+        num_choices: answers that were asked for.
+        wants_logprobs: report log-probabilities where the server gives any.
+    """
+
+    def __init__(self, num_choices: int, wants_logprobs: bool) -> None:
+        self._choices = [_Choice() for _ in range(num_choices)]
+        self._wants_logprobs = wants_logprobs
+        self._usage: Mapping[str, Any] = {}
+
+    def push(self, chunk: Mapping[str, Any]) -> list[Event]:
+        """The events of one chunk, perhaps none.
+
+        Raises:
+            GenerationFailed: it is no chunk.
+        """
+        events: list[Event] = []
+        try:
+            if isinstance(chunk.get("usage"), dict):
+                self._usage = chunk["usage"]
+            for data in chunk.get("choices") or ():
+                self._push_choice(data, events)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise GenerationFailed(f"The server behind this model sent a chunk that is none: {error!r}") from error
+        return events
+
+    def finish(self, prefill_s: float, decode_s: float) -> list[Event]:
+        """The end of everything.
+
+        Raises:
+            GenerationFailed: a choice has no end: the answer was cut.
+        """
+        if any(choice.finish_reason is None for choice in self._choices):
+            raise GenerationFailed("The server behind this model ended its answer before it was complete.")
+        usage = self._usage
+        num_made = sum(choice.num_pieces for choice in self._choices)
+        num_tokens = _count(usage, "completion_tokens", num_made)
+        num_reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens", 0)
+        events: list[Event] = []
+        for index, choice in enumerate(self._choices):
+            assert choice.finish_reason is not None
+            own = num_tokens if len(self._choices) == 1 else choice.num_pieces
+            events.append(
+                ChoiceFinished(index, choice.finish_reason, own, choice.stop_reason, num_reasoning if not index else 0)
+            )
+        return [
+            *events,
+            RequestFinished(
+                _count(usage, "prompt_tokens", 0),
+                _count(usage.get("prompt_tokens_details"), "cached_tokens", 0),
+                num_tokens,
+                prefill_s=prefill_s,
+                decode_s=decode_s,
+            ),
+        ]
+
+    def _push_choice(self, data: Mapping[str, Any], events: list[Event]) -> None:
+        index = data.get("index", 0)
+        if not 0 <= index < len(self._choices):
+            raise IndexError(f"choice {index}")
+        choice = self._choices[index]
+        delta = data.get("delta") or {}
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        if reasoning:
+            choice.num_pieces += 1
+            events.append(ReasoningDelta(index, reasoning))
+        text = delta.get("content") or data.get("text") or ""
+        logprobs = self._logprobs(data.get("logprobs"))
+        if text or logprobs:
+            choice.num_pieces += len(logprobs or (None,))
+            events.append(TextDelta(index, text, (_NO_ID,) * len(logprobs or ()), logprobs))
+        for call in delta.get("tool_calls") or ():
+            choice.num_pieces += 1
+            events.append(_call(choice, index, call))
+        if data.get("finish_reason") is not None:
+            choice.finish_reason = _REASONS.get(data["finish_reason"], "stop")
+            stop = data.get("stop_reason", data.get("matched_stop"))
+            choice.stop_reason = stop if isinstance(stop, str | int) else None
+
+    def _logprobs(self, data: Any) -> tuple[TokenLogprob, ...] | None:
+        if not self._wants_logprobs or not isinstance(data, dict):
+            return None
+        if isinstance(data.get("content"), list):
+            return tuple(_chat_logprob(entry) for entry in data["content"])
+        if isinstance(data.get("tokens"), list):
+            return _completion_logprobs(data)
+        return None
+
+
+def _call(choice: _Choice, index: int, data: Mapping[str, Any]) -> CallDelta:
+    number = data.get("index", 0)
+    function = data.get("function") or {}
+    name = None
+    if number not in choice.calls:
+        name = str(function["name"])
+        choice.calls[number] = len(choice.calls)
+    return CallDelta(index, choice.calls[number], function.get("arguments") or "", name)
+
+
+def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
+    top = tuple(TopLogprob(_NO_ID, _bytes(one), one["logprob"]) for one in entry.get("top_logprobs") or ())
+    return TokenLogprob(_NO_ID, _bytes(entry), entry["logprob"], top)
+
+
+def _bytes(entry: Mapping[str, Any]) -> bytes:
+    own = entry.get("bytes")
+    return bytes(own) if own is not None else str(entry["token"]).encode()
+
+
+def _completion_logprobs(data: Mapping[str, Sequence[Any]]) -> tuple[TokenLogprob, ...]:
+    tops = data.get("top_logprobs") or [{}] * len(data["tokens"])
+    return tuple(
+        TokenLogprob(
+            _NO_ID,
+            token.encode(),
+            logprob,
+            tuple(TopLogprob(_NO_ID, other.encode(), value) for other, value in (top or {}).items()),
+        )
+        for token, logprob, top in zip(data["tokens"], data["token_logprobs"], tops, strict=True)
+    )
+
+
+def _count(data: Any, name: str, otherwise: int) -> int:
+    value = data.get(name) if isinstance(data, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
