@@ -115,6 +115,14 @@ def test_every_member_of_a_body_is_described() -> None:
         assert [member for member, schema in members.items() if not schema.get("description")] == [], name
 
 
+def test_these_tests_notice_members_that_are_not_shown() -> None:
+    error = {"message": "x", "type": "x", "param": None, "code": "x"}
+
+    assert component("Error").is_valid({"error": error})
+    assert not component("Error").is_valid({"error": {**error, "status": 400}})
+    assert not component("Error").is_valid({"error": {"message": "x"}})
+
+
 def test_operation_ids_are_unique() -> None:
     operations = [
         operation
@@ -182,6 +190,37 @@ def test_bounds_are_those_of_the_server(fake: Endpoints, path: str, member: str,
 
 
 # -- answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loglikelihood": True, "prompt_logprobs": 2},
+        {"logprobs": 1, "n": 2},
+        {"temperature": 0.5, "seed": 1, "colour": "red", "stop": ["x"]},
+    ],
+    ids=["scores", "logprobs", "parameters"],
+)
+def test_answers_are_as_shown(fake: Endpoints, path: str, fields: dict[str, Any], stream: bool) -> None:
+    """Everything that only comes when it is asked for: scores of the prompt, details, token counts in streams."""
+    if path == "/chat/completions" and "logprobs" in fields:
+        fields = {**fields, "logprobs": True, "top_logprobs": 1}
+    body = {"prompt": "Once upon a time", "max_tokens": 4, **fields}
+    headers = {"x-enginehouse-details": "true"}
+    if not stream:
+        answer = fake.client.post(f"/v1{path}", json=body, headers=headers).json()
+        assert "enginehouse" in answer
+        validator(answer_of(path)["schema"]).validate(answer)
+        return
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    response = fake.client.post(f"/v1{path}", json=body, headers=headers)
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert any("enginehouse" in chunk for chunk in chunks) and any(chunk["usage"] for chunk in chunks)
+    for chunk in chunks:
+        validator(answer_of(path, "text/event-stream")["x-event-schema"]).validate(chunk)
 
 
 def test_models_and_health_are_as_shown(fake: Endpoints) -> None:

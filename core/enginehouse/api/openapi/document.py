@@ -46,6 +46,12 @@ _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     503: ("The model is loading.", None, "server_error", "model_not_ready"),
 }
 _RETRIES = (429, 503)
+_DETAILS = {
+    "name": "X-Enginehouse-Details",
+    "in": "header",
+    "description": "Whether the answer has the member `enginehouse`.",
+    "schema": {"type": "string", "enum": ["true", "false"]},
+}
 
 
 def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, Any]:
@@ -68,8 +74,10 @@ def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings
         "components": {
             "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS},
             "responses": {str(status): _error_response(status) for status in _REFUSALS},
+            "parameters": {"Details": _DETAILS},
             "headers": {
                 "Ignored": _header("Fields of the request that had no effect."),
+                "Unsupported": _header("Known fields that cannot be honoured, where the server reports these."),
                 "RequestId": _header("The id of the request, as in the log."),
                 "RetryAfter": {"description": "Seconds.", "schema": {"type": "integer"}},
             },
@@ -132,9 +140,13 @@ def _post(name: str, summary: str, request: str, answer: str, chunk: str | None 
     """A path with one operation that reads a body; ``chunk`` where it can be streamed."""
     content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
     operation = _operation(name, summary, content, tuple(_REFUSALS))
-    operation["responses"]["200"]["headers"] = {"x-enginehouse-ignored": {"$ref": "#/components/headers/Ignored"}}
+    headers = {"x-enginehouse-ignored": "Ignored", "x-enginehouse-unsupported": "Unsupported"}
     if chunk is not None:
-        operation["responses"]["200"]["headers"]["x-request-id"] = {"$ref": "#/components/headers/RequestId"}
+        headers["x-request-id"] = "RequestId"
+        operation["parameters"] = [{"$ref": "#/components/parameters/Details"}]
+    operation["responses"]["200"]["headers"] = {
+        name: {"$ref": f"#/components/headers/{component}"} for name, component in headers.items()
+    }
     operation["requestBody"] = {
         "required": True,
         "content": {"application/json": {"schema": reference(request), "examples": _examples(request)}},
