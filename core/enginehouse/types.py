@@ -144,10 +144,7 @@ class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A chat that is not rendered, for engines that take messages.
-
-    They find calls and reasoning, too, and report them as :class:`CallDelta` and :class:`ReasoningDelta`.
-    """
+    """A chat that is not rendered, for engines that take messages; they also find calls and reasoning in answers."""
 
     messages: tuple[Message, ...]
     tool_use: ToolUse | None = None
