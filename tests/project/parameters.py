@@ -2,12 +2,15 @@
 
 Which parameters the APIs have that Enginehouse speaks is written down here, from their documentation; everything else
 is asked of :mod:`enginehouse.capabilities`. What depends on the model is asked twice: for a model that has everything
-that a model can bring, and for one that brings nothing.
+that a model can bring, a device that draws included, and for one that brings nothing.
 """
 
 from __future__ import annotations
 
+import ast
+
 import attrs
+import msgspec
 
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
@@ -20,6 +23,8 @@ from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse.types import EngineSettings, ModelInfo
+
+from .repository import ROOT, syntax_of
 
 __all__ = ["SEEDS", "parameter_table"]
 
@@ -79,7 +84,8 @@ def parameter_table() -> str:
             for rich, bare in by_backend.values()
         ]
         of = ", ".join(seed for seed, names in SEEDS.items() if name in names.split())
-        cells = [f"`{name}`", of, where, *(_support(*pair) for pair in known), _reasons(*known[0])]
+        reasons = dict.fromkeys(capability.reason.rstrip(".") for pair in known for capability in pair)
+        cells = [f"`{name}`", of, where, *(_support(*pair) for pair in known), "; else: ".join(reasons)]
         rows.append(f"| {' | '.join(cells)} |\n")
     return "".join(rows)
 
@@ -88,11 +94,14 @@ def _capabilities(registry: PluginRegistry, backend: str, *, is_rich: bool) -> d
     """Of a model of that backend which brings everything, or nothing."""
     decoders = registry.structured_decoders.values()
     engine = StepEngine(FakeRunner(), EngineSettings(), registry.samplers, decoders)
+    said = engine.capabilities
+    if is_rich:
+        said = msgspec.structs.replace(said, native=_drawn_on_devices(backend))
     info = ModelInfo(
         backend=backend,
         max_context=2,
         vocab_size=2,
-        engine=engine.capabilities,
+        engine=said,
         infill_tokens=("<prefix>", "<suffix>", "<middle>") if is_rich else (),
     )
     chat = ChatFormat(_RICH_TEMPLATE if is_rich else "")
@@ -106,6 +115,11 @@ def _support(rich: Capability, bare: Capability) -> str:
     return rich.support if rich.support == bare.support else f"{rich.support}, else {bare.support}"
 
 
-def _reasons(rich: Capability, bare: Capability) -> str:
-    texts = [rich.reason] if rich == bare else [rich.reason, bare.reason]
-    return "; else: ".join(text.rstrip(".") for text in texts)
+def _drawn_on_devices(backend: str) -> tuple[str, ...]:
+    """What a backend draws itself where it has a device; read from its source, for importing it needs the device."""
+    for path in (ROOT / "plugins" / f"enginehouse_{backend}").rglob("sampling.py"):
+        for statement in syntax_of(path).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "SUPPORTED":
+                assert isinstance(statement.value, ast.Call)
+                return tuple(ast.literal_eval(statement.value.args[0]))
+    return ()

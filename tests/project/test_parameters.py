@@ -42,3 +42,9 @@ def test_what_depends_on_the_model_says_both() -> None:
     assert cells("suffix")[3] == "native, else refused"
     assert cells("tools")[3] == "native, else emulated"
     assert cells("thinking_budget")[3] == "emulated, else accepted"
+
+
+def test_what_depends_on_the_backend_says_so_for_each() -> None:
+    """On CUDA, hf draws on the device; typical_p it leaves to core."""
+    assert cells("temperature")[3:6] == ["native, else emulated", "emulated", "emulated"]
+    assert cells("typical_p")[3:6] == ["emulated"] * 3
