@@ -10,6 +10,7 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.api.encoding import legacy_logprob, legacy_top_logprobs, token_text
+from enginehouse.errors import UnsupportedParameter
 from enginehouse.pipeline import Pipeline, RunningRequest
 from enginehouse.types import TokenLogprob
 
@@ -63,14 +64,18 @@ async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
     """The prompt of an accepted request, which is one of ``text`` and ``token_ids``.
 
     Raises:
+        UnsupportedParameter: the engine does not tell the tokens of a prompt.
         EngineError: the model is gone.
     """
     request, engine = running.request, running.model.engine
-    text = request.text
-    if text is None:
-        text = await engine.detokenize(request.token_ids or ())
-    if request.num_prompt_logprobs is None:
-        return Echo(text)
-    token_ids = await (await pipeline.prompt(request)).tokenize()
-    (piece,) = await engine.pieces(token_ids[:1])
+    try:
+        text = request.text
+        if text is None:
+            text = await engine.detokenize(request.token_ids or ())
+        if request.num_prompt_logprobs is None:
+            return Echo(text)
+        token_ids = await (await pipeline.prompt(request)).tokenize()
+        (piece,) = await engine.pieces(token_ids[:1])
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter("echo: this model's engine does not tell the tokens of a prompt", "echo") from error
     return Echo(text, (token_ids[0], piece))
