@@ -14,12 +14,12 @@ from enginehouse.errors import UnsupportedParameter
 
 __all__ = ["find_unsupported", "is_known", "refuse", "refused_fields"]
 
-_NOT_YET = "this server does not support this parameter yet."
+_NOT_YET = "this server does not support this parameter yet"
 
 # Why, and field name to the values that ask for nothing.
 _GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
     (
-        "only chats take this parameter.",
+        "only chats take this parameter",
         {
             "messages": (),
             "tools": ([],),
@@ -33,40 +33,40 @@ _GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
         },
     ),
     (
-        "only /v1/completions takes this parameter.",
+        "only /v1/completions takes this parameter",
         {"prompt": (), "best_of": (1,), "echo": (False,), "suffix": ("",)},
     ),
     (
-        "tools and tool_choice have replaced this parameter.",
+        "tools and tool_choice have replaced this parameter",
         {"functions": ([],), "function_call": ("none", "auto")},
     ),
-    ("use enable_thinking, reasoning_effort or thinking_budget.", {"reasoning": ({},), "thinking": ()}),
-    ("this server searches nothing.", {"web_search_options": (), "documents": ([],)}),
-    ("this server judges no texts.", {"moderation": ()}),
-    ("models of this server read and write text only.", {"modalities": (["text"],), "audio": (), "input": ()}),
-    ("this server loads no adapters yet.", {"peft": ({},), "lora": ([],)}),
+    ("use enable_thinking, reasoning_effort or thinking_budget", {"reasoning": ({},), "thinking": ()}),
+    ("this server searches nothing", {"web_search_options": (), "documents": ([],)}),
+    ("this server judges no texts", {"moderation": ()}),
+    ("models of this server read and write text only", {"modalities": (["text"],), "audio": (), "input": ()}),
+    ("this server loads no adapters yet", {"peft": ({},), "lora": ([],)}),
     (
-        "the template is the server's: a model's own, or the one that its settings name.",
+        "the template is the server's: a model's own, or the one that its settings name",
         {"chat_template": (), "add_generation_prompt": (True,), "continue_final_message": ()},
     ),
-    ("a model that reasons always does it apart from its answer.", {"include_reasoning": ()}),
-    ("models of this server know no verbosity.", {"verbosity": ("medium",)}),
+    ("a model that reasons always does it apart from its answer", {"include_reasoning": ()}),
+    ("models of this server know no verbosity", {"verbosity": ("medium",)}),
     (
-        "control tokens and stop strings are never shown.",
+        "control tokens and stop strings are never shown",
         {
             "include_stop_str_in_output": (False,),
             "skip_special_tokens": (True,),
             "spaces_between_special_tokens": (True,),
         },
     ),
-    ("use logit_bias, stop or a constraint.", {"bad_words": ([],), "allowed_token_ids": ()}),
-    ("no code of clients runs here.", {"logits_processors": ([],)}),
+    ("use logit_bias, stop or a constraint", {"bad_words": ([],), "allowed_token_ids": ()}),
+    ("no code of clients runs here", {"logits_processors": ([],)}),
     (
-        "there is no beam search.",
+        "there is no beam search",
         {"use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,)},
     ),
     (
-        "no installed sampler plugin takes this parameter; Enginehouse's own are in enginehouse_samplers.",
+        "no installed sampler plugin takes this parameter; Enginehouse's own are in enginehouse_samplers",
         {
             "top_a": (0,),
             "tfs_z": (1,),
