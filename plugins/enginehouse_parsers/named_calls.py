@@ -27,8 +27,10 @@ class NamedCallSession(JsonCallSession):
     def flush(self, is_cut: bool) -> Sequence[ToolPart]:
         """See :class:`enginehouse.parsers.ToolSession`."""
         if self._state == self._other_body:  # the beginning of a name
-            self._show("" if is_cut else self._rest)
-            self._rest = ""
+            self._rest = "" if is_cut else self._rest
+            self._state = self._text  # which drops the tags behind the name
+            while self._rest and self._state():
+                pass
         elif self._arguments is not None:
             self._parts.append(CallFinished())
             self._arguments = None

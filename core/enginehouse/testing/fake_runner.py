@@ -27,6 +27,7 @@ from enginehouse.backend import (
     Progress,
     RunnerCapabilities,
     Span,
+    Tokenizer,
 )
 from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.testing.fake_model import FakeModel, State
@@ -75,7 +76,7 @@ class FakeRunner:
         self.options = options = options or FakeOptions()
         context = options.context or 4096
         try:
-            self.tokenizer = FakeTokenizer(options.vocab_size)
+            self.tokenizer: Tokenizer = FakeTokenizer(options.vocab_size)
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
         self.capabilities = RunnerCapabilities(
@@ -95,7 +96,7 @@ class FakeRunner:
             max_context=context,
             vocab_size=self.tokenizer.vocab_size,
             chat_templates={"default": _CHATML},
-            special_tokens=self.tokenizer.special_tokens,
+            special_tokens=dict(self.tokenizer.special_tokens),
             bos_token="<|bos|>",
             eos_token="<|im_end|>",
             infill_tokens=options.infill_tokens,

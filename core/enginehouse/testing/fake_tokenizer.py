@@ -7,6 +7,7 @@ character next to whole ones, tokens inside which a stop string begins, several 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 __all__ = ["CONTROL_TOKENS", "END_TOKENS", "PIECES", "FakeTokenizer"]
 
@@ -37,11 +38,13 @@ class FakeTokenizer:
         if self.vocab_size < len(tokens):
             raise ValueError(f"the fake vocabulary has at least {len(tokens)} tokens, not {vocab_size}")
         unused = range(len(tokens), self.vocab_size)
-        self.token_bytes = (*tokens, *(b"<unused-%d>" % token_id for token_id in unused))
-        self.special_tokens = {name: first_control + index for index, name in enumerate(CONTROL_TOKENS)}
+        self.token_bytes: Sequence[bytes] = (*tokens, *(b"<unused-%d>" % token_id for token_id in unused))
+        self.special_tokens: Mapping[str, int] = {
+            name: first_control + index for index, name in enumerate(CONTROL_TOKENS)
+        }
         self.control_token_ids = frozenset(self.special_tokens.values()) | frozenset(unused)
         self.end_token_ids = frozenset(self.special_tokens[name] for name in END_TOKENS)
-        self.prefix_token_ids = (self.special_tokens["<|bos|>"],)
+        self.prefix_token_ids: tuple[int, ...] = (self.special_tokens["<|bos|>"],)
         self._piece_ids = {piece: 256 + index for index, piece in enumerate(PIECES)}
         self._pieces = re.compile(b"|".join(map(re.escape, sorted(PIECES, key=len, reverse=True))) + b"|.", re.DOTALL)
         self._controls = re.compile("(" + "|".join(map(re.escape, CONTROL_TOKENS)) + ")")

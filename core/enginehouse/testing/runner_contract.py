@@ -2,17 +2,15 @@
 
 ::
 
-    pytest.register_assert_rewrite("enginehouse.testing")  # in conftest.py, for readable failures
-
     class TestMyRunner(RunnerContract):
         @pytest.fixture(scope="class")
         @classmethod
-        def make_runner(cls):
-            return lambda: MyRunner(small_model, cache_tokens=512)
+        def model(cls):
+            return ModelUnderTest(backend=MyBackend(), source=ModelSource("small"), options=MyOptions(context=64))
 
-``make_runner`` gives a function that opens a fresh runner. It has class scope or wider; a fixture of the module
-works too. The runner needs at least four sequences, batches of 32 tokens and a cache of about 200; a cache of at
-most ``max_fill_tokens`` and a context shorter than the cache let all tests run (others are skipped and say why).
+A fixture of the module works too, and so does a fixture ``make_runner``, a function that opens a fresh runner, where no
+backend opens it. The runner needs at least four sequences, batches of 32 tokens and a cache of about 200; a cache of
+at most ``max_fill_tokens`` and a context shorter than the cache let all tests run (others are skipped and say why).
 Nearly all tests share one runner and give back what they took. Tolerances are class attributes, see
 :class:`enginehouse.testing.contract.base.ContractBase`.
 """

@@ -1,4 +1,4 @@
-"""Matchers: masks, forced tokens, the end, going back."""
+"""Matchers beyond the contract of decoders: what this library does at ends, with spaces and on threads."""
 
 from __future__ import annotations
 
@@ -38,23 +38,6 @@ def feed(matcher: Matcher, tokenizer: FakeTokenizer, text: str) -> None:
         matcher.accept(token_id)
 
 
-def test_every_token_outside_the_mask_is_refused(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
-    prefix = '{"n": 1'
-    matcher = start(compiler, ANY)
-    feed(matcher, tokenizer, prefix)
-    ids = allowed(matcher, tokenizer)
-
-    assert ord("}") in ids and ord("x") not in ids
-    for token_id in range(tokenizer.vocab_size):
-        trial = start(compiler, ANY)
-        feed(trial, tokenizer, prefix)
-        if token_id in ids:
-            trial.accept(token_id)
-        elif token_id not in tokenizer.end_token_ids:
-            with pytest.raises(GenerationFailed):
-                trial.accept(token_id)
-
-
 def test_a_refused_token_names_the_plugin_and_no_schema(compiler: GrammarCompiler) -> None:
     matcher = start(compiler, {"const": "a secret of the schema"})
     with pytest.raises(GenerationFailed) as refused:
@@ -92,34 +75,6 @@ def test_forced_tokens_are_how_the_tokenizer_writes_the_text(
     written = b"".join(tokenizer.token_bytes[token_id] for token_id in forced).decode()
     assert text.startswith(written) and len(written) > len(text) - 4
     assert forced == tokenizer.encode(text, False)[: len(forced)]
-
-
-def test_going_back(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
-    matcher = start(compiler, ANY)
-    masks = [allowed(matcher, tokenizer)]
-    token_ids = tokenizer.encode('{"n": 12, "s": "the mountain"}', False)
-    for token_id in token_ids:
-        matcher.accept(token_id)
-        masks.append(allowed(matcher, tokenizer))
-    assert matcher.is_finished()
-
-    for count in (0, 1, 3, 5):
-        matcher.rollback(count)
-        masks = masks[: len(masks) - count]
-        assert allowed(matcher, tokenizer) == masks[-1]
-        assert not matcher.is_finished() or count == 0
-    for token_id in token_ids[len(masks) - 1 :]:
-        matcher.accept(token_id)
-    assert matcher.is_finished()
-
-
-def test_matchers_of_one_grammar_do_not_touch_each_other(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
-    grammar = compiler.compile(Constraint(kind="json_schema", text=ANY))
-    one, other = grammar.start(), grammar.start()
-    feed(one, tokenizer, '{"n": 1}')
-
-    assert one.is_finished() and not other.is_finished()
-    assert allowed(other, tokenizer) == allowed(grammar.start(), tokenizer)
 
 
 def test_control_tokens_are_never_text(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:

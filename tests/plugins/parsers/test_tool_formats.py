@@ -146,6 +146,7 @@ DAMAGED = [
     ("mistral", "[TOOL_CALLS] no list", "no list"),
     ("mistral", '[TOOL_CALLS][{"name": "other"}]', '{"name": "other"}]'),
     ("mistral named", "[TOOL_CALLS]other[ARGS]{}", "other{}"),
+    ("mistral named", "[TOOL_CALLS]now[ARGS]", "now"),
     ("pythonic", "[other(a=1)]", "[other(a=1)]"),
     ("pythonic", "[now", "[now"),
     ("pythonic", "[now]", "[now]"),

@@ -9,6 +9,7 @@ import pytest
 
 from enginehouse.backend import Runner, RunnerCapabilities
 from enginehouse.testing.contract.driver import Rows, RunnerDriver, largest_difference
+from enginehouse.testing.contract.opening import ModelUnderTest
 
 __all__ = ["ContractBase"]
 
@@ -16,7 +17,7 @@ __all__ = ["ContractBase"]
 class ContractBase:
     """Fixtures and settings; override the class attributes where a backend needs it.
 
-    The fixture ``make_runner`` is the author's, see :mod:`enginehouse.testing.runner_contract`.
+    The fixture ``model`` is the author's, see :mod:`enginehouse.testing.runner_contract`.
 
     Attributes:
         max_logit_difference: between rows that were computed differently (other chunks, other batch), when the
@@ -39,6 +40,12 @@ class ContractBase:
         "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17",
         "def add(left, right):\n    return left + right\n\nprint(add(1, 2))",
     )
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls, model: ModelUnderTest) -> Callable[[], Runner]:
+        """Opens a fresh runner."""
+        return model.open_runner
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -1,0 +1,36 @@
+"""The fixture that authors of backends write: a backend, and a small model that the suites may open with it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import attrs
+from attrs import frozen
+
+from enginehouse.backend import Backend, Engine, ModelSource, Runner
+
+__all__ = ["ModelUnderTest"]
+
+
+@frozen(kw_only=True)
+class ModelUnderTest:
+    """What a contract suite opens.
+
+    Attributes:
+        backend: the object that the plugin registers.
+        source: a model that it opens; small, for it is opened several times.
+        options: an instance of ``backend.options`` with a context of at least 64 tokens and at least four slots.
+    """
+
+    backend: Backend
+    source: ModelSource
+    options: Any
+
+    def open(self, **changes: Any) -> Runner | Engine:
+        """Open it, with other options where ``changes`` say so."""
+        options = attrs.evolve(self.options, **changes) if changes else self.options
+        return self.backend.open(self.source, options, lambda _share, _what: None)
+
+    def open_runner(self) -> Runner:
+        """Open it as a runner."""
+        return cast(Runner, self.open())

@@ -1,0 +1,129 @@
+"""Core's engine over any runner, without a worker: it steps on the event loop's own thread, while somebody reads.
+
+For contract suites, which look at one runner from above. Requests that are read at the same time share a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+import msgspec
+
+from enginehouse.backend import Generation, Runner
+from enginehouse.engine.loop import StepEngine
+from enginehouse.errors import EnginehouseError, InvalidRequest, Overloaded
+from enginehouse.prompt.segments import encode_segments
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
+from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, RequestFinished, Segment
+
+__all__ = ["InlineEngine"]
+
+
+class InlineEngine:
+    """Implements :class:`enginehouse.backend.Engine`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        samplers: Mapping[str, SamplerPlugin] | None = None,
+        decoders: Iterable[StructuredDecoder] = (),
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self._tokenizer = runner.tokenizer
+        self._engine = StepEngine(runner, settings or EngineSettings(slots=4), samplers or {}, decoders)
+        self._generations: dict[str, _InlineGeneration] = {}
+        self.info = msgspec.structs.replace(runner.info, engine=self._engine.capabilities)
+
+    async def submit(self, request: EngineRequest) -> Generation:
+        """Check and queue a request."""
+        if request.token_ids is not None:
+            token_ids = list(request.token_ids)
+        else:
+            token_ids = encode_segments(self._tokenizer, request.segments, request.add_special)
+        self._engine.check(request, len(token_ids))
+        if self._engine.is_full():
+            raise Overloaded("the queue is full")
+        generation = _InlineGeneration(self, request.request_id, len(token_ids))
+        self._generations[request.request_id] = generation
+        self._engine.add(request, token_ids)
+        return generation
+
+    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+        """As ``submit`` does."""
+        return encode_segments(self._tokenizer, segments, add_special)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids."""
+        return b"".join(await self.pieces(token_ids)).decode("utf-8", "replace")
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id."""
+        if not all(0 <= token_id < self._tokenizer.vocab_size for token_id in token_ids):
+            raise InvalidRequest("token ids must lie inside the vocabulary", "tokens")
+        return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        return self._engine.stats()
+
+    async def close(self) -> None:
+        """Stop, and close the runner."""
+        self._deliver(self._engine.close())
+
+    def step(self) -> None:
+        """One step; what it gives waits in the generations."""
+        self._deliver(self._engine.step())
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request."""
+        if self._generations.pop(request_id, None) is not None:
+            self._engine.cancel(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._generations.pop(request_id, None)
+
+    def _deliver(self, outputs: Iterable[tuple[str, Event | EnginehouseError]]) -> None:
+        for request_id, output in outputs:
+            if generation := self._generations.get(request_id):
+                generation.waiting.append(output)
+
+
+class _InlineGeneration:
+    """One request; whoever reads it and finds nothing steps the engine."""
+
+    def __init__(self, engine: InlineEngine, request_id: str, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.waiting: list[Event | EnginehouseError] = []
+        self._engine = engine
+        self._request_id = request_id
+        self._is_ended = False
+
+    def cancel(self) -> None:
+        """Stop generating."""
+        self._is_ended = True
+        self._engine.cancel(self._request_id)
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        """Batches of events."""
+        while not self._is_ended:
+            waiting, self.waiting = self.waiting, []
+            events: list[Event] = []
+            for output in waiting:
+                if isinstance(output, EnginehouseError):
+                    self._end()
+                    raise output
+                events.append(output)
+            if not events:
+                self._engine.step()
+                await asyncio.sleep(0)  # the other readers take theirs
+                continue
+            if isinstance(events[-1], RequestFinished):
+                self._end()
+            yield events
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._engine.forget(self._request_id)

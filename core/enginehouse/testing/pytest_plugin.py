@@ -1,0 +1,13 @@
+"""pytest's entry point into the test kit: failures inside contract suites explain themselves like those in tests.
+
+pytest imports this at the start of every run in an environment where Enginehouse is installed, so it imports
+nothing of ours: what is imported here is imported before pytest can rewrite its assertions.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+__all__: list[str] = []
+
+pytest.register_assert_rewrite("enginehouse.testing")

@@ -1,0 +1,17 @@
+"""The decoder keeps the contract of structured decoders."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginehouse.structured import StructuredDecoder
+from enginehouse.testing.structured_decoder_contract import StructuredDecoderContract
+from enginehouse_llguidance.decoder import LlguidanceDecoder
+from enginehouse_llguidance.options import LlguidanceOptions
+
+
+class TestLlguidance(StructuredDecoderContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def decoder(cls) -> StructuredDecoder:
+        return LlguidanceDecoder(LlguidanceOptions())
