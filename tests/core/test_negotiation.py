@@ -314,6 +314,17 @@ def test_report_mode_leaves_members_and_suffixes_out(reporting: httpx.Client) ->
     assert several.headers["x-enginehouse-unsupported"] == "suffix"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template"])
+def test_report_mode_leaves_out_of_prompts_too(reporting: httpx.Client, poor: httpx.Client, path: str) -> None:
+    body = {**CHAT, "model": "fake", "tools": [TOOL]}
+    response = reporting.post(path, json=body)
+
+    assert response.status_code == 200
+    assert response.headers["x-enginehouse-unsupported"] == "tools"
+    assert response.json() == reporting.post(path, json={**CHAT, "model": "fake"}).json()
+    assert poor.post(path, json=body).json()["error"]["param"] == "tools"
+
+
 def test_report_mode_does_not_leave_out_what_is_wrong_or_what_is_asked(reporting: httpx.Client) -> None:
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
@@ -168,7 +168,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
                 answer["tokens"] = _with_pieces(token_ids, pieces)
             if body.return_token_strs:
                 answer["token_strs"] = [token_text(piece) for piece in pieces]
-        return _answer(request, decoded, prompt.model, answer)
+        return _answer(request, decoded, prompt.model, answer, prompt.unsupported)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -185,7 +185,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         decoded = template_decoder.decode(await read(request), caller_of(request.scope))
         prompt = await state.pipeline.prompt(decoded.request(_new_id(), **decoded.body.chat()))
         text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, decoded, prompt.model, {"prompt": text})
+        return _answer(request, decoded, prompt.model, {"prompt": text}, prompt.unsupported)
 
     return [tokenize, detokenize, apply_template]
 
@@ -195,7 +195,7 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody]) -> 
     body = decoded.body
     if body.messages is not None:
         prompt = await state.pipeline.prompt(decoded.request(_new_id(), **body.chat()))
-        return Prompt(model=prompt.model, segments=prompt.segments, token_ids=None, add_special=body.prefixed)
+        return evolve(prompt, token_ids=None, add_special=body.prefixed)
     model = await state.manager.wait(body.model)
     text = (body.content if body.content is not None else body.prompt) or ""
     segments = (Segment(text, trusted=body.parse_special is not False),)
@@ -215,11 +215,15 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 def _answer(
-    request: Request[Any, Any, Any], decoded: Decoded[RequestBody], model: LoadedModel, answer: Mapping[str, Any]
+    request: Request[Any, Any, Any],
+    decoded: Decoded[RequestBody],
+    model: LoadedModel,
+    answer: Mapping[str, Any],
+    left_out: Sequence[str] = (),
 ) -> Response[bytes]:
-    """``answer`` as JSON, its model noted in the log."""
+    """``answer`` as JSON, its model noted in the log; ``left_out`` is what the model could not honour."""
     request.scope[RECORD_KEY].model = model.name  # type: ignore[literal-required]
-    headers = dict(decoded.headers())
+    headers = dict(decoded.headers(left_out))
     return Response(encode_json(answer), media_type="application/json", headers=headers)
 
 
