@@ -75,12 +75,14 @@ class Prompt:
     Attributes:
         token_ids: of a prompt that came as ids; there are no segments then.
         add_special: whether the model's usual special prefix goes in front.
+        unsupported: parameters that were left out, as the model cannot honour them.
     """
 
     model: LoadedModel
     segments: tuple[Segment, ...]
     token_ids: tuple[int, ...] | None
     add_special: bool
+    unsupported: tuple[str, ...] = ()
 
     async def tokenize(self) -> Sequence[int]:
         """The token ids that a forward pass would get."""
@@ -192,8 +194,8 @@ class Pipeline:
             RequestError: the request makes no prompt.
             EngineError: the model is not ready.
         """
-        prompt, _ = await self._leaving_out(request, self._prompt)
-        return prompt
+        prompt, unsupported = await self._leaving_out(request, self._prompt)
+        return evolve(prompt, unsupported=unsupported) if unsupported else prompt
 
     async def _prompt(self, request: GenerateRequest) -> Prompt:
         model = await self._manager.wait(request.model)
