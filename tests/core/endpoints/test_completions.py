@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
 
 from .conftest import Endpoints
@@ -95,6 +96,20 @@ def test_scoring_one_token(fake: Endpoints) -> None:
     logprobs = fake.complete(prompt=[72], **SCORE)["choices"][0]["logprobs"]
 
     assert logprobs == {"tokens": ["H"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+
+
+def test_openai_client_scores_prompts(fake: Endpoints) -> None:
+    """As evaluation tools do it: several prompts as token ids, no answer."""
+    with openai.OpenAI(base_url=str(fake.client.base_url.join("/v1")), api_key="x") as client:
+        answer = client.completions.create(
+            model="fake", prompt=[[72, 105], [72, 105, 33]], echo=True, logprobs=1, max_tokens=0
+        )
+
+    first, second = (choice.logprobs for choice in answer.choices)
+    assert first is not None and second is not None
+    assert second.tokens == ["H", "i", "!"]
+    assert second.token_logprobs is not None and first.token_logprobs == second.token_logprobs[:2]
+    assert second.text_offset == [0, 1, 2]
 
 
 @pytest.mark.parametrize("engine", ["fake", "scripted"])
