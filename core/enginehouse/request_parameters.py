@@ -79,7 +79,8 @@ def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateReq
     if request.tool_use is not None and name in ("tools", "tool_choice", "parallel_tool_calls"):
         return _without_tools(request, param)
     if name in _MEMBERS and getattr(request, _MEMBERS[name]):
-        return evolve(request, **{_MEMBERS[name]: _OFF.get(name)}), name
+        off: dict[str, Any] = {_MEMBERS[name]: _OFF.get(name)}
+        return evolve(request, **off), name
     if name in ("prompt_logprobs", "loglikelihood") and request.num_prompt_logprobs is not None:
         return evolve(request, num_prompt_logprobs=None), name
     if name in _THINKING and getattr(request.thinking, _THINKING[name]) is not None:
@@ -94,6 +95,8 @@ def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateReques
     if param.endswith(".strict"):
         lenient = tuple(evolve(tool, strict=False) for tool in use.tools)
         return None if lenient == use.tools else (evolve(request, tool_use=evolve(use, tools=lenient)), param)
+    if param == "parallel_tool_calls":
+        return None if use.parallel else (evolve(request, tool_use=evolve(use, parallel=True)), param)
     if param != "tool_choice":
         return evolve(request, tool_use=None), param
     if use.choice != "auto":
@@ -112,8 +115,9 @@ def _without_field(request: GenerateRequest, name: str) -> tuple[GenerateRequest
         return evolve(request, stopping=_without(request.stopping, inside)), name
     for plugin, fields in request.extensions.items():
         if name in fields:
-            extensions = {**request.extensions, plugin: _without(fields, name)}
-            return evolve(request, extensions=extensions), name
+            kept = {**request.extensions, plugin: _without(fields, name)}
+            # A plugin without fields is not named at all: its engine may not know it.
+            return evolve(request, extensions={key: given for key, given in kept.items() if given}), name
     return None
 
 

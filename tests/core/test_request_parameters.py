@@ -30,6 +30,7 @@ def required(use: ToolUse) -> ToolUse:
         ({"sampling": {"num_logprobs": 1}}, "logprobs", {"sampling": {}}, "logprobs"),
         ({"stopping": {"stop": ("a",)}}, "stop", {"stopping": {}}, "stop"),
         ({"extensions": {"x": {"a": 1, "b": 2}}}, "a", {"extensions": {"x": {"b": 2}}}, "a"),
+        ({"extensions": {"x": {"a": 1}}}, "a", {}, "a"),
         ({"suffix": "x"}, "suffix", {}, "suffix"),
         ({"num_prompt_logprobs": 1}, "loglikelihood", {}, "loglikelihood"),
         ({"prediction": "x"}, "prediction", {}, "prediction"),
@@ -43,6 +44,12 @@ def required(use: ToolUse) -> ToolUse:
         ({"tool_use": LENIENT}, "tools", {}, "tools"),
         ({"tool_use": required(LENIENT)}, "tool_choice", {"tool_use": LENIENT}, "tool_choice"),
         ({"tool_use": STRICT}, "tools[0].function.strict", {"tool_use": LENIENT}, "tools[0].function.strict"),
+        (
+            {"tool_use": ToolUse(tools=LENIENT.tools, parallel=False)},
+            "parallel_tool_calls",
+            {"tool_use": LENIENT},
+            "parallel_tool_calls",
+        ),
         # The two make one constraint, which is named after the tools.
         ({"tool_use": LENIENT, "constraint": SCHEMA}, "tool_choice", {"tool_use": LENIENT}, "response_format"),
     ],
@@ -58,6 +65,7 @@ def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left
         ({}, "prompt"),
         ({}, "min_p"),
         ({"tool_use": LENIENT}, "tool_choice"),
+        ({"tool_use": LENIENT}, "parallel_tool_calls"),
         ({"tool_use": LENIENT}, "tools[0].function.strict"),
     ],
 )
