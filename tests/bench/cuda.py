@@ -82,7 +82,8 @@ def run_engine(
     runner: Any, work: Sequence[tuple[int, int]], sampling: SamplingParams, **settings: Any
 ) -> dict[str, Any]:
     """Give all of ``work``, (prompt, answer) lengths, to an engine at once; figures of the run."""
-    engine = StepEngine(runner, EngineSettings(slots=settings.pop("slots"), prefix_cache=False, **settings), {})
+    waits: Any = _Waits(runner)
+    engine = StepEngine(waits, EngineSettings(slots=settings.pop("slots"), prefix_cache=False, **settings), {})
     rng = np.random.default_rng(0)
     for index, (num_prompt, num_answer) in enumerate(work):
         request = EngineRequest(
@@ -113,7 +114,32 @@ def run_engine(
         "steps": num_steps,
         "decode_tok/s": (num_tokens - len(work)) / (last - max(first.values())) if len(work) == 1 else None,
         "median_step_ms": statistics.median(step_times) * 1e3,
+        "waiting": waits.waited_s / (last - started),
     }
+
+
+class _Waits:
+    """A runner that notes how long the engine waits for tokens: the rest is Python between two launches."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.waited_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def sample(self, output: Any, draws: Sequence[Draw]) -> Any:
+        """As the runner does."""
+        drawn, outer = self._runner.sample(output, draws), self
+
+        class Timed:
+            def host(self) -> Any:
+                started = time.perf_counter()
+                sampled = drawn.host()
+                outer.waited_s += time.perf_counter() - started
+                return sampled
+
+        return Timed()
 
 
 def measure_single(runner: Any, bandwidth: float) -> None:
@@ -176,11 +202,13 @@ def measure_offline(**options: Any) -> None:
     runner = open_shape("qwen3-0.6b", slots=256, context=2048, **options)
     run_engine(runner, [(100, 8)] * 256, _SAMPLING, slots=256)
     work = offline_work()
-    for what, settings in {"chunks of 1024": {}, "chunks of 4096": {"prefill_chunk_tokens": 4096}}.items():
+    usual = runner.capabilities.prefill_chunk_tokens
+    for what, settings in {f"chunks of {usual}": {}, "chunks of 2048": {"prefill_chunk_tokens": 2048}}.items():
         found = run_engine(runner, work, _SAMPLING, slots=256, **settings)
         _say(
             f"offline, {len(work)} sequences, {found['tokens']} tokens, {what}: {found['wall_s']:.2f} s = "
-            f"{found['tok/s']:.0f} tok/s; {found['steps']} steps, median {found['median_step_ms']:.2f} ms"
+            f"{found['tok/s']:.0f} tok/s; {found['steps']} steps, median {found['median_step_ms']:.2f} ms, "
+            f"{found['waiting']:.0%} of the time waiting for the GPU"
         )
     runner.close()
 
@@ -288,7 +316,10 @@ def _measure_llama(bandwidth: float) -> None:
     for num_sequences in (1, 8, 32, 128):
         measure_steps(runner, "llama-3.1-8b", num_sequences, 600, bandwidth)
     found = run_engine(runner, served_work(), _SAMPLING, slots=128)
-    _say(f"engine, 128 requests without HTTP: {found['wall_s']:.2f} s = {found['tok/s']:.0f} tok/s")
+    _say(
+        f"engine, 128 requests without HTTP: {found['wall_s']:.2f} s = {found['tok/s']:.0f} tok/s, "
+        f"{found['waiting']:.0%} of the time waiting for the GPU; chunks of {runner.capabilities.prefill_chunk_tokens}"
+    )
     runner.close()
 
 

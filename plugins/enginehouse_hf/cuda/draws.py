@@ -43,12 +43,29 @@ def _load(row, start, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _range(row, width, BLOCK: tl.constexpr):
+    """The smallest and largest finite logit, and whether a token can be drawn: no NaN, no +inf, not only -inf."""
+    lows = tl.full([BLOCK], float("inf"), tl.float32)
+    highs = tl.full([BLOCK], float("-inf"), tl.float32)
+    broken = tl.zeros([BLOCK], tl.int32)
+    for start in tl.range(0, width, BLOCK, num_stages=3):
+        value = _load(row, start, width, BLOCK)
+        is_nan = value != value  # noqa: PLR0124 - that is what NaN is
+        broken += is_nan.to(tl.int32)
+        highs = tl.maximum(highs, tl.where(is_nan, float("-inf"), value))
+        lows = tl.minimum(lows, tl.where(is_nan | (value == float("-inf")), float("inf"), value))
+    highest = tl.max(highs, 0)
+    is_fit = (tl.sum(broken, 0) == 0) & (highest < float("inf")) & (highest > float("-inf"))
+    return tl.min(lows, 0), highest, is_fit
+
+
+@triton.jit
 def _masses(row, width, highest, inverse, a, b, c, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     """Weights ``exp((logit - highest) * inverse)`` of the tokens whose key is at least a, b and c, added up."""
     at_a = tl.zeros([BLOCK], tl.float32)
     at_b = tl.zeros([BLOCK], tl.float32)
     at_c = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, width, BLOCK):
+    for start in tl.range(0, width, BLOCK, num_stages=3):
         value = _load(row, start, width, BLOCK)
         key = _key(value, SHIFT)
         weight = tl.exp((value - highest) * inverse)
@@ -64,7 +81,7 @@ def _counts(row, width, a, b, c, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     at_a = tl.zeros([BLOCK], tl.int32)
     at_b = tl.zeros([BLOCK], tl.int32)
     at_c = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, width, BLOCK):
+    for start in tl.range(0, width, BLOCK, num_stages=3):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < width
         key = _key(tl.load(row + columns, mask=inside, other=float("-inf")).to(tl.float32), SHIFT)
@@ -75,38 +92,74 @@ def _counts(row, width, a, b, c, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _narrow(low, high, at_a, at_b, at_c, a, b, c):
-    """The range that still holds the largest key for which the condition was met."""
-    new_low = tl.where(at_c, c, tl.where(at_b, b, tl.where(at_a, a, low)))
-    new_high = tl.where(at_c, high, tl.where(at_b, c, tl.where(at_a, b, a)))
-    return new_low, new_high
+def _cuts(low, high, num_rounds, SHIFT: tl.constexpr):
+    """Three keys inside (low, high), ascending: evenly spaced values at first, in the end evenly spaced keys."""
+    size = high - low
+    a, b, c = low + size // 4, low + size // 2, low + size * 3 // 4
+    if num_rounds < 6:
+        bottom = _value(low, SHIFT)
+        step = (_value(high - 1, SHIFT) - bottom) * 0.25
+        a = _key(bottom + step, SHIFT).to(tl.int64)
+        b = _key(bottom + step * 2.0, SHIFT).to(tl.int64)
+        c = _key(bottom + step * 3.0, SHIFT).to(tl.int64)
+    a = tl.maximum(tl.minimum(a, high - 1), low + 1)
+    b = tl.maximum(tl.minimum(b, high - 1), low + 1)
+    c = tl.maximum(tl.minimum(c, high - 1), low + 1)
+    return a, b, c
 
 
 @triton.jit
-def _key_at_mass(
-    row, width, highest, inverse, low, high, target, IS_STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The largest key at which the tokens from it upwards hold ``target``; ``low`` if rounded sums fall short."""
+def _narrow(low, high, at_low, at_high, a, b, c, at_a, at_b, at_c, is_a, is_b, is_c):
+    """The range that still holds the largest key at which the condition is met, and the sums at its ends."""
+    new_low = tl.where(is_c, c, tl.where(is_b, b, tl.where(is_a, a, low)))
+    new_high = tl.where(is_c, high, tl.where(is_b, c, tl.where(is_a, b, a)))
+    new_at_low = tl.where(is_c, at_c, tl.where(is_b, at_b, tl.where(is_a, at_a, at_low)))
+    new_at_high = tl.where(is_c, at_high, tl.where(is_b, at_c, tl.where(is_a, at_b, at_a)))
+    return new_low, new_high, new_at_low, new_at_high
+
+
+@triton.jit
+def _find_mass(
+    row, width, highest, inverse, target, low, near, nearest, high, total, at_near, at_nearest,
+    IS_STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest key at which the tokens from it upwards hold ``target``; their mass, and that of those above it.
+
+    The search begins between keys whose masses are known: ``low`` (everything), ``near``, ``nearest`` and ``high``
+    (nothing).
+    """
+    at_low, at_high = total, total * 0.0
+    is_near, is_nearest = at_near >= target, at_nearest >= target
+    if IS_STRICT:
+        is_near, is_nearest = at_near > target, at_nearest > target
+    low, high, at_low, at_high = _narrow(
+        low, high, at_low, at_high, near, near, nearest, at_near, at_near, at_nearest, is_near, is_near, is_nearest
+    )
+    num_rounds = 0
     while high - low > 1:
-        size = high - low
-        a, b, c = low + size // 4, low + size // 2, low + size * 3 // 4
-        mass_a, mass_b, mass_c = _masses(row, width, highest, inverse, a, b, c, SHIFT, BLOCK)
+        a, b, c = _cuts(low, high, num_rounds, SHIFT)
+        at_a, at_b, at_c = _masses(row, width, highest, inverse, a, b, c, SHIFT, BLOCK)
+        is_a, is_b, is_c = at_a >= target, at_b >= target, at_c >= target
         if IS_STRICT:
-            low, high = _narrow(low, high, mass_a > target, mass_b > target, mass_c > target, a, b, c)
-        else:
-            low, high = _narrow(low, high, mass_a >= target, mass_b >= target, mass_c >= target, a, b, c)
-    return low
+            is_a, is_b, is_c = at_a > target, at_b > target, at_c > target
+        low, high, at_low, at_high = _narrow(low, high, at_low, at_high, a, b, c, at_a, at_b, at_c, is_a, is_b, is_c)
+        num_rounds += 1
+    return low, at_low, at_high
 
 
 @triton.jit
-def _key_at_count(row, width, low, high, wanted, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key that at least ``wanted`` tokens reach."""
+def _find_count(row, width, wanted, low, high, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest key that at least ``wanted`` tokens reach (``low`` if none), how many do, and how many lie above."""
+    at_low, at_high = width, width * 0
+    num_rounds = 0
     while high - low > 1:
-        size = high - low
-        a, b, c = low + size // 4, low + size // 2, low + size * 3 // 4
-        num_a, num_b, num_c = _counts(row, width, a, b, c, SHIFT, BLOCK)
-        low, high = _narrow(low, high, num_a >= wanted, num_b >= wanted, num_c >= wanted, a, b, c)
-    return low
+        a, b, c = _cuts(low, high, num_rounds, SHIFT)
+        at_a, at_b, at_c = _counts(row, width, a, b, c, SHIFT, BLOCK)
+        low, high, at_low, at_high = _narrow(
+            low, high, at_low, at_high, a, b, c, at_a, at_b, at_c, at_a >= wanted, at_b >= wanted, at_c >= wanted
+        )
+        num_rounds += 1
+    return low, at_low, at_high
 
 
 @triton.jit
@@ -114,7 +167,7 @@ def _locate(row, width, key, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     """Id of the token that has ``rank`` others of the same key before it."""
     token = tl.full([], -1, tl.int32)
     seen = tl.full([], 0, tl.int32)
-    for start in range(0, width, BLOCK):
+    for start in tl.range(0, width, BLOCK, num_stages=3):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < width
         found = _key(tl.load(row + columns, mask=inside, other=float("-inf")).to(tl.float32), SHIFT)
@@ -129,55 +182,52 @@ def _locate(row, width, key, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _mass_from(row, width, highest, inverse, key, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Mass of the tokens whose key is at least ``key``."""
-    mass, _, _ = _masses(row, width, highest, inverse, key, key, key, SHIFT, BLOCK)
-    return mass
+def _weight(key, highest, inverse, SHIFT: tl.constexpr):
+    return tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
 
 
 @triton.jit
-def _kept_mass(
-    row, width, highest, temperature, bottom, top, top_k, top_p, min_p, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+def _draw_weighted(
+    row, width, lowest, highest, temperature, top_k, top_p, min_p, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Mass of the beginning that the truncations leave, each applied to what the one before it left."""
+    """Truncate, each step to what the one before it left, and draw."""
     inverse = (1.0 / temperature).to(tl.float32)
-    mass = _mass_from(row, width, highest, inverse, bottom, SHIFT, BLOCK)
+    heat = temperature.to(tl.float32)
+    bottom = _key(lowest, SHIFT).to(tl.int64)
+    top = _key(highest, SHIFT).to(tl.int64) + 1
+    near = tl.maximum(_key(highest - 8.0 * heat, SHIFT).to(tl.int64), bottom)
+    nearest = tl.maximum(_key(highest - 3.0 * heat, SHIFT).to(tl.int64), bottom)
+    total, at_near, at_nearest = _masses(row, width, highest, inverse, bottom, near, nearest, SHIFT, BLOCK)
+    mass = total
     if (top_k > 0) & (top_k < width):
-        key = _key_at_count(row, width, bottom, top, top_k, SHIFT, BLOCK)
-        above, reached, _ = _counts(row, width, key + 1, key, key, SHIFT, BLOCK)
-        mass_above = _mass_from(row, width, highest, inverse, key + 1, SHIFT, BLOCK)
-        weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
-        mass = tl.minimum(mass, mass_above + weight * tl.maximum(tl.minimum(top_k, reached) - above, 0))
+        key, reached, above = _find_count(row, width, top_k, bottom, top, SHIFT, BLOCK)
+        mass_above, _, _ = _masses(row, width, highest, inverse, key + 1, key + 1, key + 1, SHIFT, BLOCK)
+        kept = tl.maximum(tl.minimum(top_k, reached) - above, 0)
+        mass = tl.minimum(mass, mass_above + _weight(key, highest, inverse, SHIFT) * kept)
     if top_p < 1.0:
         target = top_p * mass
-        key = _key_at_mass(row, width, highest, inverse, bottom, top, target, False, SHIFT, BLOCK)
-        mass_above = _mass_from(row, width, highest, inverse, key + 1, SHIFT, BLOCK)
-        weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
-        num_more = tl.maximum(tl.ceil((target - mass_above) / weight), 1.0)
-        mass = tl.minimum(mass, mass_above + weight * num_more)
+        key, _, mass_above = _find_mass(
+            row, width, highest, inverse, target, bottom, near, nearest, top, total, at_near, at_nearest,
+            False, SHIFT, BLOCK,
+        )  # fmt: skip
+        weight = _weight(key, highest, inverse, SHIFT)
+        mass = tl.minimum(mass, mass_above + weight * tl.maximum(tl.ceil((target - mass_above) / weight), 1.0))
     if min_p > 0.0:
-        floor = highest + tl.log(min_p.to(tl.float32)) * temperature.to(tl.float32)
-        key = _key(floor, SHIFT).to(tl.int64)
-        # The key of the floor rounds down; one step up where that let in what is too improbable.
-        if tl.exp((_value(key, SHIFT) - highest) * inverse) < min_p.to(tl.float32) * (1.0 - 1e-6):
+        key = _key(highest + tl.log(min_p.to(tl.float32)) * heat, SHIFT).to(tl.int64)
+        # The key of this floor rounds down; one step up where that let in what is too improbable.
+        if _weight(key, highest, inverse, SHIFT) < min_p * (1.0 - 1e-6):
             key += 1
-        mass = tl.minimum(mass, _mass_from(row, width, highest, inverse, key, SHIFT, BLOCK))
-    return mass
-
-
-@triton.jit
-def _highest(row, width, BLOCK: tl.constexpr):
-    """The largest logit, and whether the row is fit for a draw: no NaN, no +inf, not only -inf."""
-    highs = tl.full([BLOCK], float("-inf"), tl.float32)
-    broken = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, width, BLOCK):
-        value = _load(row, start, width, BLOCK)
-        is_nan = value != value  # noqa: PLR0124 - that is what NaN is
-        broken += is_nan.to(tl.int32)
-        highs = tl.maximum(highs, tl.where(is_nan, float("-inf"), value))
-    highest = tl.max(highs, 0)
-    is_fit = (tl.sum(broken, 0) == 0) & (highest < float("inf")) & (highest > float("-inf"))
-    return highest, is_fit
+        mass_min, _, _ = _masses(row, width, highest, inverse, key, key, key, SHIFT, BLOCK)
+        mass = tl.minimum(mass, mass_min)
+    target = number * mass
+    key, reached_mass, mass_above = _find_mass(
+        row, width, highest, inverse, target, bottom, near, nearest, top, total, at_near, at_nearest,
+        True, SHIFT, BLOCK,
+    )  # fmt: skip
+    weight = _weight(key, highest, inverse, SHIFT)
+    num_same = ((reached_mass - mass_above) / weight + 0.5).to(tl.int32)
+    rank = tl.floor((target - mass_above) / weight).to(tl.int32)
+    return _locate(row, width, key, tl.maximum(tl.minimum(rank, num_same - 1), 0), SHIFT, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -190,27 +240,13 @@ def _draw(logits, stride, rules, num_rows, tokens, last, WIDTH: tl.constexpr, SH
     top_p = tl.load(rules + 4 * num_rows + index)
     min_p = tl.load(rules + 5 * num_rows + index)
     number = tl.load(rules + 6 * num_rows + index)
-    width = WIDTH
-
-    highest, is_fit = _highest(row, width, BLOCK)
-    top_key = _key(highest, SHIFT).to(tl.int64)
+    lowest, highest, is_fit = _range(row, WIDTH, BLOCK)
     token = tl.full([], -1, tl.int32)
     if is_fit:
         if temperature == 0.0:
-            token = _locate(row, width, top_key, 0, SHIFT, BLOCK)
+            token = _locate(row, WIDTH, _key(highest, SHIFT).to(tl.int64), 0, SHIFT, BLOCK)
         else:
-            # Keys of -inf lie below every finite one; no mass is there, so the search may begin above it.
-            bottom = _key(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64) + 1
-            top = top_key + 1
-            mass = _kept_mass(row, width, highest, temperature, bottom, top, top_k, top_p, min_p, SHIFT, BLOCK)
-            target = number * mass
-            inverse = (1.0 / temperature).to(tl.float32)
-            key = _key_at_mass(row, width, highest, inverse, bottom, top, target, True, SHIFT, BLOCK)
-            mass_above, reached, _ = _masses(row, width, highest, inverse, key + 1, key, key, SHIFT, BLOCK)
-            weight = tl.exp((_value(key, SHIFT) - highest) * inverse).to(tl.float64)
-            num_same = ((reached - mass_above) / weight + 0.5).to(tl.int32)
-            rank = tl.floor((target - mass_above) / weight).to(tl.int32)
-            token = _locate(row, width, key, tl.maximum(tl.minimum(rank, num_same - 1), 0), SHIFT, BLOCK)
+            token = _draw_weighted(row, WIDTH, lowest, highest, temperature, top_k, top_p, min_p, number, SHIFT, BLOCK)
     tl.store(tokens + index, token)
     tl.store(last + slot, tl.maximum(token, 0))
 
