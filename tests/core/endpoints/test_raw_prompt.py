@@ -37,8 +37,8 @@ def test_raw_prompt_streams_with_n_stop_and_logprobs(fake: Endpoints) -> None:
         assert entries == choice["logprobs"]["content"]
 
 
+@pytest.mark.llguidance
 def test_raw_prompt_can_be_constrained(fake: Endpoints) -> None:
-    pytest.importorskip("llguidance")
     choice = fake.answer(CHAT, prompt="Yes or no?", structured_outputs={"choice": ["yes", "no"]})["choices"][0]
 
     assert choice["message"]["content"] in ("yes", "no")

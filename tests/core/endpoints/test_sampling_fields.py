@@ -111,6 +111,17 @@ def test_wrong_values_are_refused_by_name(
         assert problem in error["message"]
 
 
+def test_half_characters_do_no_harm(fake: Endpoints) -> None:
+    """Wherever a text may stand."""
+    for field in ("samplers", "dry_sequence_breakers"):
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 2, "dry_multiplier": 1, field: ["\ud800"]})
+        response = fake.client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+
+        assert response.status_code in (200, 400)
+        assert response.json()
+    assert fake.complete(prompt=PROMPT, max_tokens=1)
+
+
 def test_stop_token_ids_end_the_text(model: Endpoints) -> None:
     """Also when the model's own end tokens are to be ignored; the token is not shown."""
     fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -132,6 +143,7 @@ def test_min_tokens_holds_stop_token_ids_back(model: Endpoints) -> None:
     assert answer["usage"]["completion_tokens"] >= 10
 
 
+@pytest.mark.llguidance
 def test_min_tokens_gives_way_to_a_complete_answer(fake: Endpoints) -> None:
     """A grammar that allows only the end is not broken."""
     choice = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "yes"}}}
