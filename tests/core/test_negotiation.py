@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from attrs import evolve, frozen
 
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.plugins import PluginRegistry
+from enginehouse.request_fields import fields_of
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
@@ -344,6 +347,47 @@ def test_without_a_decoder_tools_can_be_offered_but_not_required(tmp_path: Path)
                 assert response.json()["error"]["param"] == "tool_choice"
             else:
                 assert response.headers["x-enginehouse-unsupported"] == "tool_choice"
+
+
+@frozen(kw_only=True)
+class SpiceFields:
+    spice: float = 0.0
+
+
+class SpiceSampler:
+    """A sampler that only the server has: a worker may run in another virtual environment."""
+
+    name = "spicy"
+    api_version = 1
+    request_fields = SpiceFields
+    order = 55
+
+    def create(self, fields: SpiceFields) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("mode", "status"), [("reject", 400), ("report", 200)])
+def test_a_sampler_that_the_model_s_worker_lacks(tmp_path: Path, mode: Any, status: int) -> None:
+    fake = ModelSettings(source=str(tmp_path), backend="fake", isolation="thread", context=512)
+    server = ServerSettings(unsupported_parameters=mode)
+    settings = Settings(models={"fake": fake}, plugins=PluginsSettings(allow=()), server=server)
+    registry = evolve(
+        PluginRegistry.for_settings(settings),
+        samplers={"spicy": SpiceSampler()},
+        request_fields={field.name: field for field in fields_of(SpiceFields, "spicy", "spices")},
+    )
+    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        capability = client.get("/v1/models/fake").json()["capabilities"]["spice"]
+        response = client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 2, "spice": 0.5})
+
+    assert capability["support"] == "refused" and "not installed where this model runs" in capability["reason"]
+    assert response.status_code == status, response.text
+    if status == 400:
+        assert response.json()["error"]["param"] == "spice"
+    else:
+        assert response.headers["x-enginehouse-unsupported"] == "spice"
 
 
 # -- predictions --------------------------------------------------------------------------------------
