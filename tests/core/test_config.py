@@ -60,6 +60,11 @@ def test_load_settings_overrides_file_by_environment_by_command_line(tmp_path: P
             "models.b.aliases",
             "model 'a'",
         ),
+        (
+            "[models.a]\nsource='x'\naliases=['fast']\n[models.a.alias_defaults.fats]\nseed=1",
+            "models.a.alias_defaults.fats",
+            "did you mean 'fast'",
+        ),
     ],
 )
 def test_load_settings_names_what_is_wrong(tmp_path: Path, text: str, path: str, words: str) -> None:
