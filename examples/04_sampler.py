@@ -21,7 +21,7 @@ class Fields:
 class GapSampler:
     """What a plugin hands over in its hook ``register_samplers``."""
 
-    name, api_version, request_fields, order, full_row = "gap", 1, Fields, 45, False
+    name, api_version, request_fields, order = "gap", 1, Fields, 45
 
     def create(self, fields):
         if fields.max_logit_gap is None:
