@@ -11,14 +11,16 @@ from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
 from enginehouse.config import LimitsSettings
 from enginehouse.model_card import release
+from enginehouse.profiles import PROFILES
 from enginehouse.sampler import SamplerPlugin
 
 __all__ = ["build_document"]
 
-_DESCRIPTION = """\
+_DESCRIPTION = f"""\
 One OpenAI-compatible contract over any inference backend. Every field of a request is applied, refused with a 400 that
 names it, or listed in the header `X-Enginehouse-Ignored`; null means absent. Every address but `/health` and `/schema`
-exists with and without `/v1`."""
+exists with and without `/v1`, and as `/compat/<profile>/v1/...` in the profiles {", ".join(PROFILES)}: their
+defaults, names and shapes differ, what can be asked does not."""
 
 _ROOT = [{"url": "/"}]
 
