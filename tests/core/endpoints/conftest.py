@@ -80,7 +80,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 @pytest.fixture(scope="session")
 def starter() -> Iterator[Endpoints]:
     """SmolLM2-135M-Instruct, whose vocabulary is a real one."""
-    models = {"starter": ModelSettings(source="starter", context=CONTEXT, isolation="thread")}
+    models = {"starter": ModelSettings(source="starter", context=CONTEXT)}
     yield from serve(Settings(models=models, plugins=PluginsSettings(allow=("llamacpp", "starter"))))
 
 
