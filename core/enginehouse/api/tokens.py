@@ -25,7 +25,7 @@ from enginehouse.api.state import ApiState
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.models import LoadedModel
-from enginehouse.pipeline import Prompt
+from enginehouse.prompting import Prompt
 from enginehouse.types import Segment
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
