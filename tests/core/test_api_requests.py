@@ -229,6 +229,10 @@ def test_failure_in_a_stream_is_an_error_event_without_done(client: httpx.Client
 # -- the log ------------------------------------------------------------------------------------------
 
 
+def _access_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "enginehouse.access"]
+
+
 def test_one_log_line_per_request(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     prompt = "nobody may read this"
     with caplog.at_level(logging.INFO, "enginehouse.access"):
@@ -236,7 +240,9 @@ def test_one_log_line_per_request(client: httpx.Client, caplog: pytest.LogCaptur
         client.post("/v1/chat/completions", json={"model": "a b\nc", "messages": [{"role": "user", "content": prompt}]})
         client.post("/v1/chat/completions", json=CHAT | {"model": "broken", "stream": True})
         client.get("/no%20where%0A")
-    lines = [record.getMessage() for record in caplog.records if record.name == "enginehouse.access"]
+        deadline = time.monotonic() + 10  # a line is written when its answer has left, so perhaps a moment later
+        while len(lines := _access_lines(caplog)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     assert len(lines) == 4
     assert f"id={answer.json()['id']}" in lines[0]
