@@ -17,6 +17,7 @@ from enginehouse.errors import EnginehouseError
 __all__ = ["main"]
 
 _COMMANDS = {
+    "conform": "enginehouse.cli.conform:conform",
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",

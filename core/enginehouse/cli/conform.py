@@ -1,0 +1,81 @@
+"""``enginehouse conform``: checks any OpenAI-compatible server, and shows a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from enginehouse.conform import CHECKS, Check, Outcome, Result, connect, run_checks
+from enginehouse.conform.report import summary, to_json, to_markdown
+from enginehouse.errors import ConfigError
+
+__all__ = ["conform"]
+
+_STYLES: dict[Outcome, str] = {"passed": "green", "failed": "bold red", "refused": "yellow", "skipped": "dim"}
+
+
+@click.command()
+@click.argument("url")
+@click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
+@click.option("--key", envvar="ENGINEHOUSE_CONFORM_KEY", help="API key; also the variable ENGINEHOUSE_CONFORM_KEY.")
+@click.option("--origin", help="A web origin that the server is set up to allow, to check CORS.")
+@click.option("--only", "numbers", multiple=True, metavar="H01", help="Check only this behaviour; may be repeated.")
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Most seconds of one check.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
+@click.option(
+    "--markdown", "markdown_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a table there."
+)
+@click.pass_context
+def conform(
+    ctx: click.Context,
+    *,
+    url: str,
+    model: str | None,
+    key: str | None,
+    origin: str | None,
+    numbers: tuple[str, ...],
+    timeout_s: float,
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    """Check whether the server at URL behaves as clients of OpenAI's API expect.
+
+    Exit code 1: a check failed. What a server refuses honestly, or what could not be tried, is no failure.
+    """
+    checks = _chosen(numbers)
+    target = connect(url, model, key, origin)
+    console = Console()
+    console.print(Text(f"{target.url}, model {target.model}: {len(checks)} checks"))
+    with console.status("") as status:
+        results = list(run_checks(target, checks, timeout_s, lambda check: status.update(Text(_named(check)))))
+    console.print(_table(results))
+    console.print(Text(summary(results)))
+    for file, text in ((json_file, to_json(target, results)), (markdown_file, to_markdown(results))):
+        if file is not None:
+            file.write_text(text, encoding="utf-8")
+    ctx.exit(1 if any(result.outcome == "failed" for result in results) else 0)
+
+
+def _chosen(numbers: tuple[str, ...]) -> tuple[Check, ...]:
+    known = {check.behaviour for check in CHECKS}
+    unknown = [number for number in numbers if number.upper() not in known]
+    if unknown:
+        raise ConfigError(f"there is no check of {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+    wanted = {number.upper() for number in numbers}
+    return tuple(check for check in CHECKS if not wanted or check.behaviour in wanted)
+
+
+def _named(check: Check) -> str:
+    return f"{check.behaviour} {check.sentence}"
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table("", "Behaviour", "Result", "Why", box=None, header_style="bold")
+    for result in results:
+        outcome = Text(result.outcome, style=_STYLES[result.outcome])
+        table.add_row(result.behaviour, Text(result.sentence), outcome, Text(result.detail))
+    return table

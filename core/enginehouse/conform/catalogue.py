@@ -1,0 +1,24 @@
+"""All checks in order. H20, H23 to H26 need knowledge of the server or its model and are not among them."""
+
+from __future__ import annotations
+
+from enginehouse.conform import lifetime, messages, protocol, sampling, stopping, streaming, structured, tools
+from enginehouse.conform.check import Check
+
+__all__ = ["CHECKS"]
+
+CHECKS: tuple[Check, ...] = tuple(
+    sorted(
+        (
+            *streaming.CHECKS,
+            *stopping.CHECKS,
+            *sampling.CHECKS,
+            *tools.CHECKS,
+            *structured.CHECKS,
+            *messages.CHECKS,
+            *protocol.CHECKS,
+            *lifetime.CHECKS,
+        ),
+        key=lambda check: check.behaviour,
+    )
+)

@@ -1,0 +1,176 @@
+"""The server under test: requests to it within a deadline, and its answers as they came. Knows no behaviours."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+from attrs import define, evolve, field, frozen
+
+__all__ = ["Answer", "OutOfTime", "Target"]
+
+
+class OutOfTime(Exception):
+    """The deadline of the check has passed."""
+
+
+@frozen
+class Answer:
+    """One HTTP answer. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    first_byte_s: float = 0.0
+    total_s: float = 0.0
+
+    def json(self) -> Any:
+        """The body; None where it is no JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    def shown(self) -> str:
+        """The answer in short, for messages."""
+        return f"{self.status} {self.body[:160].decode('utf-8', 'replace')}".replace("\n", " ")
+
+
+@define
+class Target:
+    """A server and one of its models.
+
+    Attributes:
+        url: address below which ``/chat/completions`` lies.
+        deadline: when the running check must have ended, in the time of ``time.monotonic``.
+        entry: what the list of models says about the model.
+        origin: a web origin that the server is said to allow, for checks of CORS.
+    """
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    deadline: float = float("inf")
+    entry: Mapping[str, Any] = field(factory=dict)
+    origin: str | None = None
+
+    @property
+    def root(self) -> str:
+        """The path of ``url``, without a slash at its end."""
+        return urlsplit(self.url).path.rstrip("/")
+
+    def with_deadline(self, seconds: float) -> Target:
+        """The same server for a check that starts now."""
+        return evolve(self, deadline=time.monotonic() + seconds)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        has_key: bool = True,
+    ) -> Answer:
+        """Send anything; ``path`` is absolute on the server.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+            OSError, http.client.HTTPException: the connection failed.
+        """
+        began = time.monotonic()
+        with closing(self._connect()) as connection:
+            response = self._request(connection, method, path, body, headers=headers, has_key=has_key)
+            first = response.read(1)
+            first_byte_s = time.monotonic() - began
+            chunks = [first, *self._chunks(connection, response)]
+            return _answer(response, b"".join(chunks), first_byte_s, time.monotonic() - began)
+
+    def post(self, path: str, data: Any) -> Answer:
+        """Send JSON; ``path`` follows the API's address."""
+        return self.send("POST", self.root + path, _encode(data))
+
+    def get(self, path: str) -> Answer:
+        """Ask for ``path`` below the API's address."""
+        return self.send("GET", self.root + path)
+
+    def begin(self, path: str, data: Any, num_bytes: int) -> int:
+        """Send JSON, read the first bytes of the answer, and leave. Returns the status."""
+        with closing(self._connect()) as connection:
+            response = self._request(connection, "POST", self.root + path, _encode(data))
+            response.read(num_bytes)
+            return response.status
+
+    def chat_body(self, **fields: Any) -> dict[str, Any]:
+        """A plain greedy chat; fields that are None are sent as null."""
+        messages = [{"role": "user", "content": "Say something about the sea."}]
+        return {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8, **fields}
+
+    def text_body(self, **fields: Any) -> dict[str, Any]:
+        """A plain greedy text completion."""
+        return {"model": self.model, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, **fields}
+
+    def chat(self, **fields: Any) -> Answer:
+        """Send a chat."""
+        return self.post("/chat/completions", self.chat_body(**fields))
+
+    def complete(self, **fields: Any) -> Answer:
+        """Send a text completion."""
+        return self.post("/completions", self.text_body(**fields))
+
+    def left_s(self) -> float:
+        """Seconds until the deadline; raises OutOfTime."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        return min(left, 3600.0)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=self.left_s())
+
+    def _request(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        has_key: bool = True,
+    ) -> http.client.HTTPResponse:
+        sent = {"Content-Type": "application/json"} if body is not None else {}
+        if self.key is not None and has_key:
+            sent["Authorization"] = f"Bearer {self.key}"
+        try:
+            connection.request(method, path, body, {**sent, **(headers or {})})
+            return connection.getresponse()
+        except TimeoutError as error:
+            raise OutOfTime from error
+
+    def _chunks(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        while True:
+            if connection.sock is not None:
+                connection.sock.settimeout(self.left_s())
+            try:
+                chunk = response.read1(65536)
+            except TimeoutError as error:
+                raise OutOfTime from error
+            if not chunk:
+                return
+            yield chunk
+
+
+def _encode(data: Any) -> bytes:
+    return json.dumps(data).encode()
+
+
+def _answer(response: http.client.HTTPResponse, body: bytes, first_byte_s: float, total_s: float) -> Answer:
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, headers, body, first_byte_s, total_s)
