@@ -121,7 +121,7 @@ class ChatPlan:
     def parsing(self, reasoning: ReasoningParams | None) -> AnswerParsing:
         """How the answers are parsed."""
         use = self._request.tool_use
-        max_calls = 1 if use is not None and (not use.parallel or use.only is not None) else None
+        max_calls = 1 if use is not None and (use.parallel is False or use.only is not None) else None
         return AnswerParsing(
             reasoning=self._formats.reasoning if reasoning is not None else None,
             reasoning_is_open=reasoning is not None and reasoning.is_open,
@@ -166,7 +166,7 @@ def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Const
 
 def _constraint(use: ToolUse, tools: ToolFormat, answer: Constraint | None) -> Constraint | None:
     """What the answers must look like, calls included."""
-    parallel = use.parallel and use.only is None
+    parallel = use.parallel if use.only is None else False
     if use.choice == "required":
         return tools.constraint(use.callable, parallel)
     if use.choice == "none":

@@ -131,13 +131,13 @@ class ToolFormat(Protocol):
         ...
 
     def constraint(
-        self, tools: Sequence[Tool], parallel: bool, answer: Constraint | Literal["any"] | None = None
+        self, tools: Sequence[Tool], parallel: bool | None, answer: Constraint | Literal["any"] | None = None
     ) -> Constraint:
         """What an answer must look like in which every call matches the parameters of its tool.
 
         Args:
             tools: with at least one.
-            parallel: whether several calls are allowed, where the format knows that.
+            parallel: whether several calls are allowed, where the format knows that; None is what suits the model.
             answer: what an answer without a call must look like; None is that there must be a call. ``any`` is
                 any text, also in front of the first call; then only tools that are ``strict`` must be matched.
 

@@ -51,7 +51,7 @@ def given_parameters(request: GenerateRequest) -> Iterator[str]:
 def _of_tools(use: ToolUse) -> Iterator[str]:
     if use.choice == "required":
         yield "tool_choice"
-    if not use.parallel:
+    if use.parallel is False:
         yield "parallel_tool_calls"
 
 
@@ -96,7 +96,7 @@ def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateReques
         lenient = tuple(evolve(tool, strict=False) for tool in use.tools)
         return None if lenient == use.tools else (evolve(request, tool_use=evolve(use, tools=lenient)), param)
     if param == "parallel_tool_calls":
-        return None if use.parallel else (evolve(request, tool_use=evolve(use, parallel=True)), param)
+        return (evolve(request, tool_use=evolve(use, parallel=None)), param) if use.parallel is False else None
     if param != "tool_choice":
         return evolve(request, tool_use=None), param
     if use.choice != "auto":

@@ -406,13 +406,13 @@ class ToolUse:
         tools: with different names, at least one.
         choice: ``required`` is at least one call, ``none`` hides the tools from the model.
         only: the one function that must be called; with ``required``.
-        parallel: whether one answer may hold several calls.
+        parallel: whether one answer may hold several calls; None is what suits the model.
     """
 
     tools: tuple[Tool, ...]
     choice: Literal["auto", "none", "required"] = "auto"
     only: str | None = None
-    parallel: bool = True
+    parallel: bool | None = None
 
     @property
     def callable(self) -> tuple[Tool, ...]:

@@ -86,9 +86,9 @@ def _texts(*tokens: str) -> tuple[Text, ...]:
     return tuple(map(Text, tokens))
 
 
-def one_or_more(call: Composition, separator: str, parallel: bool) -> Composition:
-    """A call, and further ones where ``parallel`` allows them."""
-    if not parallel:
+def one_or_more(call: Composition, separator: str, parallel: bool | None) -> Composition:
+    """A call, and further ones unless ``parallel`` is false."""
+    if parallel is False:
         return call
     another = InOrder((Text(separator), call)) if separator else call
     return InOrder((call, Repeated(another, 0, MAX_CALLS - 1)))
@@ -99,10 +99,10 @@ def or_answer(calls: Composition, answer: Constraint | None) -> Composition:
     return calls if answer is None else OneOf((calls, Matching(answer)))
 
 
-def talk_or_call(marker: str, behind_marker: Composition, separator: str, parallel: bool) -> Composition:
+def talk_or_call(marker: str, behind_marker: Composition, separator: str, parallel: bool | None) -> Composition:
     """Any text, and calls in the form of ``behind_marker`` wherever the marker stands."""
     further: tuple[Composition, ...] = ()
-    if parallel:
+    if parallel is not False:
         another = InOrder((*((Text(separator),) if separator else ()), Marker(marker), behind_marker))
         further = (Repeated(another, 0, MAX_CALLS - 1),)
     return OneOf((FreeText(), InOrder((FreeText(until=marker), behind_marker, *further))))

@@ -41,7 +41,7 @@ class LlamaFormat:
                     moved.add(call.id)
         return PreparedChat(tuple(prepared), tools)
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
         """One call; this format has no parallel ones."""
         if answer == "any":
             raise refuse_strict(tools)

@@ -55,16 +55,16 @@ class MistralFormat:
             prepared.append(evolve(message, tool_calls=calls, tool_call_id=call_id))
         return PreparedChat(tuple(prepared), tools)
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
         """See :class:`enginehouse.parsers.ToolFormat`."""
-        repeats_tag = parallel and self._names_calls
+        repeats_tag = parallel is not False and self._names_calls
         if answer == "any":
             behind = self._behind_tag(only_strict(tools), parallel)
             return compose(talk_or_call(_TAG, behind, "", repeats_tag), strict_param(tools))
         call = InOrder((Marker(_TAG), self._behind_tag(tools, parallel)))
         return compose(or_answer(one_or_more(call, "", repeats_tag), answer), "tool_choice")
 
-    def _behind_tag(self, tools: Sequence[Tool], parallel: bool) -> Composition:
+    def _behind_tag(self, tools: Sequence[Tool], parallel: bool | None) -> Composition:
         if not self._names_calls:
             listed = one_or_more(json_calls(tools, "arguments"), ", ", parallel)
             return InOrder((Text(self._beginning), listed, Text("]")))

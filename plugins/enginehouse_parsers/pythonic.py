@@ -31,7 +31,7 @@ class PythonicFormat:
         """As it is: these templates know tools."""
         return PreparedChat(messages, tools)
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
+    def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
         """See :class:`enginehouse.parsers.ToolFormat`."""
         if answer == "any":
             raise refuse_strict(tools)

@@ -46,8 +46,9 @@ class TaggedJsonFormat:
             return PreparedChat(messages, tools)
         return PreparedChat(describe_calls_in_text(messages, tools, _OPEN, _CLOSE))
 
-    def constraint(self, tools: Sequence[Tool], parallel: bool, answer: Answer = None) -> Constraint:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+    def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
+        """See :class:`enginehouse.parsers.ToolFormat`. A model that never learned to call repeats itself, if it may."""
+        parallel = self._is_native if parallel is None else parallel
         if answer == "any":
             talk = talk_or_call(_OPEN, _behind_tag(only_strict(tools)), "\n", parallel)
             return compose(talk, strict_param(tools))

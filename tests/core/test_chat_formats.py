@@ -161,12 +161,13 @@ def test_no_choice_hides_the_tools() -> None:
 @pytest.mark.parametrize(
     ("use", "constraint", "asked"),
     [
-        (ToolUse(tools=(NOW,), choice="required"), None, (["now"], True, None)),
-        (ToolUse(tools=(NOW,), choice="required"), ANSWER, (["now"], True, None)),
+        (ToolUse(tools=(NOW,), choice="required"), None, (["now"], None, None)),
+        (ToolUse(tools=(NOW,), choice="required"), ANSWER, (["now"], None, None)),
+        (ToolUse(tools=(NOW,), choice="required", parallel=True), None, (["now"], True, None)),
         (ToolUse(tools=(NOW,), choice="required", parallel=False), None, (["now"], False, None)),
         (ToolUse(tools=(NOW,), choice="required", only="now"), None, (["now"], False, None)),
-        (ToolUse(tools=(NOW,)), ANSWER, (["now"], True, ANSWER)),
-        (ToolUse(tools=(NOW, evolve(NOW, name="two", strict=True))), None, (["now", "two"], True, "any")),
+        (ToolUse(tools=(NOW,)), ANSWER, (["now"], None, ANSWER)),
+        (ToolUse(tools=(NOW, evolve(NOW, name="two", strict=True))), None, (["now", "two"], None, "any")),
     ],
 )
 def test_what_is_enforced(use: ToolUse, constraint: Constraint | None, asked: Any) -> None:
@@ -175,7 +176,7 @@ def test_what_is_enforced(use: ToolUse, constraint: Constraint | None, asked: An
 
     assert tools.asked[-1] == asked
     assert planned.constraint == Constraint(kind="lark", text="calls", param="tool_choice")
-    assert planned.parsing(None).max_calls == (None if use.parallel and use.only is None else 1)
+    assert planned.parsing(None).max_calls == (1 if use.parallel is False or use.only is not None else None)
 
 
 OPEN = (Segment("...<think>", trusted=True),)

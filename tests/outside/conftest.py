@@ -6,10 +6,19 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import pytest_asyncio
 from attrs import frozen
 
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server import started_server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One event loop for all: clients keep connections of the loop in which they were first used."""
+    for item in items:
+        if pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
 
 REASONED = ["<think>", "plan", " A", "</think>", "\n\n", "Answer", " 7"]
 TEMPLATE = (

@@ -54,7 +54,7 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
     tools: tuple[ToolBody, ...] = field(default=(), metadata=KEEPS_NULLS)
     tool_choice: Any = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
     thinking_budget: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))

@@ -39,7 +39,7 @@ class ToolBody:
     function: FunctionBody
 
 
-def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool) -> ToolUse | None:
+def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None) -> ToolUse | None:
     """The tools and how they may be used; None without any.
 
     Raises:

@@ -20,7 +20,7 @@ from enginehouse.types import Constraint, Tool
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser
-from enginehouse_parsers.tagged_json import HermesToolParser
+from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 
 from .answers import LAMP, NOW, SAY, told
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.llguidance
 
 FORMATS: dict[str, ToolFormat] = {
     "hermes": HermesToolParser().bind(ChatFormat("")),
+    "default": DefaultToolParser().bind(ChatFormat("")),
     "llama3": LlamaToolParser().bind(ChatFormat("")),
     "mistral": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]")),
     "mistral named": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")),
@@ -109,8 +110,8 @@ def draw(grammar: Grammar, chance: random.Random, max_tokens: int = 400) -> str 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("parallel", [False, True])
-def test_whatever_is_allowed_is_read_as_valid_calls(compile_constraint, name: str, parallel: bool) -> None:
+@pytest.mark.parametrize("parallel", [False, True, None])
+def test_whatever_is_allowed_is_read_as_valid_calls(compile_constraint, name: str, parallel: bool | None) -> None:
     grammar = compile_constraint(FORMATS[name].constraint(TOOLS, parallel))
     schemas = {tool.name: tool.parameters for tool in TOOLS}
     chance, num_read, most = random.Random(3), 0, 0
@@ -125,7 +126,8 @@ def test_whatever_is_allowed_is_read_as_valid_calls(compile_constraint, name: st
         most = max(most, len(said["calls"]))
         for called, arguments in said["calls"]:
             jsonschema.validate(json.loads(arguments), schemas[called])
-    assert (most > 1) == (parallel and name != "llama3")
+    allows_several = name != "default" if parallel is None else parallel
+    assert (most > 1) == (allows_several and name != "llama3")
 
 
 @pytest.mark.parametrize(
