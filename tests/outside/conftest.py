@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,11 +13,13 @@ from attrs import frozen
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server import started_server
 
+FOLDER = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One event loop for all: clients keep connections of the loop in which they were first used."""
+    """One event loop for all of this folder: clients keep connections of the loop in which they were first used."""
     for item in items:
-        if pytest_asyncio.is_async_test(item):
+        if item.path.is_relative_to(FOLDER) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
