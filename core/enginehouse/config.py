@@ -301,10 +301,15 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
     def resolve(name: str | None) -> str | None:
         return str(folder / name) if name and (folder / name).exists() else name
 
+    def resolve_source(source: str) -> str:
+        name, colon, quantization = source.rpartition(":")
+        whole = resolve(source) or source
+        return whole if whole != source or not colon else f"{resolve(name)}:{quantization}"
+
     models = {
         name: evolve(
             model,
-            source=resolve(model.source) or model.source,
+            source=resolve_source(model.source),
             python=resolve(model.python),
             chat_template=resolve(model.chat_template),
         )

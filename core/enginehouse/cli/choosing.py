@@ -74,7 +74,14 @@ def _choose(
     source = find_source(argument, registry.model_sources)
     if argument in registry.model_sources or source.path is None:
         return urlsplit(argument).netloc or argument, ModelSettings(source=argument)
+    if not _is_path(argument):
+        return argument, ModelSettings(source=argument)  # a hub's id
     return _name_of(source.path), ModelSettings(source=argument)
+
+
+def _is_path(argument: str) -> bool:
+    """Whether a file or folder is named, perhaps with a quantisation behind it."""
+    return any(Path(text).expanduser().exists() for text in (argument, argument.rpartition(":")[0]) if text)
 
 
 def _name_of(path: Path) -> str:

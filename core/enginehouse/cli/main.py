@@ -18,6 +18,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "conform": "enginehouse.cli.conform:conform",
+    "doctor": "enginehouse.cli.doctor:doctor",
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",

@@ -5,14 +5,16 @@ Only the cheap methods ``probe`` and ``match`` of the backends are called; nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["BackendChoice", "choose_backend", "suits"]
+__all__ = ["BackendChoice", "Verdict", "choose_backend", "judge_all", "suits"]
+
+_NO_ACCELERATORS = ("cpu", "remote")
 
 
 @frozen
@@ -24,18 +26,31 @@ class BackendChoice:
 
 
 @frozen
-class _Verdict:
-    """What one backend says about a source. ``score`` 0 is "cannot"."""
+class Verdict:
+    """What one backend says about a source.
+
+    Attributes:
+        score: 0 is "cannot".
+        accelerator: a device of this backend that is no CPU; "" where there is none.
+    """
 
     backend: Backend
     score: float
     reason: str
+    accelerator: str = ""
+
+    @property
+    def rank(self) -> tuple[float, bool]:
+        """Higher is better: what suits best, and of equals what has an accelerator."""
+        return self.score, bool(self.accelerator)
 
 
 def choose_backend(
     source: ModelSource, wanted: str | None, backends: Mapping[str, Backend], *, probe: bool = True
 ) -> BackendChoice:
-    """Pick the wanted backend, or the available one that suits the source best (ties: first by name).
+    """Pick the wanted backend, or the available one that suits the source best.
+
+    Of several that suit it equally well, the first by name that has an accelerator here, else the first by name.
 
     Args:
         source: the model.
@@ -48,12 +63,31 @@ def choose_backend(
     """
     if wanted is not None:
         return _wanted(wanted, backends, probe)
-    verdicts = [_judge(source, backends[name], probe) for name in sorted(backends)]
-    best = max(verdicts, key=lambda verdict: verdict.score, default=None)
-    if best is None or best.score <= 0:
-        reasons = "; ".join(f"{verdict.backend.name}: {verdict.reason}" for verdict in verdicts)
+    verdicts = judge_all(source, backends, probe=probe)
+    if not verdicts or verdicts[0].score <= 0:
+        by_name = sorted(verdicts, key=lambda verdict: verdict.backend.name)
+        reasons = "; ".join(f"{verdict.backend.name}: {verdict.reason}" for verdict in by_name)
         raise ModelLoadError(f"no backend can open {source.text!r} ({reasons or 'no backend is installed'})")
-    return BackendChoice(best.backend, best.reason)
+    best = verdicts[0]
+    return BackendChoice(best.backend, best.reason + _tie(verdicts))
+
+
+def judge_all(source: ModelSource, backends: Mapping[str, Backend], *, probe: bool = True) -> list[Verdict]:
+    """What every backend says about a source, the best first."""
+    verdicts = [_judge(source, backends[name], probe) for name in sorted(backends)]
+    return sorted(verdicts, key=lambda verdict: verdict.rank, reverse=True)
+
+
+def _tie(verdicts: Sequence[Verdict]) -> str:
+    """What decided where others suit the source as well."""
+    best = verdicts[0]
+    equals = [verdict for verdict in verdicts[1:] if verdict.score == best.score]
+    if not equals:
+        return ""
+    names = ", ".join(verdict.backend.name for verdict in equals)
+    if best.accelerator and not equals[0].accelerator:
+        return f"; before {names} as it has {best.accelerator}"
+    return f"; before {names} by name"
 
 
 def suits(source: ModelSource, backend: Backend, *, probe: bool = True) -> bool:
@@ -71,12 +105,16 @@ def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendC
     return BackendChoice(backend, "named in the settings")
 
 
-def _judge(source: ModelSource, backend: Backend, probe: bool) -> _Verdict:
+def _judge(source: ModelSource, backend: Backend, probe: bool) -> Verdict:
     """One backend's verdict; a backend that fails here is out of the race and stops nothing."""
+    accelerator = ""
     try:
-        if probe and not (found := backend.probe()).available:
-            return _Verdict(backend, 0.0, found.reason)
+        if probe:
+            found = backend.probe()
+            if not found.available:
+                return Verdict(backend, 0.0, found.reason)
+            accelerator = next((device for device in found.devices if device not in _NO_ACCELERATORS), "")
         match = backend.match(source)
     except Exception as error:  # noqa: BLE001 - plugin border: one broken backend must not hide the others
-        return _Verdict(backend, 0.0, f"failed while looking at it: {type(error).__name__}: {error}")
-    return _Verdict(backend, match.score, match.reason)
+        return Verdict(backend, 0.0, f"failed while looking at it: {type(error).__name__}: {error}")
+    return Verdict(backend, match.score, match.reason, accelerator)

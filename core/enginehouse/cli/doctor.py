@@ -1,0 +1,163 @@
+"""``enginehouse doctor``: what this machine can run, which backend opens each model, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import attrs
+import click
+from attrs import evolve, field, frozen
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from enginehouse.backend import Backend
+from enginehouse.cli.options import config_option, json_option, read_settings
+from enginehouse.config import ModelSettings, Settings
+from enginehouse.errors import EnginehouseError
+from enginehouse.models.choice import judge_all
+from enginehouse.models.opening import plan_model
+from enginehouse.models.sources import find_source
+from enginehouse.plugins import PluginRegistry
+
+__all__ = ["doctor"]
+
+
+@frozen
+class _BackendReport:
+    """Whether one backend can run here."""
+
+    name: str
+    available: bool
+    devices: tuple[str, ...]
+    reason: str
+
+
+@frozen
+class _VerdictReport:
+    """What one backend says about a model."""
+
+    backend: str
+    score: float
+    reason: str
+
+
+@frozen(kw_only=True)
+class _ModelReport:
+    """One model: who opens it and why, and what every backend says."""
+
+    name: str
+    source: str
+    path: str | None = None
+    backend: str | None = None
+    reason: str = ""
+    error: str | None = None
+    verdicts: tuple[_VerdictReport, ...] = ()
+
+
+@frozen(kw_only=True)
+class _Report:
+    """Everything."""
+
+    versions: dict[str, str]
+    backends: tuple[_BackendReport, ...]
+    models: tuple[_ModelReport, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@config_option
+@click.option("--backend", help="Backend that is to open the models.  [default: the one that suits each best]")
+@json_option
+@click.pass_context
+def doctor(
+    ctx: click.Context, *, models: tuple[str, ...], config_file: Path | None, backend: str | None, as_json: bool
+) -> None:
+    """Show what can run here, and which backend would open MODEL (or every configured model) and why.
+
+    Nothing is loaded. Exit code 1: a plugin is broken, or a model cannot be opened.
+    """
+    settings = read_settings(config_file)
+    registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
+    report = _report(_asked(settings, models, backend, registry), registry)
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(report), indent=2))
+    else:
+        _print(Console(), report)
+    ctx.exit(1 if report.problems else 0)
+
+
+def _asked(
+    settings: Settings, models: tuple[str, ...], backend: str | None, registry: PluginRegistry
+) -> dict[str, ModelSettings]:
+    """The models to look at: those that are named, else the configured ones, else those that plugins offer."""
+    asked = {name: settings.models.get(name, ModelSettings(source=name)) for name in models} or dict(settings.models)
+    asked = asked or {name: ModelSettings(source=name) for name in registry.model_sources}
+    return asked if backend is None else {name: evolve(model, backend=backend) for name, model in asked.items()}
+
+
+def _report(models: dict[str, ModelSettings], registry: PluginRegistry) -> _Report:
+    described = tuple(_describe(name, model, registry) for name, model in models.items())
+    broken = [record.problem for record in registry.plugins if record.problem]
+    return _Report(
+        versions={
+            "enginehouse": version("enginehouse"),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        },
+        backends=tuple(_probe(backend) for backend in registry.backends.values()),
+        models=described,
+        problems=(*broken, *(f"model {model.name}: {model.error}" for model in described if model.error)),
+    )
+
+
+def _probe(backend: Backend) -> _BackendReport:
+    try:
+        found = backend.probe()
+    except Exception as error:  # noqa: BLE001 - plugin border: a broken backend is what a doctor looks for
+        return _BackendReport(backend.name, False, (), f"failed: {type(error).__name__}: {error}")
+    return _BackendReport(backend.name, found.available, found.devices, found.reason)
+
+
+def _describe(name: str, model: ModelSettings, registry: PluginRegistry) -> _ModelReport:
+    report = _ModelReport(name=name, source=model.source)
+    try:
+        source = find_source(model.source, registry.model_sources)
+        judged = judge_all(source, registry.backends, probe=model.python is None)
+        verdicts = tuple(_VerdictReport(one.backend.name, one.score, one.reason) for one in judged)
+        report = evolve(report, path=str(source.path) if source.path else None, verdicts=verdicts)
+        plan = plan_model(name, model, registry)
+    except EnginehouseError as error:
+        return evolve(report, error=error.message)
+    return evolve(report, backend=plan.backend.name, reason=plan.reason)
+
+
+def _print(console: Console, report: _Report) -> None:
+    console.print(Text(", ".join(f"{name} {value}" for name, value in report.versions.items())), soft_wrap=True)
+    backends = Table("Backend", "Here", "Devices", "Why not", box=None, header_style="bold")
+    for one in report.backends:
+        backends.add_row(one.name, _yes(one.available), ", ".join(one.devices), Text(one.reason))
+    console.print(backends)
+    for model in report.models:
+        console.print()
+        found = model.path or "no file or folder here"
+        console.print(Text(f"{model.name}: {found}", style="bold"), soft_wrap=True)
+        console.print(
+            Text(model.error, style="red") if model.error else Text(f"opened by {model.backend}: {model.reason}")
+        )
+        table = Table("Backend", "Score", "Why", box=None, header_style="bold")
+        for verdict in model.verdicts:
+            table.add_row(verdict.backend, f"{verdict.score:g}", Text(verdict.reason))
+        console.print(table)
+    for problem in report.problems:
+        console.print(Text(f"Problem: {problem}", style="red"), soft_wrap=True)
+
+
+def _yes(value: bool) -> Text:
+    return Text("yes", style="green") if value else Text("no", style="yellow")
