@@ -230,7 +230,7 @@ def test_sdk_reasoning(thinker: openai.OpenAI) -> None:
     assert (message.model_extra or {})["reasoning_content"] == "plan A"
     assert message.content == "Answer 7"
     assert answer.usage is not None and answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2
     assert "".join((delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas) == "plan A"
     assert "".join(delta.content or "" for delta in deltas) == "Answer 7"
 
