@@ -1,8 +1,9 @@
 """The hf backend on one GPU: ``python -m bench.cuda PART ...`` from the folder ``tests``.
 
 Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
-``served`` and ``served-whole`` (the 128 requests through the server, streamed or not), ``offline`` (256 sequences of
-Qwen3-0.6B's shape through the engine) and ``transformers`` (``generate`` and ``generate_batch``). Weights are random.
+``served``, ``served-large-chunks`` and ``served-whole`` (the 128 requests through the server, the last not streamed),
+``offline`` (256 sequences of Qwen3-0.6B's shape through the engine) and ``transformers`` (``generate`` and
+``generate_batch``). Weights are random.
 Each part prints lines; the card and its bandwidth, measured in the same run, come first.
 """
 
@@ -203,7 +204,7 @@ def measure_offline(**options: Any) -> None:
     run_engine(runner, [(100, 8)] * 256, _SAMPLING, slots=256)
     work = offline_work()
     usual = runner.capabilities.prefill_chunk_tokens
-    for what, settings in {f"chunks of {usual}": {}, "chunks of 2048": {"prefill_chunk_tokens": 2048}}.items():
+    for what, settings in {f"chunks of {usual}": {}, "chunks of 8192": {"prefill_chunk_tokens": 8192}}.items():
         found = run_engine(runner, work, _SAMPLING, slots=256, **settings)
         _say(
             f"offline, {len(work)} sequences, {found['tokens']} tokens, {what}: {found['wall_s']:.2f} s = "
@@ -330,7 +331,8 @@ def main() -> None:
         "llama": lambda: _measure_llama(bandwidth),
         "offline": measure_offline,
         "served": measure_served,
-        "served-whole": lambda: measure_served(streams=False),
+        "served-large-chunks": lambda: measure_served(prefill_chunk_tokens=8192),
+        "served-whole": lambda: measure_served(streams=False, prefill_chunk_tokens=8192),
         "transformers": measure_transformers,
     }
     for name in sys.argv[1:] or parts:

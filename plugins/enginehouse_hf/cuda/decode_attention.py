@@ -2,7 +2,8 @@
 
 Every program reads part of one sequence for one key head: all query heads that share the key head are rows of the
 same small matrix product, so each key and value is read once. Long sequences are cut into parts, which a
-second kernel joins; that keeps all multiprocessors busy when there are few sequences.
+second kernel joins; that keeps all multiprocessors busy when there are few sequences. The key heads of a sequence are
+neighbours in time, as they are in memory, and sequences best come longest first, so that none is left for the end.
 
 Source: the split over the sequence is "Flash-Decoding" (Dao et al., 2023); indices per position as in SGLang's pool.
 """
@@ -45,8 +46,8 @@ def _attend(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     length = tl.load(lengths + sequence)
     begin, end = _bounds(length, window, part, PARTS, BLOCK)
@@ -160,7 +161,7 @@ def decode_attention(
     columns = max(16, triton.next_power_of_2(max(dim, dim_v)))
     if is_exact or columns > 128:
         block, stages = 32, 2
-    _attend[(num_sequences, num_kv, parts)](
+    _attend[(num_kv, num_sequences, parts)](
         query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap or 1.0, window or 0,
         table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
         "ieee" if is_exact else "tf32", stages, num_warps=warps,

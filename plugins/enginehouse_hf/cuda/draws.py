@@ -19,6 +19,8 @@ from torch import Tensor
 __all__ = ["draw_rows"]
 
 _BLOCK = 8192
+_WARPS = 16
+_ROOM = 32_768  # tokens that a search may set aside
 
 
 @triton.jit
@@ -48,7 +50,7 @@ def _range(row, width, BLOCK: tl.constexpr):
     lows = tl.full([BLOCK], float("inf"), tl.float32)
     highs = tl.full([BLOCK], float("-inf"), tl.float32)
     broken = tl.zeros([BLOCK], tl.int32)
-    for start in tl.range(0, width, BLOCK, num_stages=3):
+    for start in range(0, width, BLOCK):
         value = _load(row, start, width, BLOCK)
         is_nan = value != value  # noqa: PLR0124 - that is what NaN is
         broken += is_nan.to(tl.int32)
@@ -65,7 +67,7 @@ def _masses(row, width, highest, inverse, a, b, c, SHIFT: tl.constexpr, BLOCK: t
     at_a = tl.zeros([BLOCK], tl.float32)
     at_b = tl.zeros([BLOCK], tl.float32)
     at_c = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, width, BLOCK, num_stages=3):
+    for start in range(0, width, BLOCK):
         value = _load(row, start, width, BLOCK)
         key = _key(value, SHIFT)
         weight = tl.exp((value - highest) * inverse)
@@ -81,7 +83,7 @@ def _counts(row, width, a, b, c, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     at_a = tl.zeros([BLOCK], tl.int32)
     at_b = tl.zeros([BLOCK], tl.int32)
     at_c = tl.zeros([BLOCK], tl.int32)
-    for start in tl.range(0, width, BLOCK, num_stages=3):
+    for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < width
         key = _key(tl.load(row + columns, mask=inside, other=float("-inf")).to(tl.float32), SHIFT)
@@ -119,32 +121,102 @@ def _narrow(low, high, at_low, at_high, a, b, c, at_a, at_b, at_c, is_a, is_b, i
 
 
 @triton.jit
+def _ladder(row, width, highest, inverse, heat, bottom, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys at some distances below the highest logit, in temperatures, and the masses from them upwards; and all."""
+    a = tl.maximum(_key(highest - 9.0 * heat, SHIFT).to(tl.int64), bottom)
+    b = tl.maximum(_key(highest - 6.0 * heat, SHIFT).to(tl.int64), bottom)
+    c = tl.maximum(_key(highest - 4.0 * heat, SHIFT).to(tl.int64), bottom)
+    d = tl.maximum(_key(highest - 2.0 * heat, SHIFT).to(tl.int64), bottom)
+    at_all = tl.zeros([BLOCK], tl.float32)
+    at_a = tl.zeros([BLOCK], tl.float32)
+    at_b = tl.zeros([BLOCK], tl.float32)
+    at_c = tl.zeros([BLOCK], tl.float32)
+    at_d = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, width, BLOCK):
+        value = _load(row, start, width, BLOCK)
+        key = _key(value, SHIFT)
+        weight = tl.exp((value - highest) * inverse)
+        at_all += weight
+        at_a += tl.where(key >= a, weight, 0.0)
+        at_b += tl.where(key >= b, weight, 0.0)
+        at_c += tl.where(key >= c, weight, 0.0)
+        at_d += tl.where(key >= d, weight, 0.0)
+    return (
+        a, b, c, d,
+        tl.sum(at_all.to(tl.float64), 0), tl.sum(at_a.to(tl.float64), 0), tl.sum(at_b.to(tl.float64), 0),
+        tl.sum(at_c.to(tl.float64), 0), tl.sum(at_d.to(tl.float64), 0),
+    )  # fmt: skip
+
+
+@triton.jit
+def _reaches(mass, target, IS_STRICT: tl.constexpr):
+    if IS_STRICT:
+        return mass > target
+    return mass >= target
+
+
+@triton.jit
+def _collect(row, width, low, high, values, ids, ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy the tokens with keys in [low, high), in order of their ids; how many there are, even if more than fit."""
+    seen = tl.full([], 0, tl.int32)
+    tl.debug_barrier()  # what an earlier search wrote here has been read
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < width
+        value = tl.load(row + columns, mask=inside, other=float("-inf"))
+        key = _key(value.to(tl.float32), SHIFT)
+        wanted = (key >= low) & (key < high) & inside
+        num_wanted = tl.sum(wanted.to(tl.int32), 0)
+        if num_wanted > 0:
+            place = seen + tl.cumsum(wanted.to(tl.int32), 0) - 1
+            tl.store(values + place, value, mask=wanted & (place < ROOM))
+            tl.store(ids + place, columns, mask=wanted & (place < ROOM))
+        seen += num_wanted
+    tl.debug_barrier()  # every thread sees what the others wrote
+    return seen
+
+
+@triton.jit
 def _find_mass(
-    row, width, highest, inverse, target, low, near, nearest, high, total, at_near, at_nearest,
-    IS_STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    row, width, highest, inverse, target, bottom, top, ladder, values, ids,
+    IS_STRICT: tl.constexpr, ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest key at which the tokens from it upwards hold ``target``; their mass, and that of those above it.
 
-    The search begins between keys whose masses are known: ``low`` (everything), ``near``, ``nearest`` and ``high``
-    (nothing).
+    Also whether the tokens between two rungs of the ladder, among which it lies, were few enough to be collected, and
+    how many they are: all further passes read these only.
     """
-    at_low, at_high = total, total * 0.0
-    is_near, is_nearest = at_near >= target, at_nearest >= target
-    if IS_STRICT:
-        is_near, is_nearest = at_near > target, at_nearest > target
-    low, high, at_low, at_high = _narrow(
-        low, high, at_low, at_high, near, near, nearest, at_near, at_near, at_nearest, is_near, is_near, is_nearest
-    )
+    a, b, c, d, total, at_a, at_b, at_c, at_d = ladder
+    low, high, at_low, at_high = bottom, top, total, total * 0.0
+    is_b, is_c = _reaches(at_b, target, IS_STRICT), _reaches(at_c, target, IS_STRICT)
+    is_d = _reaches(at_d, target, IS_STRICT)
+    low, high, at_low, at_high = _narrow(low, high, at_low, at_high, b, c, d, at_b, at_c, at_d, is_b, is_c, is_d)
+    if (low == bottom) & (a < high):
+        is_a = _reaches(at_a, target, IS_STRICT)
+        high, at_high = tl.where(is_a, high, a), tl.where(is_a, at_high, at_a)
+        low, at_low = tl.where(is_a, a, low), tl.where(is_a, at_a, at_low)
+    size = _collect(row, width, low, high, values, ids, ROOM, SHIFT, BLOCK)
+    is_short = size <= ROOM
+    source = row
+    above = at_high
+    if is_short:
+        source = values
+        at_low -= above
+        at_high -= above
+    else:
+        size = width
+        above = above * 0.0
+    target -= above
     num_rounds = 0
     while high - low > 1:
-        a, b, c = _cuts(low, high, num_rounds, SHIFT)
-        at_a, at_b, at_c = _masses(row, width, highest, inverse, a, b, c, SHIFT, BLOCK)
-        is_a, is_b, is_c = at_a >= target, at_b >= target, at_c >= target
-        if IS_STRICT:
-            is_a, is_b, is_c = at_a > target, at_b > target, at_c > target
-        low, high, at_low, at_high = _narrow(low, high, at_low, at_high, a, b, c, at_a, at_b, at_c, is_a, is_b, is_c)
+        x, y, z = _cuts(low, high, num_rounds, SHIFT)
+        at_x, at_y, at_z = _masses(source, size, highest, inverse, x, y, z, SHIFT, BLOCK)
+        low, high, at_low, at_high = _narrow(
+            low, high, at_low, at_high, x, y, z, at_x, at_y, at_z,
+            _reaches(at_x, target, IS_STRICT), _reaches(at_y, target, IS_STRICT), _reaches(at_z, target, IS_STRICT),
+        )  # fmt: skip
         num_rounds += 1
-    return low, at_low, at_high
+    return low, at_low + above, at_high + above, is_short, size
 
 
 @triton.jit
@@ -167,7 +239,7 @@ def _locate(row, width, key, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     """Id of the token that has ``rank`` others of the same key before it."""
     token = tl.full([], -1, tl.int32)
     seen = tl.full([], 0, tl.int32)
-    for start in tl.range(0, width, BLOCK, num_stages=3):
+    for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < width
         found = _key(tl.load(row + columns, mask=inside, other=float("-inf")).to(tl.float32), SHIFT)
@@ -188,17 +260,16 @@ def _weight(key, highest, inverse, SHIFT: tl.constexpr):
 
 @triton.jit
 def _draw_weighted(
-    row, width, lowest, highest, temperature, top_k, top_p, min_p, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr
-):
+    row, width, lowest, highest, temperature, top_k, top_p, min_p, number, values, ids,
+    ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Truncate, each step to what the one before it left, and draw."""
     inverse = (1.0 / temperature).to(tl.float32)
     heat = temperature.to(tl.float32)
     bottom = _key(lowest, SHIFT).to(tl.int64)
     top = _key(highest, SHIFT).to(tl.int64) + 1
-    near = tl.maximum(_key(highest - 8.0 * heat, SHIFT).to(tl.int64), bottom)
-    nearest = tl.maximum(_key(highest - 3.0 * heat, SHIFT).to(tl.int64), bottom)
-    total, at_near, at_nearest = _masses(row, width, highest, inverse, bottom, near, nearest, SHIFT, BLOCK)
-    mass = total
+    ladder = _ladder(row, width, highest, inverse, heat, bottom, SHIFT, BLOCK)
+    mass = ladder[4]
     if (top_k > 0) & (top_k < width):
         key, reached, above = _find_count(row, width, top_k, bottom, top, SHIFT, BLOCK)
         mass_above, _, _ = _masses(row, width, highest, inverse, key + 1, key + 1, key + 1, SHIFT, BLOCK)
@@ -206,10 +277,9 @@ def _draw_weighted(
         mass = tl.minimum(mass, mass_above + _weight(key, highest, inverse, SHIFT) * kept)
     if top_p < 1.0:
         target = top_p * mass
-        key, _, mass_above = _find_mass(
-            row, width, highest, inverse, target, bottom, near, nearest, top, total, at_near, at_nearest,
-            False, SHIFT, BLOCK,
-        )  # fmt: skip
+        key, _, mass_above, _, _ = _find_mass(
+            row, width, highest, inverse, target, bottom, top, ladder, values, ids, False, ROOM, SHIFT, BLOCK
+        )
         weight = _weight(key, highest, inverse, SHIFT)
         mass = tl.minimum(mass, mass_above + weight * tl.maximum(tl.ceil((target - mass_above) / weight), 1.0))
     if min_p > 0.0:
@@ -220,18 +290,27 @@ def _draw_weighted(
         mass_min, _, _ = _masses(row, width, highest, inverse, key, key, key, SHIFT, BLOCK)
         mass = tl.minimum(mass, mass_min)
     target = number * mass
-    key, reached_mass, mass_above = _find_mass(
-        row, width, highest, inverse, target, bottom, near, nearest, top, total, at_near, at_nearest,
-        True, SHIFT, BLOCK,
-    )  # fmt: skip
+    key, reached_mass, mass_above, is_short, size = _find_mass(
+        row, width, highest, inverse, target, bottom, top, ladder, values, ids, True, ROOM, SHIFT, BLOCK
+    )
     weight = _weight(key, highest, inverse, SHIFT)
     num_same = ((reached_mass - mass_above) / weight + 0.5).to(tl.int32)
     rank = tl.floor((target - mass_above) / weight).to(tl.int32)
-    return _locate(row, width, key, tl.maximum(tl.minimum(rank, num_same - 1), 0), SHIFT, BLOCK)
+    rank = tl.maximum(tl.minimum(rank, num_same - 1), 0)
+    source = row
+    if is_short:
+        source = values
+    token = _locate(source, size, key, rank, SHIFT, BLOCK)
+    if is_short:
+        token = tl.load(ids + tl.maximum(token, 0))
+    return token
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _draw(logits, stride, rules, num_rows, tokens, last, WIDTH: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _draw(
+    logits, stride, rules, num_rows, tokens, last, values, ids, width,
+    ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     index = tl.program_id(0)
     row = logits + tl.load(rules + index).to(tl.int64) * stride
     slot = tl.load(rules + num_rows + index).to(tl.int64)
@@ -240,13 +319,17 @@ def _draw(logits, stride, rules, num_rows, tokens, last, WIDTH: tl.constexpr, SH
     top_p = tl.load(rules + 4 * num_rows + index)
     min_p = tl.load(rules + 5 * num_rows + index)
     number = tl.load(rules + 6 * num_rows + index)
-    lowest, highest, is_fit = _range(row, WIDTH, BLOCK)
+    lowest, highest, is_fit = _range(row, width, BLOCK)
     token = tl.full([], -1, tl.int32)
     if is_fit:
         if temperature == 0.0:
-            token = _locate(row, WIDTH, _key(highest, SHIFT).to(tl.int64), 0, SHIFT, BLOCK)
+            token = _locate(row, width, _key(highest, SHIFT).to(tl.int64), 0, SHIFT, BLOCK)
         else:
-            token = _draw_weighted(row, WIDTH, lowest, highest, temperature, top_k, top_p, min_p, number, SHIFT, BLOCK)
+            values += index.to(tl.int64) * ROOM
+            ids += index.to(tl.int64) * ROOM
+            token = _draw_weighted(
+                row, width, lowest, highest, temperature, top_k, top_p, min_p, number, values, ids, ROOM, SHIFT, BLOCK
+            )
     tl.store(tokens + index, token)
     tl.store(last + slot, tl.maximum(token, 0))
 
@@ -266,12 +349,15 @@ def draw_rows(logits: Tensor, rules: Tensor, last: Tensor) -> Tensor:
     Returns:
         (num_rows,) int32 token ids; -1 where a row holds NaN or +inf, or nothing but -inf.
     """
-    num_rows = rules.shape[1]
-    tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-    width = logits.shape[1]
+    num_rows, width = rules.shape[1], logits.shape[1]
+    device = logits.device
+    tokens = torch.empty(num_rows, dtype=torch.int32, device=device)
+    room = min(_ROOM, triton.next_power_of_2(width))
+    values = torch.empty(num_rows, room, dtype=logits.dtype, device=device)
+    ids = torch.empty(num_rows, room, dtype=torch.int32, device=device)
     block = min(_BLOCK, triton.next_power_of_2(width))
-    warps = 16 if block >= 8192 else 4
     _draw[(num_rows,)](
-        logits, logits.stride(0), rules, num_rows, tokens, last, width, _SHIFTS[logits.dtype], block, num_warps=warps
-    )
+        logits, logits.stride(0), rules, num_rows, tokens, last, values, ids, width, room, _SHIFTS[logits.dtype], block,
+        num_warps=_WARPS if block == _BLOCK else 4,
+    )  # fmt: skip
     return tokens

@@ -85,15 +85,17 @@ class CudaRunner:
         model = self._loaded
         packed = pack(spans, sizes, places, self._positions.table)  # type: ignore[arg-type]
         with torch.inference_mode():
-            if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
-                return DeviceRows(model.graphs.run(packed))
-            return DeviceRows(model.network.run(Step.upload(model.state, packed)))
+            if not packed.is_plain_decode:
+                return DeviceRows(model.network.run(Step.upload(model.state, packed)))
+            if packed.num_decodes <= model.graphs.largest:
+                return DeviceRows(model.graphs.run(packed), packed.rows)
+            return DeviceRows(model.network.run(Step.upload(model.state, packed)), packed.rows)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
         """Launch the draws; see :class:`enginehouse.backend.DeviceSampler`."""
         assert isinstance(output, DeviceRows)
         with torch.inference_mode():
-            return sample(output.logits, draws, self._loaded.state.last)
+            return sample(output, draws, self._loaded.state.last)
 
     def abort(self) -> None:
         """Do nothing: what was launched cannot be stopped, and no pass is long."""

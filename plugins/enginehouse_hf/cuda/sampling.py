@@ -39,20 +39,34 @@ _LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # as core bounds it
 
 
 class DeviceRows:
-    """Rows of a forward pass, (num_rows, vocab_size) on the device; valid until the next one."""
+    """Rows of a forward pass, on the device; valid until the next one.
 
-    def __init__(self, logits: Tensor) -> None:
+    Args:
+        logits: (num_rows, vocab_size).
+        order: (num_rows,) which of ``logits`` each row is; None is the same order.
+    """
+
+    def __init__(self, logits: Tensor, order: NDArray[np.int32] | None = None) -> None:
         self.num_rows = int(logits.shape[0])
         self.logits = logits
+        self._order = order
 
     def host(self) -> NDArray[np.float32]:
         """(num_rows, vocab_size) float32, writable."""
-        rows: NDArray[np.float32] = self.logits.to("cpu", torch.float32, copy=True).numpy()
+        logits = self.logits.to("cpu", torch.float32, copy=True).numpy()
+        rows: NDArray[np.float32] = logits if self._order is None else logits[self._order]
         return rows
 
     def select(self, rows: Sequence[int]) -> DeviceRows:
         """Only these rows."""
-        return DeviceRows(self.logits[torch.tensor(rows, device=self.logits.device)])
+        return DeviceRows(self.logits[torch.tensor(self.places(rows), device=self.logits.device)])
+
+    def places(self, rows: Sequence[int]) -> list[int]:
+        """Where rows lie in ``logits``."""
+        if self._order is None:
+            return list(rows)
+        places: list[int] = self._order[list(rows)].tolist()
+        return places
 
 
 class DeviceDrawn:
@@ -87,27 +101,32 @@ class DeviceDrawn:
         ]
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], last: Tensor) -> DeviceDrawn:
+def sample(output: DeviceRows, draws: Sequence[Draw], last: Tensor) -> DeviceDrawn:
     """Draw one token for each of ``draws``.
 
     Args:
-        logits: (num_rows, vocab_size), as the model gave them; not changed.
+        output: as the model gave it; not changed.
         draws: at most one per row.
         last: (num_slots,) int32; each token is put at its sequence.
     """
+    logits = output.logits
+    placed = list(zip(output.places([draw.row for draw in draws]), draws, strict=True))
+    tokens = draw_rows(_changed(logits, placed), _rules(placed, logits.device), last)
     num_tops = [draw.sampling.num_logprobs for draw in draws]
-    changed = _changed(logits, draws)
-    tokens = draw_rows(changed, _rules(draws, logits.device), last)
     if all(num_top is None for num_top in num_tops):
         return DeviceDrawn([tokens], num_tops)
-    return DeviceDrawn([tokens, *_logprobs(logits, draws, tokens)], num_tops)
+    return DeviceDrawn([tokens, *_logprobs(logits, placed, tokens)], num_tops)
 
 
-def _rules(draws: Sequence[Draw], device: torch.device) -> Tensor:
+_Placed = Sequence[tuple[int, Draw]]
+"""Draws, each with the row of the logits that it is about."""
+
+
+def _rules(placed: _Placed, device: torch.device) -> Tensor:
     """(7, num_draws) float64, as :func:`draw_rows` wants it."""
     rules = [
         (
-            draw.row,
+            place,
             draw.sequence,
             _bounded(draw.sampling.temperature),
             draw.sampling.top_k,
@@ -115,7 +134,7 @@ def _rules(draws: Sequence[Draw], device: torch.device) -> Tensor:
             draw.sampling.min_p,
             draw.number,
         )
-        for draw in draws
+        for place, draw in placed
     ]
     return _upload(np.array(rules, np.float64).T.copy(), device)
 
@@ -124,22 +143,22 @@ def _bounded(temperature: float) -> float:
     return min(max(temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE) if temperature else 0.0
 
 
-def _changed(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _changed(logits: Tensor, placed: _Placed) -> Tensor:
     """``logits`` after bias, penalties and masks: themselves when there are none, else a float32 copy."""
-    biased = [draw for draw in draws if draw.bias_ids is not None and len(draw.bias_ids)]
-    penalised = [draw for draw in draws if draw.seen_ids is not None and len(draw.seen_ids)]
-    masked = [draw for draw in draws if draw.bitmask is not None]
+    biased = [(place, draw) for place, draw in placed if draw.bias_ids is not None and len(draw.bias_ids)]
+    penalised = [(place, draw) for place, draw in placed if draw.seen_ids is not None and len(draw.seen_ids)]
+    masked = [(place, draw) for place, draw in placed if draw.bitmask is not None]
     if not (biased or penalised or masked):
         return logits
     rows = logits.to(torch.float32, copy=True)
     flat, width, device = rows.view(-1), rows.shape[1], rows.device
     if biased:
-        places = _places([(draw.row, draw.bias_ids) for draw in biased], width, device)
-        values = _upload(np.concatenate([draw.bias_values for draw in biased]), device)  # type: ignore[arg-type]
-        flat[places] += values
+        cells = _cells([(place, draw.bias_ids) for place, draw in biased], width, device)
+        values = np.concatenate([draw.bias_values for _, draw in biased])  # type: ignore[arg-type]
+        flat[cells] += _upload(values, device)
     if penalised:
-        places = _places([(draw.row, draw.seen_ids) for draw in penalised], width, device)
-        flat[places] = _penalised(flat[places], penalised, device)
+        cells = _cells([(place, draw.seen_ids) for place, draw in penalised], width, device)
+        flat[cells] = _penalised(flat[cells], [draw for _, draw in penalised], device)
     if masked:
         _mask(rows, masked)
     return rows
@@ -158,20 +177,20 @@ def _penalised(values: Tensor, draws: Sequence[Draw], device: torch.device) -> T
     return torch.where(values > 0, values / factor, values * factor) - loss
 
 
-def _mask(rows: Tensor, draws: Sequence[Draw]) -> None:
+def _mask(rows: Tensor, placed: _Placed) -> None:
     """Set the logits of forbidden tokens to -inf, in place."""
     device, width = rows.device, rows.shape[1]
-    words = _upload(np.stack([draw.bitmask for draw in draws]), device)  # type: ignore[arg-type]
+    words = _upload(np.stack([draw.bitmask for _, draw in placed]), device)  # type: ignore[arg-type]
     bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
-    forbidden = bits.view(len(draws), -1)[:, :width] == 0
-    index = _upload(np.array([draw.row for draw in draws]), device)
+    forbidden = bits.view(len(placed), -1)[:, :width] == 0
+    index = _upload(np.array([place for place, _ in placed]), device)
     rows[index] = rows[index].masked_fill(forbidden, float("-inf"))
 
 
-def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _logprobs(logits: Tensor, placed: _Placed, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Raw log-probabilities of the drawn tokens, and the best tokens of each row with theirs."""
-    num_top = max(draw.sampling.num_logprobs or 0 for draw in draws)
-    raw = logits[_upload(np.array([draw.row for draw in draws]), logits.device)].float()
+    num_top = max(draw.sampling.num_logprobs or 0 for _, draw in placed)
+    raw = logits[_upload(np.array([place for place, _ in placed]), logits.device)].float()
     normalisers = raw.double().logsumexp(1, keepdim=True)
     chosen = raw.gather(1, tokens.clamp_min(0).long()[:, None]).double() - normalisers
     values, ids = raw.topk(num_top, 1) if num_top else (raw[:, :0], tokens[:, None][:, :0].long())
@@ -179,7 +198,7 @@ def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> tuple[Te
     return chosen[:, 0].clamp(_LOWEST_LOGPROB, 0.0), ids, best
 
 
-def _places(parts: Sequence[tuple[int, NDArray[np.int64] | None]], width: int, device: torch.device) -> Tensor:
+def _cells(parts: Sequence[tuple[int, NDArray[np.int64] | None]], width: int, device: torch.device) -> Tensor:
     """Places in the flattened rows; no place twice."""
     return _upload(np.concatenate([row * width + ids for row, ids in parts if ids is not None]), device)
 

@@ -100,7 +100,8 @@ def pack(
     if len(places) == len(spans):
         return _pack_decodes(spans, places)
     begins = [0, *accumulate(sizes)]
-    order = sorted(range(len(spans)), key=lambda index: sizes[index] > 1)
+    # Single tokens first, those with the most to attend to before others.
+    order = sorted(range(len(spans)), key=lambda index: (sizes[index] > 1, -spans[index].start))
     num_decodes = sum(size == 1 for size in sizes)
     tokens = np.empty((4, len(places)), np.int32)
     firsts, lanes, seen, begin = [0] * len(spans), [], [], 0
@@ -122,8 +123,12 @@ def pack(
 def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
-    rows = np.array([index for index, span in enumerate(spans) if span.outputs != "none"], np.int32)
-    return PackedSpans(tokens, len(spans), [], np.empty(0, np.int32), rows)
+    order = np.argsort(-tokens[2], kind="stable")  # the longest first, so that none is left for the end
+    rows = np.empty(len(spans), np.int32)
+    rows[order] = np.arange(len(spans), dtype=np.int32)
+    if any(span.outputs == "none" for span in spans):
+        rows = rows[[span.outputs != "none" for span in spans]]
+    return PackedSpans(tokens[:, order], len(spans), [], np.empty(0, np.int32), rows)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
