@@ -6,6 +6,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,58 @@ def test_plugins_show_what_the_settings_exclude(folder: Path) -> None:
     (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['samplers']")
 
     assert "the settings exclude it" in " ".join(run("plugins").output.split())
+
+
+def test_plugins_new_writes_a_plugin_with_its_own_name(folder: Path) -> None:
+    run("plugins", "new", "my_engine")
+    written = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.*") if path.is_file()}
+
+    assert "enginehouse-my-engine/enginehouse_my_engine/backend.py" in written
+    assert "class MyEngineBackend:" in written["enginehouse-my-engine/enginehouse_my_engine/backend.py"]
+    assert 'my_engine = "enginehouse_my_engine"' in written["enginehouse-my-engine/pyproject.toml"]
+    assert not [name for name, text in written.items() if "inimal" in name + text]
+
+
+@pytest.mark.parametrize("name", ["My_Engine", "1st", "a-b", "a__b", "../a", ""])
+def test_plugins_new_takes_names_of_packages_only(folder: Path, name: str) -> None:
+    result = run("plugins", "new", name)
+
+    assert result.exit_code == 2
+    assert "NAME" in result.output
+    assert list(folder.iterdir()) == []
+
+
+def test_plugins_new_overwrites_nothing(folder: Path) -> None:
+    result = run("plugins", "new", "mine", "--folder", str(folder))
+
+    assert result.exit_code == 2
+    assert "exists already" in result.output
+
+
+def test_plugins_check_runs_the_suites_of_what_a_plugin_registers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "enginehouse", "plugins", "check", "parsers"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["samplerz"], "did you mean 'samplers'"),
+        (["samplers", "-o", "context"], "is not KEY=VALUE"),
+    ],
+)
+def test_plugins_check_says_what_is_wrong(arguments: list[str], message: str) -> None:
+    result = run("plugins", "check", *arguments)
+
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_models_lists_configured_ones_with_backend_and_reason(folder: Path) -> None:

@@ -19,8 +19,6 @@ import pytest
 
 from enginehouse.backend import Runner, Span
 
-pytest.register_assert_rewrite("enginehouse.testing")
-
 _CORPUS = (
     "The capital of France is Paris, a city on the river Seine, and many people live there.",
     "Once upon a time, in a land of mountains and stops, a small engine served tokens.",

@@ -28,7 +28,7 @@ from enginehouse.plugins.offers import Offers
 from enginehouse.testing.contract.imports import packages_imported_by
 from enginehouse.testing.contract.opening import ModelUnderTest
 
-__all__ = ["BackendContract"]
+__all__ = ["BackendContract", "ModelUnderTest"]
 
 
 class BackendContract:
@@ -121,7 +121,7 @@ class BackendContract:
             damaged.mkdir()
             (damaged / "config.json").write_text("{")
         else:
-            damaged.write_bytes(b"\x00 damaged")
+            damaged.write_bytes(b"\x00\xff damaged")
         for path in (missing, damaged):
             with pytest.raises(ModelLoadError):
                 model.backend.open(ModelSource(str(path), path), model.options, lambda _share, _what: None)

@@ -10,4 +10,15 @@ import pytest
 
 __all__: list[str] = []
 
-pytest.register_assert_rewrite("enginehouse.testing")
+_SUITES = (
+    "backend_contract",
+    "contract",
+    "engine_contract",
+    "reasoning_parser_contract",
+    "runner_contract",
+    "sampler_contract",
+    "structured_decoder_contract",
+    "tool_parser_contract",
+)
+
+pytest.register_assert_rewrite(*(f"enginehouse.testing.{name}" for name in _SUITES))

@@ -14,8 +14,6 @@ from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
 
-pytest.register_assert_rewrite("enginehouse.testing")
-
 collect_ignore_glob = [] if find_spec("llama_cpp") else ["test_*.py"]
 
 OpenRunner = Callable[..., LlamaCppRunner]

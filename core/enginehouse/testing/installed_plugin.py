@@ -1,0 +1,139 @@
+"""The contract suites for an installed plugin: what ``enginehouse plugins check`` hands to pytest.
+
+``ENGINEHOUSE_CHECKED`` in the environment is JSON: the ``plugin``, and for its backends a ``model``, its ``options``
+and the ``tolerance`` of logits. A suite is made for each kind of object that the plugin registers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+
+from enginehouse.backend import Backend
+from enginehouse.config import PluginsSettings, structure_options
+from enginehouse.models.sources import find_source
+from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.plugins import PluginRegistry
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
+from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.engine_contract import EngineContract
+from enginehouse.testing.reasoning_parser_contract import ReasoningParserContract
+from enginehouse.testing.runner_contract import RunnerContract
+from enginehouse.testing.sampler_contract import SamplerContract
+from enginehouse.testing.structured_decoder_contract import StructuredDecoderContract
+from enginehouse.testing.tool_parser_contract import ToolParserContract
+
+__all__ = ["test_the_plugin_registers_something"]
+
+_CHECKED: dict[str, Any] = json.loads(os.environ["ENGINEHOUSE_CHECKED"])
+_REGISTRY = PluginRegistry.load(PluginsSettings(allow=(_CHECKED["plugin"],)))
+
+
+def _each(objects: Mapping[str, Any]) -> Any:
+    """A fixture with one value for each of these objects."""
+    return pytest.fixture(scope="class", params=list(objects.values()), ids=list(objects))
+
+
+def test_the_plugin_registers_something() -> None:
+    """It loads, and each of its hooks is one that exists."""
+    (record,) = [record for record in _REGISTRY.plugins if record.name == _CHECKED["plugin"]]
+
+    assert record.error is None
+    assert record.hooks
+
+
+if _REGISTRY.backends:
+
+    class TestBackend(BackendContract):
+        """What the plugin registers."""
+
+        @_each(_REGISTRY.backends)
+        @staticmethod
+        def model(request: pytest.FixtureRequest) -> ModelUnderTest:
+            """A backend with the model of the command line."""
+            return _model_of(request.param)
+
+    if any(backend.opens == "runner" for backend in _REGISTRY.backends.values()):
+
+        class TestRunner(RunnerContract):
+            """What it opens."""
+
+            max_logit_difference = _CHECKED["tolerance"]
+
+            @_each({name: one for name, one in _REGISTRY.backends.items() if one.opens == "runner"})
+            @staticmethod
+            def model(request: pytest.FixtureRequest) -> ModelUnderTest:
+                """A backend with the model of the command line."""
+                return _model_of(request.param)
+
+    class TestEngine(EngineContract):
+        """How requests fare on it."""
+
+        @_each(_REGISTRY.backends)
+        @staticmethod
+        def model(request: pytest.FixtureRequest) -> ModelUnderTest:
+            """A backend with the model of the command line."""
+            return _model_of(request.param)
+
+
+if _REGISTRY.samplers:
+
+    class TestSampler(SamplerContract):
+        """Each sampler, switched on by values that its validators allow."""
+
+        @_each(_REGISTRY.samplers)
+        @staticmethod
+        def sampler(request: pytest.FixtureRequest) -> SamplerPlugin:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.structured_decoders:
+
+    class TestStructuredDecoder(StructuredDecoderContract):
+        """Each decoder."""
+
+        @_each(_REGISTRY.structured_decoders)
+        @staticmethod
+        def decoder(request: pytest.FixtureRequest) -> StructuredDecoder:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.tool_parsers:
+
+    class TestToolParser(ToolParserContract):
+        """Each parser, bound to a model whose template says nothing."""
+
+        @_each(_REGISTRY.tool_parsers)
+        @staticmethod
+        def tool_parser(request: pytest.FixtureRequest) -> ToolParser:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.reasoning_parsers:
+
+    class TestReasoningParser(ReasoningParserContract):
+        """Each parser, bound to a model whose template says nothing."""
+
+        @_each(_REGISTRY.reasoning_parsers)
+        @staticmethod
+        def reasoning_parser(request: pytest.FixtureRequest) -> ReasoningParser:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+def _model_of(backend: Backend) -> ModelUnderTest:
+    """The model of the command line, with a short context and few slots unless the options say otherwise."""
+    known = {attribute.name for attribute in attrs.fields(backend.options)}
+    small = {name: value for name, value in (("context", 128), ("slots", 4)) if name in known}
+    options = structure_options(backend.options, {**small, **_CHECKED["options"]}, "options")
+    offered = PluginRegistry.load(PluginsSettings()).model_sources
+    return ModelUnderTest(backend=backend, source=find_source(_CHECKED["model"], offered), options=options)

@@ -1,0 +1,94 @@
+"""The entry point of pytest imports nothing of ours; what the suites say about plugins that are wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+_IMPORTS = """
+import sys
+import enginehouse.testing.pytest_plugin
+print(sorted(name for name in sys.modules if name.startswith("enginehouse")))
+"""
+
+_WRONG = """
+import numpy as np
+import pytest
+from attrs import field, frozen
+
+from enginehouse.backend import ModelSource
+from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.engine_contract import EngineContract
+from enginehouse.testing.fake_runner import FakeBackend, FakeOptions, FakeRunner
+from enginehouse.testing.runner_contract import RunnerContract
+from enginehouse.testing.sampler_contract import SamplerContract
+
+
+class ForgetfulRunner(FakeRunner):
+    def truncate(self, sequence, length):
+        kept = super().truncate(sequence, length)
+        return max(kept - 1, 0)
+
+
+class ForgetfulBackend(FakeBackend):
+    def open(self, source, options, progress):
+        progress(1.0, "")
+        progress(0.5, "")
+        return ForgetfulRunner(options)
+
+
+class TestForgetful(BackendContract, RunnerContract, EngineContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls):
+        options = FakeOptions(context=128, cache_tokens=320, max_batch_tokens=100, max_sequences=8, slots=4)
+        return ModelUnderTest(backend=ForgetfulBackend(), source=ModelSource("fake"), options=options)
+
+
+@frozen
+class WrongFields:
+    wrong: float = field(default=0.0)
+
+
+class WrongSampler:
+    name, api_version, request_fields, order = "wrong", 1, WrongFields, 45
+
+    def create(self, fields):
+        return None if not fields.wrong else lambda candidates: np.zeros(len(candidates.token_ids), np.bool_)
+
+
+class TestWrongSampler(SamplerContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sampler(cls):
+        return WrongSampler()
+"""
+
+
+def test_entry_module_imports_nothing_of_ours() -> None:
+    done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "['enginehouse', 'enginehouse.testing', 'enginehouse.testing.pytest_plugin']"
+
+
+def test_suites_fail_on_what_is_wrong(tmp_path: Path) -> None:
+    """By the test that is about it; assertions inside the kit explain themselves."""
+    (tmp_path / "test_wrong.py").write_text(_WRONG)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run([*command, "-p", "no:cacheprovider"], capture_output=True, text=True, check=False)
+    failed = set(re.findall(r"FAILED \S+::(\w+::\w+)", done.stdout))
+
+    assert {
+        "TestForgetful::test_truncate_then_replay",
+        "TestForgetful::test_open_reports_progress_and_says_what_it_opened",
+        "TestForgetful::test_probing_does_not_import_the_library",  # its class cannot be imported
+        "TestWrongSampler::test_fields_say_what_they_mean",
+        "TestWrongSampler::test_numbers_out_of_range_are_refused",
+        "TestWrongSampler::test_truncations_keep_a_candidate",
+        "TestWrongSampler::test_draws_replay",
+    } <= failed, done.stdout
+    assert "TestForgetful::test_fork_then_replay" not in failed
+    assert "wrong has no description" in done.stdout
