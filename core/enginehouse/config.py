@@ -112,8 +112,8 @@ class ModelSettings:
     """``[models.<name>]``: one served model. Further keys of the table are options of its backend.
 
     Attributes:
-        source: path of a model file or folder, or the name of a model source that a plugin offers. A path
-            may be relative to the configuration file.
+        source: path of a model file or folder, the id of a downloaded model, the address of a server, or the name of
+            a model source that a plugin offers. A path may be relative to the configuration file.
         backend: name of the backend; unset lets the one that suits the source best open it.
         context: longest sequence (prompt plus answer) in tokens; unset is the backend's choice.
         slots: sequences that decode at once.

@@ -12,10 +12,13 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.errors import UnsupportedParameter
-from enginehouse.types import Chat, Constraint, EngineRequest, Message, Thinking, ToolCall, ToolUse
+from enginehouse.types import Chat, Constraint, EngineRequest, Message, SamplingParams, Thinking, ToolCall, ToolUse
 from enginehouse_remote.kinds import KindOfServer
 
 __all__ = ["Body", "body_of"]
+
+_OFF = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
+"""Values that ask for nothing, so that no server need honour them."""
 
 
 @frozen
@@ -47,11 +50,25 @@ def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
 
 
 def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:
+    values = _values(request)
+    for name, value in values.items():
+        # Every request has a seed; one that a client gave has been refused by now.
+        is_asked = value is not None and value != _OFF.get(name) and name != "seed"
+        if is_asked and name not in kind.parameters:
+            raise UnsupportedParameter(f"{name}: the server behind this model does not honour it", name)
+    honoured = {name: value for name, value in values.items() if value is not None and name in kind.parameters}
+    if "top_k" in honoured:
+        honoured["top_k"] = honoured["top_k"] or kind.off.get("top_k", 0)
+    return {kind.names.get(name, name): value for name, value in honoured.items()}
+
+
+def _values(request: EngineRequest) -> dict[str, Any]:
+    """Everything that draws and stops, by the names that clients write; None is nothing to say."""
     sampling, stopping = request.sampling, request.stopping
     values: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k or kind.off.get("top_k", 0),
+        "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
@@ -68,11 +85,7 @@ def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:
     }
     for fields in sampling.extensions.values():
         values |= fields
-    return {
-        kind.names.get(name, name): value
-        for name, value in values.items()
-        if value is not None and name in kind.parameters
-    }
+    return values
 
 
 def _prompt(request: EngineRequest) -> str | list[int]:

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed
-from enginehouse.types import ChoiceFinished, Event, RequestFinished
+from enginehouse.types import Event, RequestFinished
 from enginehouse_remote.bodies import Body
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response, of_stream
 from enginehouse_remote.options import RemoteOptions
@@ -32,8 +32,6 @@ class RemoteGeneration:
     server stops working when its client leaves.
     """
 
-    num_prompt_tokens = 0  # the server says it with the usage, at the end
-
     def __init__(
         self,
         servers: Servers,
@@ -42,6 +40,7 @@ class RemoteGeneration:
         new_stream: Callable[[], AnswerStream],
         on_end: Callable[[RemoteGeneration], None],
     ) -> None:
+        self.num_prompt_tokens = 0  # the server says it with the usage, at the end
         self._servers, self._options = servers, options
         self._body, self._new_stream = body, new_stream
         self._content = msgspec.json.encode(body.data)
@@ -158,7 +157,9 @@ class RemoteGeneration:
             events = stream.finish(prefill_s=began - self._began, decode_s=ended - began)
         except GenerationFailed as error:
             raise ServerFailed(EngineDead(error.message), is_down=False) from error
-        assert isinstance(events[-1], RequestFinished) and any(isinstance(event, ChoiceFinished) for event in events)
+        summary = events[-1]
+        assert isinstance(summary, RequestFinished)
+        self.num_prompt_tokens = summary.num_prompt_tokens
         self._arrived.put_nowait(events)
 
     async def _next(self, chunks: AsyncGenerator[dict[str, Any], None], server: Server) -> dict[str, Any] | None:

@@ -49,7 +49,7 @@ def conform(
     checks = _chosen(numbers)
     target = connect(url, model, key, origin)
     console = Console()
-    console.print(Text(f"{target.url}, model {target.model}: {len(checks)} checks"))
+    console.print(Text(f"{target.url}, model {target.model}: {len(checks)} checks"), soft_wrap=True)
     with console.status("") as status:
         results = list(run_checks(target, checks, timeout_s, lambda check: status.update(Text(_named(check)))))
     console.print(_table(results))

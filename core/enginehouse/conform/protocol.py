@@ -49,7 +49,7 @@ def _unknown_model(target: Target) -> None:
         "a chat with '../../etc'": target.chat(model="../../etc"),
     }
     for what, answer in answers.items():
-        require(answer.status == 404, f"{what} was answered {answer.shown()}")
+        require(answer.status == 404, f"{what} was answered with {answer.shown()}")
         error = (answer.json() or {}).get("error") or {}
         require(error.get("code") == "model_not_found", f"{what}: the code is {error.get('code')!r}")
 
@@ -104,15 +104,15 @@ def _keys(target: Target) -> None:
             ("a wrong scheme", {"Authorization": f"Basic {target.key}"}),
         ):
             answer = target.send(method, target.root + path, sent, headers, has_key=False)
-            require(answer.status == 401, f"{path} with {what} was answered {answer.shown()}")
+            require(answer.status == 401, f"{path} with {what} was answered with {answer.shown()}")
             require(isinstance((answer.json() or {}).get("error"), dict), f"{path} with {what}: no error object")
 
 
 def _http(target: Target) -> None:
     wrong_method = target.get("/chat/completions")
-    require(wrong_method.status == 405, f"GET on the chat address was answered {wrong_method.shown()}")
+    require(wrong_method.status == 405, f"GET on the chat address was answered with {wrong_method.shown()}")
     unknown = target.get("/no/such/address")
-    require(unknown.status == 404, f"an unknown address was answered {unknown.shown()}")
+    require(unknown.status == 404, f"an unknown address was answered with {unknown.shown()}")
     for answer in (wrong_method, unknown):
         require(isinstance((answer.json() or {}).get("error"), dict), f"no error object: {answer.shown()}")
 
@@ -121,7 +121,7 @@ def _cors(target: Target) -> None:
     if target.origin is None:
         raise NotOffered("no allowed origin was given (--origin)")
     preflight = _preflight(target, target.origin)
-    require(preflight.status in (200, 204), f"a preflight was answered {preflight.shown()}")
+    require(preflight.status in (200, 204), f"a preflight was answered with {preflight.shown()}")
     _check_allows(preflight, target.origin, "a preflight")
     allowed = preflight.headers.get("access-control-allow-headers", "").lower()
     require("authorization" in allowed or allowed == "*", f"a preflight allows the headers {allowed!r}")

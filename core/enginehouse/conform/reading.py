@@ -42,7 +42,7 @@ class Stream:
 
 def answered(answer: Answer, what: str = "the request") -> dict[str, Any]:
     """The JSON of an answer that must be 200."""
-    require(answer.status == 200, f"{what} was answered {answer.shown()}")
+    require(answer.status == 200, f"{what} was answered with {answer.shown()}")
     data = answer.json()
     if not isinstance(data, dict):
         raise CheckFailed(f"{what} was answered with no JSON object: {answer.shown()}")
@@ -58,7 +58,7 @@ def offered(answer: Answer, what: str) -> dict[str, Any]:
 
 def refused(answer: Answer, what: str, param: str | None = None) -> None:
     """Require a client error in OpenAI's form; where ``param`` is given it must name that field."""
-    require(answer.status in (400, 415, 422), f"{what} was answered {answer.shown()}")
+    require(answer.status in (400, 415, 422), f"{what} was answered with {answer.shown()}")
     data = answer.json()
     error = data.get("error") if isinstance(data, dict) else None
     if not isinstance(error, dict):
@@ -79,7 +79,7 @@ def content_of(data: dict[str, Any], index: int = 0) -> str:
 
 def read_stream(answer: Answer, what: str = "the stream") -> Stream:
     """Take a streamed answer apart, strictly."""
-    require(answer.status == 200, f"{what} was answered {answer.shown()}")
+    require(answer.status == 200, f"{what} was answered with {answer.shown()}")
     kind = answer.headers.get("content-type", "")
     require(kind.startswith("text/event-stream"), f"{what} has the content type {kind!r}")
     try:

@@ -95,7 +95,7 @@ def _odd_characters(target: Target) -> None:
         ("1,000 emoji", "🧑🏽" * 100),
     ):
         answer = target.chat(messages=[{"role": "user", "content": content}], max_tokens=2)
-        require(answer.status < 500, f"{name} in a message was answered {answer.shown()}")
+        require(answer.status < 500, f"{name} in a message was answered with {answer.shown()}")
     answered(target.chat(max_tokens=2), "a plain request afterwards")
 
 

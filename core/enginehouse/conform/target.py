@@ -15,6 +15,9 @@ from attrs import define, evolve, field, frozen
 __all__ = ["Answer", "OutOfTime", "Target"]
 
 
+_MAX_SHOWN_CHARS = 120
+
+
 class OutOfTime(Exception):
     """The deadline of the check has passed."""
 
@@ -37,8 +40,16 @@ class Answer:
             return None
 
     def shown(self) -> str:
-        """The answer in short, for messages."""
-        return f"{self.status} {self.body[:160].decode('utf-8', 'replace')}".replace("\n", " ")
+        """The answer in short, for messages: an error's message, an answer's text, else how the body begins."""
+        data = self.json()
+        if isinstance(data, dict):
+            error = data.get("error", data.get("detail"))
+            said = error.get("message") if isinstance(error, dict) else error
+            if said is None and isinstance(data.get("choices"), list):
+                return f"{self.status} and an answer"
+            if isinstance(said, str) and said:
+                return _short(f"{self.status}: {said}")
+        return _short(f"{self.status} {self.body[:400].decode('utf-8', 'replace')}")
 
 
 @define
@@ -165,6 +176,11 @@ class Target:
             if not chunk:
                 return
             yield chunk
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _encode(data: Any) -> bytes:

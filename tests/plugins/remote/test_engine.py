@@ -400,3 +400,37 @@ def test_addresses_match_and_nothing_else() -> None:
     assert base_url("https://a/api/v1/") == "https://a/api/v1"
     with pytest.raises(ValueError, match="no address"):
         RemoteOptions(urls=("localhost:8000",))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "param"),
+    [
+        (SamplingParams(min_p=0.1), "min_p"),
+        (SamplingParams(top_k=5), "top_k"),
+        (SamplingParams(extensions={"xtc": {"xtc_probability": 0.5}}), "xtc_probability"),
+    ],
+)
+async def test_default_that_the_server_cannot_honour_is_refused_and_not_dropped(
+    small_server: Any, sampling: SamplingParams, param: str
+) -> None:
+    """Also what no request gave: the settings of a model may hold it."""
+    server = await small_server()
+    engine = await open_engine(server)
+    with pytest.raises(UnsupportedParameter) as refused:
+        await engine.submit(chat(sampling=sampling))
+    await engine.close()
+
+    assert refused.value.param == param
+    assert server.requests == []
+
+
+async def test_parameters_of_the_settings_widen_and_narrow_what_is_honoured(small_server: Any) -> None:
+    server = await small_server()
+    engine = await open_engine(server, parameters=("min_p", "xtc_probability"), without=("seed",))
+    extended = SamplingParams(min_p=0.1, seed=77, extensions={"xtc": {"xtc_probability": 0.5}})
+    await read(engine, chat(sampling=extended))
+    await engine.close()
+
+    request = server.requests[0]
+    assert (request["min_p"], request["xtc_probability"], "seed" in request) == (0.1, 0.5, False)
+    assert "seed" in engine.info.engine.refused
