@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from enginehouse.backend import Match, ModelSource, Probe
 from enginehouse.cli import main
+from enginehouse.cli.choosing import choose_models
 from enginehouse.config import PluginsSettings, load_settings
 from enginehouse.errors import ModelLoadError
 from enginehouse.models.choice import choose_backend, judge_all
@@ -234,6 +235,19 @@ def test_hub_folder_is_where_the_hubs_tools_put_it() -> None:
 
 
 # -- what users see --------------------------------------------------------------------------------
+
+
+def test_served_names_are_short_where_sources_are_long(hub: Path, tmp_path: Path) -> None:
+    folder = gguf(tmp_path / "repo", "m-Q4_K_M.gguf", "m-Q8_0.gguf")
+    registry = PluginRegistry.load(PluginsSettings(allow=("remote",)), builtin=["fake"])
+
+    def names(argument: str, backend: str) -> list[str]:
+        return list(choose_models([argument], backend, {}, registry))
+
+    assert names("http://localhost:8000/v1", "remote") == ["localhost:8000"]
+    assert names("owner/packed:Q4_K_M", "fake") == ["owner/packed:Q4_K_M"]
+    assert names("owner/plain", "fake") == ["owner/plain"]
+    assert names(f"{folder}:Q8_0", "fake") == ["m-Q8_0"]
 
 
 def test_doctor_shows_backends_and_why_one_opens_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -434,3 +434,45 @@ async def test_parameters_of_the_settings_widen_and_narrow_what_is_honoured(smal
     request = server.requests[0]
     assert (request["min_p"], request["xtc_probability"], "seed" in request) == (0.1, 0.5, False)
     assert "seed" in engine.info.engine.refused
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [("stop", "stop"), ("length", "length"), ("content_filter", "content_filter"), ("tool_calls", "stop")],
+)
+async def test_ends_keep_their_meaning(small_server: Any, there: str, here: str) -> None:
+    async def answer(request: Any, wire: Any) -> None:
+        wire.head(content_type="text/event-stream")
+        await wire.text("x")
+        await wire.end(there)
+
+    engine = await open_engine(await small_server(answer))
+    events = await read(engine, chat())
+    await engine.close()
+
+    finished = next(event for event in events if isinstance(event, ChoiceFinished))
+    summary = events[-1]
+    assert isinstance(summary, RequestFinished)
+    assert finished.finish_reason == here
+    assert summary.num_completion_tokens == 1  # a server that counts nothing gets its pieces counted
+
+
+async def test_client_that_leaves_before_the_answer_begins_is_gone_there_too(small_server: Any) -> None:
+    async def waits(request: Any, wire: Any) -> None:
+        await asyncio.sleep(60)
+
+    server = await small_server(waits)
+    engine = await open_engine(server)
+    submitting = asyncio.ensure_future(engine.submit(chat()))
+    for _ in range(100):
+        if server.requests:
+            break
+        await asyncio.sleep(0.02)
+    submitting.cancel()
+    await asyncio.gather(submitting, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    stats = await engine.stats()
+    await engine.close()
+
+    assert server.num_left == 1
+    assert stats.num_running == 0

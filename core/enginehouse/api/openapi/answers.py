@@ -39,8 +39,8 @@ _COUNT: JsonSchema = {"type": "integer", "minimum": 0}
 _LOGPROB: JsonSchema = {"type": "number", "maximum": 0}
 _BYTES: JsonSchema = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
 _TIME: JsonSchema = {"type": "integer", "description": "Unix time in seconds."}
-_FINISH: JsonSchema = {"enum": ["stop", "length", "tool_calls"]}
-_FINISH_OR_NULL: JsonSchema = {"enum": ["stop", "length", "tool_calls", None]}
+_FINISH: JsonSchema = {"enum": ["stop", "length", "tool_calls", "content_filter"]}
+_FINISH_OR_NULL: JsonSchema = {"enum": ["stop", "length", "tool_calls", "content_filter", None]}
 
 _CHAT_TOKEN = {"token": _TEXT, "logprob": _LOGPROB, "bytes": _BYTES}
 _HEAD = {"id": _TEXT, "created": _TIME, "model": _TEXT, "system_fingerprint": _TEXT}
