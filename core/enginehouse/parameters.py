@@ -7,6 +7,7 @@ of defaults that has one, else from the built-in ones; where each came from is k
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -54,6 +55,7 @@ int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
 MAX_STOP_TOKENS = 1024
 
 StopField = str | tuple[str, ...] | None
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 _SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
 _STOPPING_NAMES = frozenset(StopParams.__struct_fields__)
 
@@ -323,8 +325,8 @@ def _check_min_tokens(request: GenerateRequest, stopping: Mapping[str, Any]) -> 
 
 
 def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
-    """``bias`` by token id; every key that is none is named at once."""
-    ids = {key: int(key) for key in bias if str(key).isdecimal() and str(key).isascii() and len(str(key)) < 19}
+    """``bias`` by token id; every key that is none is named at once. One id has one spelling, or two could differ."""
+    ids = {key: int(key) for key in bias if _TOKEN_ID.fullmatch(str(key))}
     wrong = [key for key in bias if not 0 <= ids.get(key, -1) < vocab_size]
     if wrong:
         named = ", ".join(repr(key) for key in wrong[:20]) + (", ..." if len(wrong) > 20 else "")

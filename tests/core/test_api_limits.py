@@ -52,10 +52,22 @@ def test_limits_are_settings(narrow: httpx.Client) -> None:
     refused(chat(messages=[chat()["messages"][0], long]), 400, "messages[1]")
     refused(chat(messages=[{"role": "user", "content": "x"}] * 4), 400, "messages")
     refused(chat(logit_bias={"1": [[[[[[1]]]]]]}), 400)
+    refused(chat(nobody_knows_me=[[[[[[1]]]]]]), 400)
     refused(chat(), 431, filler="x" * 2000)
     assert narrow.post("/v1/chat/completions", json=chat(), headers={"filler": "x" * 1500}).status_code == 200
     fits = [{"role": "user", "content": "x" * 250}] * 3
     assert narrow.post("/v1/chat/completions", json=chat(messages=fits)).status_code == 200
+
+
+def test_a_body_that_says_it_is_too_long_is_not_waited_for(narrow: httpx.Client) -> None:
+    address = (narrow.base_url.host, narrow.base_url.port)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(head + b"content-length: 9999999999\r\n\r\n{")
+        received = connection.recv(65536)
+
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert narrow.post("/v1/chat/completions", json=chat()).status_code == 200
 
 
 @pytest.mark.parametrize("chunks", [1, 50])

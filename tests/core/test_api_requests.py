@@ -170,6 +170,16 @@ def test_plugin_fields_are_known_and_checked(client: httpx.Client) -> None:
     assert error_of(client.post("/v1/chat/completions", json=CHAT | {"spice": "x"}), 400)["param"] == "spice"
 
 
+@pytest.mark.parametrize("name", ["max_completion_tokens", "top_logprobs"])
+def test_fields_of_chats_are_refused_elsewhere(client: httpx.Client, reporting: httpx.Client, name: str) -> None:
+    body = {"prompt": "a", name: 3}
+
+    refused = error_of(client.post("/v1/completions", json=body), 400)
+    assert (refused["param"], refused["code"]) == (name, "unsupported_parameter")
+    assert reporting.post("/v1/completions", json=body).headers["x-enginehouse-unsupported"] == name
+    assert "x-enginehouse-ignored" not in client.post("/v1/completions", json={"prompt": "a", name: None}).headers
+
+
 # -- reporting mode and limits ------------------------------------------------------------------------
 
 

@@ -194,6 +194,13 @@ def test_logit_bias_keys_are_token_ids() -> None:
     assert "'10'" in caught.value.message and "'x'" in caught.value.message and "'3'" not in caught.value.message
 
 
+@pytest.mark.parametrize("other", ["03", "+3", "3.0", " 3", "٣"])
+def test_logit_bias_of_one_token_has_one_spelling(other: str) -> None:
+    """Else two values for one token could be given, and one of them would be dropped."""
+    with pytest.raises(InvalidRequest, match="logit_bias: keys must be token ids"):
+        effective_parameters(request(sampling={"logit_bias": {"3": 1, other: -100}}), (), 10, LIMITS)
+
+
 def test_plugin_fields_merge_by_field() -> None:
     defaults = Defaults(extensions={"xtc": {"a": 1, "b": 2}})
     given = request(extensions={"xtc": {"b": 3}, "typ": {"c": 4}})

@@ -32,7 +32,7 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
         if num_bytes > max_bytes:
-            raise BodyTooLarge(f"The request body is longer than {max_bytes} bytes (limits.max_body_bytes).")
+            raise BodyTooLarge.of(max_bytes)
         more = message.get("more_body", False)
     return b"".join(chunks)
 

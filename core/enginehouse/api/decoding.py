@@ -235,13 +235,13 @@ class BodyDecoder(Generic[_B_co]):
             raise refuse(unsupported[0])
         self._check_sizes(data, len(body))
         try:
-            known = {
-                name: (check_depth if name in self._keeping_nulls else without_nulls)(
-                    value, self._limits.max_json_depth
-                )
-                for name, value in data.items()
-                if name in self._own or name in self._declared
-            }
+            known = {}
+            for name, value in data.items():
+                is_known_here = name in self._own or name in self._declared
+                keeps_nulls = name in self._keeping_nulls or not is_known_here
+                kept = (check_depth if keeps_nulls else without_nulls)(value, self._limits.max_json_depth)
+                if is_known_here:
+                    known[name] = kept
             if caller.profile.usage_by_default and isinstance(known.get("stream_options"), dict):
                 known["stream_options"].setdefault("include_usage", True)
         except (InvalidRequest, RecursionError) as error:

@@ -38,6 +38,11 @@ __all__ = ["BodyTooLarge", "ClientLeft", "ErrorAnswer", "MissingScope", "describ
 class BodyTooLarge(EnginehouseError):
     """The body is longer than ``limits.max_body_bytes``."""
 
+    @classmethod
+    def of(cls, max_bytes: int) -> BodyTooLarge:
+        """For a body of more than ``max_bytes`` bytes."""
+        return cls(f"The request body is longer than {max_bytes} bytes (limits.max_body_bytes).")
+
 
 class ClientLeft(EnginehouseError):
     """The client closed the connection before its request was complete; nobody reads the answer."""

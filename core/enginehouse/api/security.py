@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from enginehouse.api.access import RECORD_KEY, AccessRecord
 from enginehouse.api.caller import CALLER_KEY, Caller, caller_of, split_compat
 from enginehouse.api.doors import PUBLIC
-from enginehouse.api.errors import ErrorAnswer, describe, http_error
+from enginehouse.api.errors import BodyTooLarge, ErrorAnswer, describe, http_error
 from enginehouse.api.origins import Headers, Origins, is_preflight
 from enginehouse.config import Settings, is_loopback
 from enginehouse.keys import KeyRecord, load_keys
@@ -48,6 +48,7 @@ class Guard:
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
+        self._max_body_bytes = settings.limits.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -81,6 +82,7 @@ class Guard:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         refusal = refusal or self._check_key(scope, key) or _check_content_type(scope, headers)
+        refusal = refusal or self._check_length(headers)
         if refusal is not None:
             note_outcome(scope, refusal.code)
             await _send_error(send, refusal, scope)
@@ -116,6 +118,12 @@ class Guard:
             return None
         message = "A valid API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
         return http_error(401, message, www_authenticate="Bearer")
+
+    def _check_length(self, headers: Headers) -> ErrorAnswer | None:
+        """A body that says how long it is need not be read to be refused."""
+        length = headers.get(b"content-length", b"")
+        too_long = length.isdigit() and int(length) > self._max_body_bytes
+        return describe(BodyTooLarge.of(self._max_body_bytes)) if too_long else None
 
 
 class _Hosts:

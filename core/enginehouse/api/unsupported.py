@@ -30,6 +30,8 @@ _GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
             "enable_thinking": (),
             "chat_template_kwargs": ({},),
             "prediction": (),
+            "max_completion_tokens": (),
+            "top_logprobs": (0,),
         },
     ),
     (
