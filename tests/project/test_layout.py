@@ -43,11 +43,11 @@ def test_every_plugin_has_tests() -> None:
 
 def test_every_backend_has_its_extra_marker_and_environment() -> None:
     first_party = {record.name for record in PluginRegistry.load(PluginsSettings()).plugins if not record.error}
-    backends = {"hf", "llamacpp", "mlx"} & first_party
+    backends = {"hf", "llamacpp", "mlx", "remote"} & first_party
     project = pyproject()
     markers = {marker.split(":")[0] for marker in project["tool"]["pytest"]["ini_options"]["markers"]}
 
-    assert backends == {"hf", "llamacpp", "mlx"}
+    assert backends == {"hf", "llamacpp", "mlx", "remote"}
     assert backends <= set(project["project"]["optional-dependencies"])
     assert backends <= markers
     assert backends <= tox_environments()

@@ -108,7 +108,8 @@ def test_test_command_is_what_continuous_integration_runs() -> None:
 def test_environments_named_in_the_documents_exist() -> None:
     default = {name.strip() for name in tox_ini()["tox"]["env_list"].split(",")}
 
-    assert default == {"lint", "types", "imports", "core", "examples", "package", "llamacpp", "runners"}
+    backends = {"llamacpp", "remote", "runners"}
+    assert default == {"lint", "types", "imports", "core", "examples", "third-party", "package"} | backends
     assert default <= tox_environments()
     for name in default:
         assert f"`{name}`" in (ROOT / "README.md").read_text()
