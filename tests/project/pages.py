@@ -6,6 +6,7 @@ A test compares; a page that is out of date fails and names this command.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -39,7 +40,7 @@ def page_parts() -> dict[str, dict[str, str]]:
         "docs/api.md": {"parameters": parameter_table()},
         "docs/architecture.md": {"modules": _modules()},
         "docs/configuration.md": {"settings": _settings()},
-        "docs/plugins.md": {"hooks": _hooks()},
+        "docs/plugins.md": {"hooks": _hooks(), "suites": _suites()},
         "docs/profiles.md": {"profiles": _profiles()},
         "docs/sampling.md": {"steps": step_table(), "fields": field_table()},
         "docs/structured.md": {
@@ -201,6 +202,19 @@ def _hooks() -> str:
         hook = getattr(hookspecs, name)
         text += f"### `{name}`\n\n{_as_markdown(inspect.getdoc(hook) or '')}\n\n"
     return text
+
+
+def _suites() -> str:
+    """One row per contract suite: its module, what it proves, and how many tests that are."""
+    rows = ["| import from `enginehouse.testing.` | suite | proves | tests |\n", "|---|---|---|---|\n"]
+    for path in sorted((ROOT / "core/enginehouse/testing").glob("*_contract.py")):
+        module = importlib.import_module(f"enginehouse.testing.{path.stem}")
+        (name,) = [name for name in module.__all__ if name.endswith("Contract")]
+        suite = getattr(module, name)
+        sentence = _plain(re.split(r"(?<=\.)\s|\n\n", inspect.getdoc(suite) or "", maxsplit=1)[0])
+        num_tests = sum(test.startswith("test_") for test in dir(suite))
+        rows.append(f"| `{path.stem}` | `{name}` | {sentence} | {num_tests} |\n")
+    return "".join(rows)
 
 
 def _as_markdown(docstring: str) -> str:

@@ -1,29 +1,39 @@
-"""The llama.cpp runner keeps the Runner contract on both local models."""
+"""The llama.cpp backend keeps the contracts of backends, runners and engines, on both local models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from enginehouse.backend import Runner
+from enginehouse.backend import ModelSource, Runner
+from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.engine_contract import EngineContract
 from enginehouse.testing.runner_contract import RunnerContract
+from enginehouse_llamacpp.backend import LlamaCppBackend
+from enginehouse_llamacpp.options import LlamaCppOptions
 
 pytestmark = pytest.mark.llamacpp
 
 
-class TestSmolLM2(RunnerContract):
+def small(path: Path, **options: Any) -> ModelUnderTest:
+    """A cache that the suites can fill."""
+    settings = LlamaCppOptions(
+        **{"context": 192, "cache_tokens": 256, "slots": 4, "max_sequences": 8, "n_batch": 64, "threads": 1, **options}
+    )
+    return ModelUnderTest(backend=LlamaCppBackend(), source=ModelSource(str(path), path), options=settings)
+
+
+class TestSmolLM2(BackendContract, RunnerContract, EngineContract):
     """Batch-invariant, so all rows must be equal to the last bit, whatever was moved in between."""
 
     num_random_steps = 120
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_runner(cls, smollm_path: Path, open_runner: Callable[..., Runner]) -> Callable[[], Runner]:
-        return lambda: open_runner(
-            smollm_path, context=192, cache_tokens=256, slots=4, max_sequences=8, n_batch=64, threads=1
-        )
+    def model(cls, smollm_path: Path) -> ModelUnderTest:
+        return small(smollm_path)
 
     def test_rows_are_equal_to_the_last_bit(self, runner: Runner) -> None:
         """The claim under which the rest of this class compares exactly."""
@@ -41,10 +51,8 @@ class TestGemma3(RunnerContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_runner(cls, gemma_path: Path, open_runner: Callable[..., Runner]) -> Callable[[], Runner]:
-        return lambda: open_runner(
-            gemma_path, context=192, cache_tokens=256, slots=4, max_sequences=8, n_batch=64, threads=1
-        )
+    def model(cls, gemma_path: Path) -> ModelUnderTest:
+        return small(gemma_path)
 
 
 @pytest.mark.slow
@@ -53,14 +61,5 @@ class TestGemma3WithWindowOnly(TestGemma3):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_runner(cls, gemma_path: Path, open_runner: Callable[..., Runner]) -> Callable[[], Runner]:
-        return lambda: open_runner(
-            gemma_path,
-            context=192,
-            cache_tokens=256,
-            slots=4,
-            max_sequences=8,
-            n_batch=64,
-            threads=1,
-            swa_full=False,
-        )
+    def model(cls, gemma_path: Path) -> ModelUnderTest:
+        return small(gemma_path, swa_full=False)

@@ -1,4 +1,4 @@
-"""The mlx runner keeps the Runner contract, on models with and without sliding windows."""
+"""The mlx backend keeps the contracts of backends, runners and engines, on models with and without sliding windows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import ModelSource, Runner
+from enginehouse.backend import ModelSource
+from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.engine_contract import EngineContract
 from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 
@@ -22,13 +24,13 @@ class _TinyModelContract(RunnerContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_runner(cls, tiny_model: Callable[[str], Path]) -> Callable[[], Runner]:
+    def model(cls, tiny_model: Callable[[str], Path]) -> ModelUnderTest:
         path = tiny_model(cls.architecture)
         options = MlxOptions(context=64, slots=4, max_batch_tokens=128)
-        return lambda: MlxBackend().open(ModelSource(str(path), path), options, lambda _share, _what: None)
+        return ModelUnderTest(backend=MlxBackend(), source=ModelSource(str(path), path), options=options)
 
 
-class TestLlama(_TinyModelContract):
+class TestLlama(_TinyModelContract, BackendContract, EngineContract):
     architecture = "llama"
 
 
@@ -42,7 +44,7 @@ class TestQwen3(_TinyModelContract):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-class TestSmolLM2(RunnerContract):
+class TestSmolLM2(RunnerContract, EngineContract):
     """A real model with thirty layers, in float32."""
 
     max_logit_difference = 0.01
@@ -50,7 +52,7 @@ class TestSmolLM2(RunnerContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_runner(cls, smollm2_folder: Path) -> Callable[[], Runner]:
+    def model(cls, smollm2_folder: Path) -> ModelUnderTest:
         source = ModelSource(str(smollm2_folder), smollm2_folder)
         options = MlxOptions(context=64, slots=4, max_batch_tokens=128)
-        return lambda: MlxBackend().open(source, options, lambda _share, _what: None)
+        return ModelUnderTest(backend=MlxBackend(), source=source, options=options)

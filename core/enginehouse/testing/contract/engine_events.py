@@ -75,7 +75,9 @@ class EngineEventContract(EngineContractBase):
         stop = whole[4]
         answer = engine.ask(stop_token_ids=(stop,))
 
-        assert answer.token_ids() == whole[: whole.index(stop)]
+        shown = answer.token_ids()
+        assert shown == whole[: len(shown)]
+        assert 0 <= whole.index(stop) - len(shown) <= 3, "only an unfinished character may be missing"
         assert answer.finished().stop_reason == stop
         assert answer.finished().num_tokens == whole.index(stop) + 1
 
