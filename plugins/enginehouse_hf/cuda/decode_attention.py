@@ -72,9 +72,10 @@ def _attend(
         place = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64)
         at_keys = keys + ((place * NUM_KV + kv_head) * DIM)[:, None] + column[None, :]
         k = tl.load(at_keys, mask=inside[:, None] & is_dim, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        # The conversions are for torch.compile, which passes plain numbers as float64.
+        scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale).to(tl.float32)
         if HAS_SOFTCAP:
-            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
+            scores = (softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))).to(tl.float32)
         scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         shrink = tl.exp2(best - higher)

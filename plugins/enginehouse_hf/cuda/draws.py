@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["draw_rows"]
 
-_BLOCK = 8192
+_BLOCK = 4096
 _WARPS = 16
 _ROOM = 32_768  # tokens that a search may set aside
 
@@ -156,21 +156,32 @@ def _reaches(mass, target, IS_STRICT: tl.constexpr):
 
 
 @triton.jit
-def _collect(row, width, low, high, values, ids, ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy the tokens with keys in [low, high), in order of their ids; how many there are, even if more than fit."""
+def _collect(
+    source, size, low, high, values, ids,
+    IS_ROW: tl.constexpr, ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy the tokens with keys in [low, high), in order of their ids; how many there are, even if more than fit.
+
+    ``source`` is the whole row, or ``values`` itself, which then shrinks in place: what is written lies before what is
+    read next, and the sum in each turn keeps the threads together.
+    """
     seen = tl.full([], 0, tl.int32)
     tl.debug_barrier()  # what an earlier search wrote here has been read
-    for start in range(0, width, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < width
-        value = tl.load(row + columns, mask=inside, other=float("-inf"))
+    for start in range(0, size, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < size
+        value = tl.load(source + index, mask=inside, other=float("-inf"))
+        token = index
+        if not IS_ROW:
+            token = tl.load(ids + index, mask=inside, other=0)
         key = _key(value.to(tl.float32), SHIFT)
         wanted = (key >= low) & (key < high) & inside
         num_wanted = tl.sum(wanted.to(tl.int32), 0)
+        tl.debug_barrier()
         if num_wanted > 0:
             place = seen + tl.cumsum(wanted.to(tl.int32), 0) - 1
             tl.store(values + place, value, mask=wanted & (place < ROOM))
-            tl.store(ids + place, columns, mask=wanted & (place < ROOM))
+            tl.store(ids + place, token, mask=wanted & (place < ROOM))
         seen += num_wanted
     tl.debug_barrier()  # every thread sees what the others wrote
     return seen
@@ -183,8 +194,8 @@ def _find_mass(
 ):  # fmt: skip
     """The largest key at which the tokens from it upwards hold ``target``; their mass, and that of those above it.
 
-    Also whether the tokens between two rungs of the ladder, among which it lies, were few enough to be collected, and
-    how many they are: all further passes read these only.
+    Also how many tokens were collected around that key, at most ROOM unless all their logits are equal: the search
+    narrows the range in passes over the row until they fit, and then goes on among them.
     """
     a, b, c, d, total, at_a, at_b, at_c, at_d = ladder
     low, high, at_low, at_high = bottom, top, total, total * 0.0
@@ -195,28 +206,32 @@ def _find_mass(
         is_a = _reaches(at_a, target, IS_STRICT)
         high, at_high = tl.where(is_a, high, a), tl.where(is_a, at_high, at_a)
         low, at_low = tl.where(is_a, a, low), tl.where(is_a, at_a, at_low)
-    size = _collect(row, width, low, high, values, ids, ROOM, SHIFT, BLOCK)
-    is_short = size <= ROOM
-    source = row
-    above = at_high
-    if is_short:
-        source = values
-        at_low -= above
-        at_high -= above
-    else:
-        size = width
-        above = above * 0.0
-    target -= above
+    size = _collect(row, width, low, high, values, ids, True, ROOM, SHIFT, BLOCK)
     num_rounds = 0
-    while high - low > 1:
+    while (size > ROOM) & (high - low > 1):
         x, y, z = _cuts(low, high, num_rounds, SHIFT)
-        at_x, at_y, at_z = _masses(source, size, highest, inverse, x, y, z, SHIFT, BLOCK)
+        at_x, at_y, at_z = _masses(row, width, highest, inverse, x, y, z, SHIFT, BLOCK)
         low, high, at_low, at_high = _narrow(
             low, high, at_low, at_high, x, y, z, at_x, at_y, at_z,
             _reaches(at_x, target, IS_STRICT), _reaches(at_y, target, IS_STRICT), _reaches(at_z, target, IS_STRICT),
         )  # fmt: skip
+        size = _collect(row, width, low, high, values, ids, True, ROOM, SHIFT, BLOCK)
         num_rounds += 1
-    return low, at_low + above, at_high + above, is_short, size
+    above = at_high  # of what is collected; everything collected lies below
+    num_rounds = 0
+    while high - low > 1:
+        x, y, z = _cuts(low, high, num_rounds, SHIFT)
+        at_x, at_y, at_z = _masses(values, size, highest, inverse, x, y, z, SHIFT, BLOCK)
+        at_x, at_y, at_z = at_x + above, at_y + above, at_z + above
+        low, high, at_low, at_high = _narrow(
+            low, high, at_low, at_high, x, y, z, at_x, at_y, at_z,
+            _reaches(at_x, target, IS_STRICT), _reaches(at_y, target, IS_STRICT), _reaches(at_z, target, IS_STRICT),
+        )  # fmt: skip
+        if size > BLOCK:
+            size = _collect(values, size, low, high, values, ids, False, ROOM, SHIFT, BLOCK)
+            above = at_high
+        num_rounds += 1
+    return low, at_low, at_high, size
 
 
 @triton.jit
@@ -277,7 +292,7 @@ def _draw_weighted(
         mass = tl.minimum(mass, mass_above + _weight(key, highest, inverse, SHIFT) * kept)
     if top_p < 1.0:
         target = top_p * mass
-        key, _, mass_above, _, _ = _find_mass(
+        key, _, mass_above, _ = _find_mass(
             row, width, highest, inverse, target, bottom, top, ladder, values, ids, False, ROOM, SHIFT, BLOCK
         )
         weight = _weight(key, highest, inverse, SHIFT)
@@ -290,20 +305,16 @@ def _draw_weighted(
         mass_min, _, _ = _masses(row, width, highest, inverse, key, key, key, SHIFT, BLOCK)
         mass = tl.minimum(mass, mass_min)
     target = number * mass
-    key, reached_mass, mass_above, is_short, size = _find_mass(
+    key, reached_mass, mass_above, size = _find_mass(
         row, width, highest, inverse, target, bottom, top, ladder, values, ids, True, ROOM, SHIFT, BLOCK
     )
     weight = _weight(key, highest, inverse, SHIFT)
     num_same = ((reached_mass - mass_above) / weight + 0.5).to(tl.int32)
     rank = tl.floor((target - mass_above) / weight).to(tl.int32)
     rank = tl.maximum(tl.minimum(rank, num_same - 1), 0)
-    source = row
-    if is_short:
-        source = values
-    token = _locate(source, size, key, rank, SHIFT, BLOCK)
-    if is_short:
-        token = tl.load(ids + tl.maximum(token, 0))
-    return token
+    if size > ROOM:
+        return _locate(row, width, key, rank, SHIFT, BLOCK)
+    return tl.load(ids + tl.maximum(_locate(values, size, key, rank, SHIFT, BLOCK), 0))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
