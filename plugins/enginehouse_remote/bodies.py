@@ -42,10 +42,10 @@ def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
     logprobs = request.sampling.num_logprobs
     if request.chat is None:
         if logprobs is not None:
-            data["logprobs"] = logprobs
+            data["logprobs"] = max(logprobs, kind.min_top_logprobs)
         return Body("/completions", data | {"prompt": _prompt(request)})
     if logprobs is not None:
-        data |= {"logprobs": True, "top_logprobs": logprobs}
+        data |= {"logprobs": True, "top_logprobs": max(logprobs, kind.min_top_logprobs)}
     return Body("/chat/completions", data | _chat(request.chat, kind))
 
 

@@ -155,8 +155,8 @@ class RemoteGeneration:
         began = began or ended
         try:
             events = stream.finish(prefill_s=began - self._began, decode_s=ended - began)
-        except GenerationFailed as error:
-            raise ServerFailed(EngineDead(error.message), is_down=False) from error
+        except EngineDead as error:
+            raise ServerFailed(error, is_down=False) from error
         summary = events[-1]
         assert isinstance(summary, RequestFinished)
         self.num_prompt_tokens = summary.num_prompt_tokens

@@ -37,6 +37,7 @@ class KindOfServer:
         names: how it calls those that it calls otherwise.
         off: values that switch a parameter off there, where ours mean something else.
         constraints: what it can make answers look like.
+        min_top_logprobs: fewest alternatives that it can be asked for; with fewer it reports nothing at all.
         constraint_fields: kind of constraint to the field that takes its text; ``structured_outputs`` takes the others.
         switch: whether it takes the field ``enable_thinking``; else the switch goes through the template's variables.
     """
@@ -45,6 +46,7 @@ class KindOfServer:
     names: Mapping[str, str] = field(factory=dict)
     off: Mapping[str, int] = field(factory=dict)
     constraints: tuple[ConstraintKind, ...] = _SCHEMAS
+    min_top_logprobs: int = 0
     constraint_fields: Mapping[str, str] = field(factory=dict)
     switch: bool = False
 
@@ -87,6 +89,7 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
             ),
             names={"repetition_penalty": "repeat_penalty"},
             constraints=(*_SCHEMAS, "gbnf"),
+            min_top_logprobs=1,
             constraint_fields={"gbnf": "grammar"},
         ),
     }

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import define, field
+from msgspec import structs
 
-from enginehouse.errors import GenerationFailed
+from enginehouse.errors import EngineDead, GenerationFailed
 from enginehouse.types import (
     CallDelta,
     ChoiceFinished,
@@ -41,6 +42,8 @@ class _Choice:
     stop_reason: str | int | None = None
     calls: dict[int, int] = field(factory=dict)
     num_pieces: int = 0
+    has_text: bool = False
+    has_logprobs: bool = False
 
 
 class AnswerStream:
@@ -48,12 +51,12 @@ class AnswerStream:
 
     Args:
         num_choices: answers that were asked for.
-        wants_logprobs: report log-probabilities where the server gives any.
+        num_logprobs: alternatives to report per token; None reports nothing.
     """
 
-    def __init__(self, num_choices: int, wants_logprobs: bool) -> None:
+    def __init__(self, num_choices: int, num_logprobs: int | None) -> None:
         self._choices = [_Choice() for _ in range(num_choices)]
-        self._wants_logprobs = wants_logprobs
+        self._num_logprobs = num_logprobs
         self._usage: Mapping[str, Any] = {}
 
     def push(self, chunk: Mapping[str, Any]) -> list[Event]:
@@ -76,10 +79,13 @@ class AnswerStream:
         """The end of everything.
 
         Raises:
-            GenerationFailed: a choice has no end: the answer was cut.
+            EngineDead: a choice has no end: the answer was cut.
+            GenerationFailed: log-probabilities were asked for, and none came.
         """
         if any(choice.finish_reason is None for choice in self._choices):
-            raise GenerationFailed("The server behind this model ended its answer before it was complete.")
+            raise EngineDead("The server behind this model ended its answer before it was complete.")
+        if self._num_logprobs is not None and any(one.has_text and not one.has_logprobs for one in self._choices):
+            raise GenerationFailed("The server behind this model reports no log-probabilities; leave out logprobs.")
         usage = self._usage
         num_made = sum(choice.num_pieces for choice in self._choices)
         num_tokens = _count(usage, "completion_tokens", num_made)
@@ -114,6 +120,8 @@ class AnswerStream:
             events.append(ReasoningDelta(index, reasoning))
         text = delta.get("content") or data.get("text") or ""
         logprobs = self._logprobs(data.get("logprobs"))
+        choice.has_text |= bool(text)
+        choice.has_logprobs |= bool(logprobs)
         if text or logprobs:
             choice.num_pieces += len(logprobs or (None,))
             events.append(TextDelta(index, text, (_NO_ID,) * len(logprobs or ()), logprobs))
@@ -126,13 +134,17 @@ class AnswerStream:
             choice.stop_reason = stop if isinstance(stop, str | int) else None
 
     def _logprobs(self, data: Any) -> tuple[TokenLogprob, ...] | None:
-        if not self._wants_logprobs or not isinstance(data, dict):
+        if self._num_logprobs is None or not isinstance(data, dict):
             return None
+        entries: tuple[TokenLogprob, ...] | None = None
         if isinstance(data.get("content"), list):
-            return tuple(_chat_logprob(entry) for entry in data["content"])
-        if isinstance(data.get("tokens"), list):
-            return _completion_logprobs(data)
-        return None
+            entries = tuple(_chat_logprob(entry) for entry in data["content"])
+        elif isinstance(data.get("tokens"), list):
+            entries = _completion_logprobs(data)
+        if entries is None:
+            return None
+        # Some servers report more alternatives than were asked for.
+        return tuple(structs.replace(entry, top=entry.top[: self._num_logprobs]) for entry in entries)
 
 
 def _call(choice: _Choice, index: int, data: Mapping[str, Any]) -> CallDelta:

@@ -476,3 +476,35 @@ async def test_client_that_leaves_before_the_answer_begins_is_gone_there_too(sma
 
     assert server.num_left == 1
     assert stats.num_running == 0
+
+
+async def test_logprobs_that_do_not_come_are_an_error(small_server: Any) -> None:
+    engine = await open_engine(await small_server())
+    generation = await engine.submit(chat(sampling=SamplingParams(num_logprobs=0)))
+    with pytest.raises(GenerationFailed, match="reports no log-probabilities"):
+        async for _ in generation:
+            pass
+    await engine.close()
+
+
+async def test_llama_server_is_asked_for_one_alternative_where_none_is_wanted(small_server: Any) -> None:
+    async def answer(request: Any, wire: Any) -> None:
+        wire.head(content_type="text/event-stream")
+        top = [{"token": "x", "logprob": -0.1}, {"token": "y", "logprob": -3.0}]
+        entry = {"token": "x", "logprob": -0.1, "bytes": [120], "top_logprobs": top}
+        choice = {"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [entry]}, "finish_reason": "stop"}
+        await wire.chunk({"choices": [choice]})
+        await wire.chunk(b"[DONE]")
+
+    server = await small_server(answer, owned_by="llamacpp")
+    engine = await open_engine(server)
+    tops = []
+    for wanted in (0, 1):
+        events = await read(engine, chat(sampling=SamplingParams(num_logprobs=wanted)))
+        tops.append(
+            [len(entry.top) for event in events if isinstance(event, TextDelta) for entry in event.logprobs or ()]
+        )
+    await engine.close()
+
+    assert [request["top_logprobs"] for request in server.requests] == [1, 1]
+    assert tops == [[0], [1]]
