@@ -61,14 +61,23 @@ def check_template_variables(variables: Mapping[str, Any]) -> None:
 def read_thinking(
     enabled: bool | None, effort: Effort | None, budget: int | None, variables: Mapping[str, Any]
 ) -> Thinking:
-    """What a request says about reasoning; the field comes before the template variable, both before the effort.
+    """What a request says about reasoning.
 
     Args:
         budget: -1 is no limit.
+
+    Raises:
+        InvalidRequest: one name says yes and another one no.
     """
-    if enabled is None:
-        switches = (variables.get(name) for name in _SWITCHES)
-        enabled = next((value for value in switches if isinstance(value, bool)), None)
+    said: dict[str, bool] = {} if enabled is None else {"enable_thinking": enabled}
+    for name in _SWITCHES:
+        if isinstance(value := variables.get(name), bool):
+            said[f"chat_template_kwargs.{name}"] = value
     if effort == "none":
-        enabled, effort = False if enabled is None else enabled, None
+        said["reasoning_effort"], effort = False, None
+    first = next(iter(said), None)
+    for name, value in said.items():
+        if first is not None and value != said[first]:
+            raise InvalidRequest(f"{name}: contradicts {first}; give one of them", name)
+    enabled = None if first is None else said[first]
     return Thinking(enabled=enabled, budget=None if budget == -1 else budget, effort=effort)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Literal
 
 from attrs import frozen
 
-__all__ = ["KEYWORDS", "TYPES", "Keyword"]
+__all__ = ["KEYWORDS", "TYPES", "Keyword", "meant_keyword"]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -111,3 +112,15 @@ KEYWORDS: dict[str, Keyword] = {
     "disallow": Keyword("refused"),
 }
 """A keyword that is not listed is an annotation, as the standard says, unless it looks like a misspelt one."""
+
+_LONG = [name for name in KEYWORDS if len(name) > 3]  # shorter ones are close to too many other words
+
+
+def meant_keyword(name: str) -> str | None:
+    """What an unknown keyword seems to mean: with other case, other order of letters, or a letter too many or few."""
+    plain = name.replace("_", "").lower()
+    for known in _LONG:
+        if sorted(plain) == sorted(known.lower()):
+            return known
+    close = get_close_matches(name, _LONG, n=1, cutoff=0.85)
+    return close[0] if close else None

@@ -13,7 +13,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -23,7 +22,7 @@ from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.disjoint import find_overlap
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
+from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, meant_keyword
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     EXACT_DIGITS,
@@ -173,9 +172,9 @@ class _Preparer:
         for name, value in schema.items():
             keyword = KEYWORDS.get(name)
             if keyword is None:
-                close = get_close_matches(name, [known for known in KEYWORDS if len(known) > 3], n=1, cutoff=0.85)
-                if close:
-                    raise SchemaProblem(place.at(name), f"there is no such keyword; did you mean {close[0]!r}?")
+                meant = meant_keyword(name)
+                if meant is not None:
+                    raise SchemaProblem(place.at(name), f"there is no such keyword; did you mean {meant!r}?")
             elif keyword.status == "refused" and not _ASKS_NOTHING.get(name, lambda _: False)(value):
                 reason = f": {keyword.note}" if keyword.note else ""
                 raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")

@@ -264,6 +264,12 @@ def test_h26_no_limit(thinking, budget) -> None:
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "none"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),

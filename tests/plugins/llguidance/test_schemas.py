@@ -82,6 +82,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"maxLenght": 3}, "did you mean 'maxLength'?"),
     ({"additionalproperties": False}, "did you mean 'additionalProperties'?"),
     ({"items": {"minimun": 3}}, "'/items/minimun'"),
+    ({"tpye": "string"}, "did you mean 'type'?"),
+    ({"Enum": [1]}, "did you mean 'enum'?"),
+    ({"any_of": [{}]}, "did you mean 'anyOf'?"),
     # What the library, or validators among themselves, would not agree on
     ({"type": "number", "multipleOf": 0.01}, "'/multipleOf'"),
     ({"type": "integer", "multipleOf": 10_001}, "'/multipleOf'"),
