@@ -18,10 +18,10 @@ from .client import Server, check_client_error, read_events
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NUM_REQUESTS, MAX_QUEUE, SLOTS = 50, 16, 4
-LONG = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 50
-MAX_SILENCE_S = 15.0
-"""Between two tokens of the running stream; on two cores that also run the clients."""
+NUM_REQUESTS, MAX_QUEUE, SLOTS, CONTEXT = 50, 8, 4, 512
+LONG = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 28  # nearly the whole context
+MAX_SILENCE_S = 30.0
+"""Between two tokens of the running stream; on two cores that also run the clients, and perhaps others."""
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +30,21 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("narrow") / "enginehouse.toml"
     config.write_text(
         f"[limits]\nmax_queue = {MAX_QUEUE}\n"
-        f'[models.m]\nsource = "starter"\nslots = {SLOTS}\ncontext = 1024\ncache_tokens = 4096\n',
+        f'[models.m]\nsource = "starter"\nslots = {SLOTS}\ncontext = {CONTEXT}\ncache_tokens = 2048\n',
         encoding="utf-8",
     )
     with started_server("--config", config) as process:
         server = Server.connect(process.url or "", "m")
-        server.client.timeout = httpx.Timeout(300)
+        server.client.timeout = httpx.Timeout(500)
         with server.client:
             yield server.wait_ready()
         assert "Traceback" not in process.output
 
 
 def run_stream(server: Server, started: Event) -> tuple[list[float], str]:
-    """A stream of 400 tokens: when each came, and why it ended."""
+    """A stream of 300 tokens: when each came, and why it ended."""
     times, data = [], b""
-    body = server.completion_body(prompt="Once upon a time", stream=True, max_tokens=400, ignore_eos=True)
+    body = server.completion_body(prompt="Once upon a time", stream=True, max_tokens=300, ignore_eos=True)
     with server.client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200
         for chunk in response.iter_raw():
@@ -84,5 +84,5 @@ def test_h33_50_long_prompts_are_answered_or_refused_and_a_stream_goes_on(narrow
     assert reason == "length"
     during = [moment for moment in times if moment > flood_began]
     assert max(after - before for before, after in pairwise(times)) < MAX_SILENCE_S
-    assert len(during) > 50
+    assert len(during) > 20
     narrow.check_alive()
