@@ -73,6 +73,8 @@ def check_installed(programs: Path) -> None:
         {plugin["name"] for plugin in plugins} == {name.partition("_")[2] for name in plugin_folders()}, str(plugins)
     )
     expect(all(plugin["error"] is None for plugin in plugins), f"a plugin does not load: {plugins}")
+    new = run(programs, "plugins", "new", "probe", "--folder", str(programs.parent / "probe"))
+    expect((programs.parent / "probe" / "enginehouse_probe" / "backend.py").is_file(), f"plugins new says {new.stderr}")
     served = run(programs, "serve")
     expect(served.returncode == 2, f"serve without a model exits with {served.returncode}: {served.stderr}")
     expect("pip install 'enginehouse[llamacpp,starter]'" in served.stderr, f"serve says {served.stderr!r}")

@@ -63,7 +63,7 @@ def draw_token(row: NDArray[np.float32], draw: Draw) -> Sampled:
 def _changed(row: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
     """``row`` after bias, penalties and mask."""
     sampling = draw.sampling
-    if draw.bias_ids is not None:
+    if draw.bias_ids is not None and draw.bias_values is not None:
         row[draw.bias_ids] += draw.bias_values
     if draw.seen_ids is not None and draw.seen_counts is not None:
         logits, counts = row[draw.seen_ids], draw.seen_counts

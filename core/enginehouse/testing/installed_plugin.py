@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -35,7 +35,7 @@ _CHECKED: dict[str, Any] = json.loads(os.environ["ENGINEHOUSE_CHECKED"])
 _REGISTRY = PluginRegistry.load(PluginsSettings(allow=(_CHECKED["plugin"],)))
 
 
-def _each(objects: Mapping[str, Any]) -> Any:
+def _each(objects: Mapping[str, Any]) -> Callable[[Any], Any]:
     """A fixture with one value for each of these objects."""
     return pytest.fixture(scope="class", params=list(objects.values()), ids=list(objects))
 
