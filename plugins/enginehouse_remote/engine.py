@@ -39,7 +39,11 @@ class RemoteEngine:
         if len(self._running) >= self._options.max_requests:
             raise Overloaded(f"{len(self._running)} requests run at the servers of this model; try again later.")
         self.servers.start()
-        new_stream = functools.partial(AnswerStream, request.num_choices, request.sampling.num_logprobs)
+        use = request.chat.tool_use if request.chat is not None else None
+        requires_call = use is not None and use.choice == "required"
+        new_stream = functools.partial(
+            AnswerStream, request.num_choices, request.sampling.num_logprobs, requires_call=requires_call
+        )
         body = body_of(request, self._found.model, self._found.kind)
         generation = RemoteGeneration(self.servers, self._options, body, new_stream, self._running.discard)
         self._running.add(generation)

@@ -141,7 +141,7 @@ class RemoteGeneration:
 
     async def _read_stream(self, response: httpx.Response, server: Server) -> None:
         stream, began = self._new_stream(), 0.0
-        chunks = read_events(response.aiter_lines())
+        chunks = read_events(response.aiter_bytes())
         async with contextlib.aclosing(chunks):
             while (chunk := await self._next(chunks, server)) is not None:
                 if "error" in chunk:

@@ -83,7 +83,7 @@ def _probe(client: httpx.Client, url: str, options: RemoteOptions) -> Found:
     info = ModelInfo(
         backend="remote",
         max_context=max_context,
-        vocab_size=_UNLIMITED,
+        vocab_size=_vocab_size(entry) or _UNLIMITED,
         engine=_capabilities(
             table, card.get("capabilities"), f"the server behind this model ({kind}) has no such thing"
         ),
@@ -152,6 +152,13 @@ def _context(entry: Mapping[str, Any]) -> int | None:
     if isinstance(meta, dict):
         candidates += [meta.get("n_ctx"), meta.get("n_ctx_train")]
     return next((value for value in candidates if isinstance(value, int) and value > 1), None)
+
+
+def _vocab_size(entry: Mapping[str, Any]) -> int | None:
+    """The size of the vocabulary, where a server (llama-server) tells it."""
+    meta = entry.get("meta")
+    value = meta.get("n_vocab") if isinstance(meta, dict) else None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _defaults(card: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,15 +11,20 @@ from enginehouse.errors import GenerationFailed
 
 __all__ = ["read_events"]
 
+_MAX_LINE_BYTES = 32 * 1024 * 1024
 
-async def read_events(lines: AsyncIterator[str]) -> AsyncGenerator[dict[str, Any], None]:
+
+async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON objects of a stream, up to ``[DONE]``; comments and other fields are skipped.
+
+    Args:
+        body: of the answer, cut anywhere.
 
     Raises:
         GenerationFailed: an event is no JSON object.
     """
     kind = ""
-    async for line in lines:
+    async for line in _lines(body):
         if line.startswith("event:"):
             kind = line.removeprefix("event:").strip()
         if not line.startswith(("data:", "error:")):  # llama-server of old names the field "error"
@@ -38,3 +43,16 @@ async def read_events(lines: AsyncIterator[str]) -> AsyncGenerator[dict[str, Any
             data = {"error": data}
         kind = ""
         yield data
+
+
+async def _lines(body: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
+    """Lines that end with LF or CRLF. Nothing else ends one: JSON may hold U+2028, at which Python splits texts."""
+    rest = b""
+    async for piece in body:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise GenerationFailed("The server behind this model sent a line that does not end.")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+    if rest:
+        yield rest.decode("utf-8", "replace")

@@ -52,11 +52,13 @@ class AnswerStream:
     Args:
         num_choices: answers that were asked for.
         num_logprobs: alternatives to report per token; None reports nothing.
+        requires_call: an answer that ends by itself must hold a tool call.
     """
 
-    def __init__(self, num_choices: int, num_logprobs: int | None) -> None:
+    def __init__(self, num_choices: int, num_logprobs: int | None, requires_call: bool = False) -> None:
         self._choices = [_Choice() for _ in range(num_choices)]
         self._num_logprobs = num_logprobs
+        self._requires_call = requires_call
         self._usage: Mapping[str, Any] = {}
 
     def push(self, chunk: Mapping[str, Any]) -> list[Event]:
@@ -80,12 +82,14 @@ class AnswerStream:
 
         Raises:
             EngineDead: a choice has no end: the answer was cut.
-            GenerationFailed: log-probabilities were asked for, and none came.
+            GenerationFailed: log-probabilities or a call were asked for, and none came.
         """
         if any(choice.finish_reason is None for choice in self._choices):
             raise EngineDead("The server behind this model ended its answer before it was complete.")
         if self._num_logprobs is not None and any(one.has_text and not one.has_logprobs for one in self._choices):
             raise GenerationFailed("The server behind this model reports no log-probabilities; leave out logprobs.")
+        if self._requires_call and any(one.finish_reason == "stop" and not one.calls for one in self._choices):
+            raise GenerationFailed("The server behind this model made no call, though tool_choice requires one.")
         usage = self._usage
         num_made = sum(choice.num_pieces for choice in self._choices)
         num_tokens = _count(usage, "completion_tokens", num_made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -508,3 +509,31 @@ async def test_llama_server_is_asked_for_one_alternative_where_none_is_wanted(sm
 
     assert [request["top_logprobs"] for request in server.requests] == [1, 1]
     assert tops == [[0], [1]]
+
+
+async def test_required_call_that_does_not_come_is_an_error(small_server: Any) -> None:
+    engine = await open_engine(await small_server())
+    tool = Tool(name="lamp", parameters={}, definition={"type": "function", "function": {"name": "lamp"}})
+    generation = await engine.submit(chat(tool_use=ToolUse(tools=(tool,), choice="required")))
+    with pytest.raises(GenerationFailed, match="made no call"):
+        async for _ in generation:
+            pass
+    await engine.close()
+
+
+async def test_lines_end_with_line_feeds_only_wherever_the_bytes_are_cut(small_server: Any) -> None:
+    text = "a\u2028b\x85c\u2029d🧑🏽‍🚀"
+
+    async def answer(request: Any, wire: Any) -> None:
+        wire.head(content_type="text/event-stream")
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop"}
+        body = f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n\r\n"
+        for byte in body.encode():
+            wire.writer.write(bytes([byte]))
+            await wire.writer.drain()
+
+    engine = await open_engine(await small_server(answer))
+    events = await read(engine, chat())
+    await engine.close()
+
+    assert text_of(events) == text
