@@ -70,8 +70,9 @@ class AuthSettings:
     key_file: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse empty keys, which an unset variable in a deployment script would give, and names used twice."""
+        """Refuse empty keys, which an unset variable in a deployment script would give; names and keys used twice."""
         names: set[str] = set()
+        texts: set[str] = set()
         for index, key in enumerate(self.keys):
             path = f"auth.keys[{index}]"
             text, name = (key, f"key-{index + 1}") if isinstance(key, str) else (key.key, key.name)
@@ -81,7 +82,10 @@ class AuthSettings:
                 raise ConfigError(f"a key has more than {MAX_KEY_BYTES} bytes", path)
             if name in names:
                 raise ConfigError(f"the name {name!r} is taken by another key", path)
+            if text in texts:
+                raise ConfigError("another entry has the same key, and could say something else about it", path)
             names.add(name)
+            texts.add(text)
 
     @property
     def needs_key(self) -> bool:

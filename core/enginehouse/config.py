@@ -40,6 +40,13 @@ _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
 
 
+def _check_origins(_: object, attribute: Any, value: tuple[str, ...]) -> None:
+    """An origin without its scheme, or with a path, would never be the one that a browser sends."""
+    for origin in value:
+        if origin not in ("*", "null") and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+/?", origin):
+            raise ValueError(f"'{attribute.name}' must hold origins such as https://app.example, not {origin!r}")
+
+
 @frozen(kw_only=True)
 class ServerSettings:
     """``[server]``: the HTTP server.
@@ -48,7 +55,7 @@ class ServerSettings:
         host: address to listen on. Beyond loopback the server needs ``auth.keys`` or ``insecure``.
         port: TCP port; 0 takes any free one.
         allowed_hosts: further names that the Host header may carry; loopback and ``host`` always may.
-        cors_origins: web origins (``https://app.example``) whose pages may call this server.
+        cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all of them.
         insecure: listen beyond loopback without keys; anyone who reaches the port can use the models.
         unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
             serves the request and lists the field in a response header.
@@ -65,7 +72,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = field(default=8080, validator=[ge(0), le(65535)])
     allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = field(default=(), validator=_check_origins)
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
     profile: ProfileName = "openai"

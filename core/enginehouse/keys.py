@@ -91,12 +91,14 @@ def load_keys(settings: AuthSettings) -> KeyRing:
     """The keys of the settings and of the key file.
 
     Raises:
-        ConfigError: the file cannot be used, or a name is there twice.
+        ConfigError: the file cannot be used, or a name or a key is there twice.
     """
     salt = secrets.token_bytes(_SALT_BYTES)
     records = [_record_of(key, index, salt) for index, key in enumerate(settings.keys)]
     if settings.key_file is not None:
-        records += read_key_file(Path(settings.key_file).expanduser(), taken=[record.name for record in records])
+        hashed = read_key_file(Path(settings.key_file).expanduser(), taken=[record.name for record in records])
+        _check_same_keys(settings, KeyRing(hashed))
+        records += hashed
     return KeyRing(records)
 
 
@@ -174,6 +176,14 @@ def key_line(
 
 def _digest(key: bytes, salt: bytes) -> bytes:
     return hashlib.blake2b(key, salt=salt, digest_size=_DIGEST_BYTES).digest()
+
+
+def _check_same_keys(settings: AuthSettings, hashed: KeyRing) -> None:
+    """Refuse a key of the settings that the file has, too, perhaps with other scopes."""
+    for index, key in enumerate(settings.keys):
+        same = hashed.find((key if isinstance(key, str) else key.key).encode())
+        if same is not None:
+            raise ConfigError(f"{same.name!r} in the key file has the same key", f"auth.keys[{index}]")
 
 
 def _record_of(key: str | KeySettings, index: int, salt: bytes) -> KeyRecord:

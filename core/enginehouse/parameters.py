@@ -109,7 +109,7 @@ class ParameterFields:
     )
     repetition_penalty: float | None = field(
         default=None,
-        validator=optional([gt(0), le(1000)]),
+        validator=optional([ge(0.001), le(1000)]),  # smaller ones make logits infinite
         metadata=described("Divides positive and multiplies negative logits of tokens seen so far. 1 is off."),
     )
     presence_penalty: float | None = field(
@@ -254,6 +254,10 @@ def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, Sam
     except Exception as error:
         problems = list(find_problems(error, path))
         raise ConfigError("; ".join(map(str, problems)), problems[0].path) from error
+    wrong = [key for key in fields.logit_bias or () if not _TOKEN_ID.fullmatch(key)]
+    if wrong:
+        problem = f"keys must be token ids; wrong: {', '.join(map(repr, wrong[:20]))}"
+        raise ConfigError(f"{path}.logit_bias: {problem}", f"{path}.logit_bias")
     try:
         step_names(fields.samplers or (), samplers)
     except InvalidRequest as error:

@@ -54,6 +54,9 @@ def test_load_settings_overrides_file_by_environment_by_command_line(tmp_path: P
         ("[models.small]\nsource = 'x'\nisolation = 'none'", "models.small.isolation", "'process', 'thread'"),
         ("[plugins]\nqueue = 3", "plugins.queue", "a table"),
         ("[auth]\nkeys = ['']", "auth.keys[0]", "empty"),
+        ("[auth]\nkeys = ['k', {name = 'b', key = 'k', scopes = ['admin']}]", "auth.keys[1]", "same key"),
+        ("[server]\ncors_origins = ['app.example']", "server.cors_origins", "https://app.example"),
+        ("[server]\ncors_origins = ['https://app.example/page']", "server.cors_origins", "origins such as"),
         ("[models.a]\nsource='x'\n[models.b]\nsource='x'\naliases=['a']", "models.b.aliases", "'a' is taken"),
         (
             "[models.a]\nsource='x'\naliases=['c']\n[models.b]\nsource='x'\naliases=['c']",

@@ -109,6 +109,15 @@ def test_a_name_in_the_settings_and_the_file_is_refused(tmp_path: Path) -> None:
         load_keys(settings)
 
 
+def test_a_key_in_the_settings_and_the_file_is_refused(tmp_path: Path) -> None:
+    """The two could have different scopes, and one of them would count for nothing."""
+    settings = AuthSettings(keys=("a", KeySettings(name="bob", key=KEY)), key_file=str(write(tmp_path, GOOD)))
+    with pytest.raises(ConfigError, match="'alice' in the key file has the same key") as caught:
+        load_keys(settings)
+
+    assert caught.value.path == "auth.keys[1]"
+
+
 @pytest.mark.parametrize("key", ["short", "x" * 19, "x" * 2000])
 def test_keys_that_can_be_guessed_are_not_hashed(key: str) -> None:
     with pytest.raises(ConfigError, match="at least 20 characters"):

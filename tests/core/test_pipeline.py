@@ -108,6 +108,7 @@ async def test_refusals(tmp_path: Path) -> None:
         ({"defaults": {"temperature": 5}}, "models.m.defaults.temperature"),
         ({"defaults": {"temprature": 1}}, "models.m.defaults.temprature"),
         ({"defaults": {"stop": ""}}, "models.m.defaults.stop"),
+        ({"defaults": {"logit_bias": {"x": 1}}}, "models.m.defaults.logit_bias"),
         (
             {"aliases": ("n",), "alias_defaults": {"n": {"temperature": 5}}},
             "models.m.alias_defaults.n.temperature",

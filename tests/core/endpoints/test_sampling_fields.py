@@ -62,6 +62,17 @@ def test_names_of_llama_cpp_are_known(fake: Endpoints) -> None:
     assert text(fake, samplers=names) == text(fake)
 
 
+@pytest.mark.parametrize("repetition_penalty", [0.001, 1000])
+@pytest.mark.parametrize("temperature", [5e-324, 2])
+def test_values_at_the_bounds_draw(fake: Endpoints, repetition_penalty: float, temperature: float) -> None:
+    """No logit becomes infinite on the way, which would fail the request."""
+    bounds = {"dry_multiplier": 100, "dry_base": 10, "dry_allowed_length": 0, "dry_sequence_breakers": []}
+    others = {"presence_penalty": -2, "frequency_penalty": 2, "dynatemp_exponent": 10}
+    fields = {"repetition_penalty": repetition_penalty, "temperature": temperature, "dynatemp_range": 2}
+
+    assert text(fake, **fields, **bounds, **others)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "problem"),
     [
@@ -85,6 +96,7 @@ def test_names_of_llama_cpp_are_known(fake: Endpoints) -> None:
         ({"dry_sequence_breakers": "\n"}, "dry_sequence_breakers", "must be a list"),
         ({"dynatemp_range": 3}, "dynatemp_range", "<= 2"),
         ({"dynatemp_exponent": "1"}, "dynatemp_exponent", "must be a number"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", ">= 0.001"),
         ({"min_tokens": -1}, "min_tokens", ">= 0"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "numbers from 0 on"),
