@@ -73,6 +73,7 @@ def test_every_refusal_and_every_emulation_says_why() -> None:
         assert all(capability.reason for capability in capabilities(engine).values())
 
 
+@pytest.mark.llguidance
 def test_core_s_engine_says_what_it_has(tmp_path) -> None:
     with_plugins = StepEngine(
         FakeRunner(), EngineSettings(), REGISTRY.samplers, REGISTRY.structured_decoders.values()

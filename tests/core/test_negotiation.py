@@ -192,6 +192,10 @@ def test_times_and_savings(client: httpx.Client) -> None:
     assert 0 < times["prefill"] + times["decode"] <= times["total"]
     assert told["optimizations"]["cached_tokens"] > 50
     assert told["tokens_per_second"]["decode"] > 0
+
+
+@pytest.mark.llguidance
+def test_forced_tokens_are_savings(client: httpx.Client) -> None:
     constant = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "one and only"}}}
     forced = details(client, model="fake", response_format=constant, max_tokens=100)
     assert forced["optimizations"]["forced_tokens"] > 0
