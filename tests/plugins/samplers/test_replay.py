@@ -1,4 +1,4 @@
-"""Steps that look back give the same text whatever happens around it: preemption, chunks, choices, rollback."""
+"""Several samplers at once give the same text whatever happens around it; each alone is in test_contract.py."""
 
 import itertools
 
@@ -14,8 +14,6 @@ from enginehouse.types import EngineRequest, EngineSettings, StopParams, TextDel
 from .drawing import params_of, sampler_for
 
 FIELDS = [
-    {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3},
-    {"dry_multiplier": 0.9, "dry_allowed_length": 1, "dry_sequence_breakers": ["a"], "temperature": 0.8},
     {"dynatemp_range": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_n_sigma": 2.0, "typical_p": 0.9},
     {"mirostat": 2, "mirostat_tau": 4.0, "dry_multiplier": 0.5, "dynatemp_range": 0.4},
 ]
