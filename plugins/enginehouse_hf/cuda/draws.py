@@ -1,9 +1,10 @@
 """Drawing tokens on the device: core's sampling specification as one Triton program per row of logits.
 
 Tokens are ordered by logit descending, then id. Every truncation keeps a beginning of this order, so nothing is
-sorted: a beginning is known by its probability mass, and where a mass ends is found by narrowing the range of logits
-(in their order-preserving integer form, so the search is exact) with one pass over the row per narrowing. A row depends
-on no other, and sums are added in a fixed order, so a draw is the same in every batch.
+sorted: a beginning is known by its probability mass, and where a mass ends is found by narrowing the range of logits,
+in their order-preserving integer form, so that the search is exact. Two passes over the row tell between which two
+logits it ends; the tokens there are set aside, and all further passes see fewer and fewer of them. A row depends on
+no other, and sums are added in a fixed order, so a draw is the same in every batch.
 
 Source: ``enginehouse.engine.sampling`` is the specification. Core adds in float64, this in float32 with float64 at the
 end, so a draw that falls within about 1e-6 of a border may give the neighbour.
@@ -20,7 +21,6 @@ __all__ = ["draw_rows"]
 
 _BLOCK = 4096
 _WARPS = 16
-_ROOM = 32_768  # tokens that a search may set aside
 
 
 @triton.jit
@@ -156,11 +156,8 @@ def _reaches(mass, target, IS_STRICT: tl.constexpr):
 
 
 @triton.jit
-def _collect(
-    source, size, low, high, values, ids,
-    IS_ROW: tl.constexpr, ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Copy the tokens with keys in [low, high), in order of their ids; how many there are, even if more than fit.
+def _collect(source, size, low, high, values, ids, IS_ROW: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy the tokens with keys in [low, high), in order of their ids, to ``values`` and ``ids``; how many there are.
 
     ``source`` is the whole row, or ``values`` itself, which then shrinks in place: what is written lies before what is
     read next, and the sum in each turn keeps the threads together.
@@ -180,8 +177,8 @@ def _collect(
         tl.debug_barrier()
         if num_wanted > 0:
             place = seen + tl.cumsum(wanted.to(tl.int32), 0) - 1
-            tl.store(values + place, value, mask=wanted & (place < ROOM))
-            tl.store(ids + place, token, mask=wanted & (place < ROOM))
+            tl.store(values + place, value, mask=wanted)
+            tl.store(ids + place, token, mask=wanted)
         seen += num_wanted
     tl.debug_barrier()  # every thread sees what the others wrote
     return seen
@@ -190,12 +187,12 @@ def _collect(
 @triton.jit
 def _find_mass(
     row, width, highest, inverse, target, bottom, top, ladder, values, ids,
-    IS_STRICT: tl.constexpr, ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    IS_STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest key at which the tokens from it upwards hold ``target``; their mass, and that of those above it.
 
-    Also how many tokens were collected around that key, at most ROOM unless all their logits are equal: the search
-    narrows the range in passes over the row until they fit, and then goes on among them.
+    Also how many tokens are collected in ``values`` and ``ids``: those between two rungs of the ladder at first, then
+    ever fewer, all of them with keys around the one that is looked for.
     """
     a, b, c, d, total, at_a, at_b, at_c, at_d = ladder
     low, high, at_low, at_high = bottom, top, total, total * 0.0
@@ -206,17 +203,7 @@ def _find_mass(
         is_a = _reaches(at_a, target, IS_STRICT)
         high, at_high = tl.where(is_a, high, a), tl.where(is_a, at_high, at_a)
         low, at_low = tl.where(is_a, a, low), tl.where(is_a, at_a, at_low)
-    size = _collect(row, width, low, high, values, ids, True, ROOM, SHIFT, BLOCK)
-    num_rounds = 0
-    while (size > ROOM) & (high - low > 1):
-        x, y, z = _cuts(low, high, num_rounds, SHIFT)
-        at_x, at_y, at_z = _masses(row, width, highest, inverse, x, y, z, SHIFT, BLOCK)
-        low, high, at_low, at_high = _narrow(
-            low, high, at_low, at_high, x, y, z, at_x, at_y, at_z,
-            _reaches(at_x, target, IS_STRICT), _reaches(at_y, target, IS_STRICT), _reaches(at_z, target, IS_STRICT),
-        )  # fmt: skip
-        size = _collect(row, width, low, high, values, ids, True, ROOM, SHIFT, BLOCK)
-        num_rounds += 1
+    size = _collect(row, width, low, high, values, ids, True, SHIFT, BLOCK)
     above = at_high  # of what is collected; everything collected lies below
     num_rounds = 0
     while high - low > 1:
@@ -228,7 +215,7 @@ def _find_mass(
             _reaches(at_x, target, IS_STRICT), _reaches(at_y, target, IS_STRICT), _reaches(at_z, target, IS_STRICT),
         )  # fmt: skip
         if size > BLOCK:
-            size = _collect(values, size, low, high, values, ids, False, ROOM, SHIFT, BLOCK)
+            size = _collect(values, size, low, high, values, ids, False, SHIFT, BLOCK)
             above = at_high
         num_rounds += 1
     return low, at_low, at_high, size
@@ -276,7 +263,7 @@ def _weight(key, highest, inverse, SHIFT: tl.constexpr):
 @triton.jit
 def _draw_weighted(
     row, width, lowest, highest, temperature, top_k, top_p, min_p, number, values, ids,
-    ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Truncate, each step to what the one before it left, and draw."""
     inverse = (1.0 / temperature).to(tl.float32)
@@ -293,7 +280,7 @@ def _draw_weighted(
     if top_p < 1.0:
         target = top_p * mass
         key, _, mass_above, _ = _find_mass(
-            row, width, highest, inverse, target, bottom, top, ladder, values, ids, False, ROOM, SHIFT, BLOCK
+            row, width, highest, inverse, target, bottom, top, ladder, values, ids, False, SHIFT, BLOCK
         )
         weight = _weight(key, highest, inverse, SHIFT)
         mass = tl.minimum(mass, mass_above + weight * tl.maximum(tl.ceil((target - mass_above) / weight), 1.0))
@@ -306,21 +293,19 @@ def _draw_weighted(
         mass = tl.minimum(mass, mass_min)
     target = number * mass
     key, reached_mass, mass_above, size = _find_mass(
-        row, width, highest, inverse, target, bottom, top, ladder, values, ids, True, ROOM, SHIFT, BLOCK
+        row, width, highest, inverse, target, bottom, top, ladder, values, ids, True, SHIFT, BLOCK
     )
     weight = _weight(key, highest, inverse, SHIFT)
     num_same = ((reached_mass - mass_above) / weight + 0.5).to(tl.int32)
     rank = tl.floor((target - mass_above) / weight).to(tl.int32)
     rank = tl.maximum(tl.minimum(rank, num_same - 1), 0)
-    if size > ROOM:
-        return _locate(row, width, key, rank, SHIFT, BLOCK)
     return tl.load(ids + tl.maximum(_locate(values, size, key, rank, SHIFT, BLOCK), 0))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _draw(
     logits, stride, rules, num_rows, tokens, last, values, ids, width,
-    ROOM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
     row = logits + tl.load(rules + index).to(tl.int64) * stride
@@ -336,10 +321,10 @@ def _draw(
         if temperature == 0.0:
             token = _locate(row, width, _key(highest, SHIFT).to(tl.int64), 0, SHIFT, BLOCK)
         else:
-            values += index.to(tl.int64) * ROOM
-            ids += index.to(tl.int64) * ROOM
+            values += index.to(tl.int64) * width
+            ids += index.to(tl.int64) * width
             token = _draw_weighted(
-                row, width, lowest, highest, temperature, top_k, top_p, min_p, number, values, ids, ROOM, SHIFT, BLOCK
+                row, width, lowest, highest, temperature, top_k, top_p, min_p, number, values, ids, SHIFT, BLOCK
             )
     tl.store(tokens + index, token)
     tl.store(last + slot, tl.maximum(token, 0))
@@ -363,12 +348,11 @@ def draw_rows(logits: Tensor, rules: Tensor, last: Tensor) -> Tensor:
     num_rows, width = rules.shape[1], logits.shape[1]
     device = logits.device
     tokens = torch.empty(num_rows, dtype=torch.int32, device=device)
-    room = min(_ROOM, triton.next_power_of_2(width))
-    values = torch.empty(num_rows, room, dtype=logits.dtype, device=device)
-    ids = torch.empty(num_rows, room, dtype=torch.int32, device=device)
+    values = torch.empty(num_rows, width, dtype=logits.dtype, device=device)  # where searches set tokens aside
+    ids = torch.empty(num_rows, width, dtype=torch.int32, device=device)
     block = min(_BLOCK, triton.next_power_of_2(width))
     _draw[(num_rows,)](
-        logits, logits.stride(0), rules, num_rows, tokens, last, values, ids, width, room, _SHIFTS[logits.dtype], block,
+        logits, logits.stride(0), rules, num_rows, tokens, last, values, ids, width, _SHIFTS[logits.dtype], block,
         num_warps=_WARPS if block == _BLOCK else 4,
     )  # fmt: skip
     return tokens

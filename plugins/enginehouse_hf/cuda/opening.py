@@ -169,6 +169,6 @@ def _step_bytes(model: Any, facts: ModelFacts, options: HfOptions) -> int:
     config = model.config.get_text_config()
     size_bytes = torch.finfo(model.dtype).bits // 8
     widths = 6 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    rows = options.slots * facts.vocab_size * (size_bytes + 4)
+    rows = options.slots * facts.vocab_size * (2 * size_bytes + 8)  # logits, a changed copy, what draws set aside
     assert options.max_batch_tokens is not None
     return int(options.max_batch_tokens * widths * size_bytes + 2 * rows)
