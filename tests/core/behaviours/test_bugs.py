@@ -322,3 +322,11 @@ def test_b19_every_answer_to_an_allowed_origin_says_so(guarded: Server, fields: 
 
     assert response.status_code == status
     assert response.headers["access-control-allow-origin"] == ORIGIN
+
+
+def test_h30_a_key_of_a_megabyte_is_refused_before_it_is_read(guarded: Server) -> None:
+    headers = {"authorization": "Bearer " + "x" * 1_000_000}
+    response = guarded.client.post("/v1/chat/completions", json=guarded.chat_body(), headers=headers)
+
+    assert check_client_error(response, status=431)["code"] == "headers_too_large"  # limits.max_header_bytes
+    assert guarded.client.get("/health").status_code == 200
