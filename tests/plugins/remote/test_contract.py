@@ -1,8 +1,4 @@
-"""The contract of backends, for the remote one over our own server.
-
-The contract of engines looks at token ids, which stay with the server that has the vocabulary; what it promises is
-checked from outside instead, see ``test_behaviours``.
-"""
+"""The remote backend keeps the contracts of backends and engines, with our own server behind it."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import pytest
 
 from enginehouse.backend import ModelSource
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.engine_contract import EngineContract
 from enginehouse.testing.server_thread import ServerThread
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.options import RemoteOptions
@@ -17,10 +14,12 @@ from enginehouse_remote.options import RemoteOptions
 pytestmark = pytest.mark.remote
 
 
-class TestRemote(BackendContract):
+class TestRemote(BackendContract, EngineContract):
+    exact = True
+    knows_token_ids = False
+
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, upstream: ServerThread) -> ModelUnderTest:
-        return ModelUnderTest(
-            backend=RemoteBackend(), source=ModelSource(upstream.url), options=RemoteOptions(model="fake")
-        )
+        options = RemoteOptions(model="fake")
+        return ModelUnderTest(backend=RemoteBackend(), source=ModelSource(upstream.url), options=options)

@@ -27,7 +27,7 @@ class EngineLifetimeContract(EngineContractBase):
         alone = [engine.ask(prompt, num_logprobs=2) for prompt in self.beginnings]
         together = engine.answers([engine.request(prompt, num_logprobs=2) for prompt in self.beginnings])
 
-        assert len({tuple(answer.token_ids()) for answer in alone}) > 1, "the suite needs prompts that differ"
+        assert len({answer.text() for answer in alone}) > 1, "the suite needs prompts that differ"
         for found, expected in zip(together, alone, strict=True):
             assert isinstance(found, Answer)
             self.assert_same_text(found, expected)
