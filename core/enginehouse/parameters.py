@@ -109,7 +109,7 @@ class ParameterFields:
     )
     repetition_penalty: float | None = field(
         default=None,
-        validator=optional([ge(0.001), le(1000)]),  # smaller ones make logits infinite
+        validator=optional([ge(0.001), le(1000.0)]),  # smaller ones make logits infinite
         metadata=described("Divides positive and multiplies negative logits of tokens seen so far. 1 is off."),
     )
     presence_penalty: float | None = field(

@@ -212,6 +212,19 @@ def test_a_budget_closes_open_reasoning_by_force(budget: int, num_logprobs: int 
         assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
 
 
+def test_stop_strings_do_not_end_reasoning() -> None:
+    """Not by its end either: a client that never sees the marker would get no answer."""
+    reasoning = ReasoningParams(is_open=True, budget=5)
+    plain = make(ignore_eos=True, reasoning=reasoning)
+    thought, _, answer = text_of(run(engine(), plain)[plain.request_id]).partition("</think>")
+    stop = (thought[0], "</think>", answer.strip()[3])
+    request = make(ignore_eos=True, reasoning=reasoning, stop=stop)
+    events = run(engine(), request)[request.request_id]
+
+    assert text_of(events).startswith(f"{thought}</think>")
+    assert finish_of(events).finish_reason == "stop"
+
+
 def test_a_constraint_begins_after_reasoning() -> None:
     request = make(
         reasoning=ReasoningParams(is_open=True, budget=6), constraint=Constraint(kind="regex", text="the answer")

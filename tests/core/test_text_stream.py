@@ -254,6 +254,27 @@ def test_stop_strings_are_not_looked_for_in_control_tokens() -> None:
     assert pieces_of([b"a", None, b"b"], ("ab",))[-1].stop == "ab"
 
 
+def test_stop_strings_are_looked_for_in_the_answer_only() -> None:
+    """Not in reasoning, its end, and the white space behind that, but from the answer's first character on."""
+    thought, end, lines, answer, _ = chunks = [b"a\nb.", b"\n</think>", b"\n\n", b"4", b"\n"]
+    stream, ids = stream_of(list(chunks), ("\n", ".", "k>"))
+
+    pieces = [
+        stream.push(token_id, is_reasoning=chunk in (thought, end)) for token_id, chunk in zip(ids, chunks, strict=True)
+    ]
+    assert [piece.text.encode() for piece in pieces] == [thought, end, lines, answer, b""]
+    assert [piece.token_ids for piece in pieces] == [(token_id,) for token_id in ids[:4]] + [()]
+    assert pieces[-1].stop == "\n"
+
+
+def test_text_that_was_held_back_when_reasoning_begins_is_shown() -> None:
+    stream, (start, thought, x) = stream_of([b"<think>", b"a", b">x"], (">x",))
+
+    assert stream.push(start) == Piece("<think", (start,))
+    assert stream.push(thought, is_reasoning=True) == Piece(">a", (thought,))
+    assert stream.push(x).stop == ">x"
+
+
 def test_nothing_is_visible_after_a_stop_string() -> None:
     stream, (a, b) = stream_of([b"a", b"b"], ("a",))
 

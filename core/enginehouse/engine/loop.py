@@ -205,9 +205,10 @@ class StepEngine:
             return self._finish(sequence, sequence.text.flush(), "stop", token_id)
         if sequence.constraint is not None and not sequence.is_reasoning:
             sequence.constraint.accept(token_id)
-        piece = sequence.text.push(token_id)
-        if sequence.is_reasoning and sequence.reasoning is not None:
-            sequence.reasoning.accept(token_id, is_closing)
+        reasoning = sequence.reasoning
+        piece = sequence.text.push(token_id, is_reasoning=reasoning is not None and reasoning.is_inside)
+        if reasoning is not None and not reasoning.is_over:
+            reasoning.accept(token_id, is_closing)
         if piece.stop is not None:
             return self._finish(sequence, piece, "stop", piece.stop)
         self._emit(sequence, piece)

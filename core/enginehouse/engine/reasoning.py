@@ -41,6 +41,11 @@ class ReasoningGate:
         """Whether the answer proper has begun."""
         return self._phase == "after"
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the next token is reasoning, or part of its end."""
+        return self._phase == "inside"
+
     def accept(self, token_id: int, is_forced: bool = False) -> None:
         """The sequence grew by one token; ``is_forced``: as part of a closing by force, so it is no reasoning."""
         text = self._detokenizer.push(token_id)

@@ -55,7 +55,17 @@ class TextStream:
             several ending with the same character the longest.
     """
 
-    __slots__ = ("_automaton", "_detokenizer", "_held", "_num_decoded", "_num_shown", "_pending", "_state", "_stop")
+    __slots__ = (
+        "_automaton",
+        "_detokenizer",
+        "_held",
+        "_is_before_answer",
+        "_num_decoded",
+        "_num_shown",
+        "_pending",
+        "_state",
+        "_stop",
+    )
 
     def __init__(
         self, token_bytes: Sequence[bytes], control_token_ids: frozenset[int], stop: tuple[str, ...] = ()
@@ -69,14 +79,19 @@ class TextStream:
         # (token id, number of shown characters from which on it is visible), in push order
         self._pending: deque[tuple[int, int]] = deque()
         self._stop: str | None = None
+        self._is_before_answer = False  # in reasoning, or in the white space between it and the answer
 
     @property
     def num_pending(self) -> int:
         """Tokens pushed and not yet visible."""
         return len(self._pending)
 
-    def push(self, token_id: int) -> Piece:
-        """Take the next token; after a stop string nothing becomes visible any more."""
+    def push(self, token_id: int, *, is_reasoning: bool = False) -> Piece:
+        """Take the next token; after a stop string nothing becomes visible any more.
+
+        Stop strings are looked for in the answer only: not in reasoning, nor in the white space behind it, which
+        clients are not shown and which a budget may have put there.
+        """
         if self._stop is not None:
             return Piece("", (), self._stop)
         detokenizer = self._detokenizer
@@ -91,6 +106,11 @@ class TextStream:
             visible_at += 1
         self._pending.append((token_id, visible_at))
         self._num_decoded += len(text)
+        if is_reasoning or self._is_before_answer:
+            self._is_before_answer = is_reasoning or not text or text.isspace()
+            if self._is_before_answer:
+                text, self._held, self._state = self._held + text, "", 0
+                return self._show(text)
         return self._advance(text)
 
     def flush(self) -> Piece:
