@@ -56,6 +56,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server=ServerSettings(cors_origins=(ORIGIN,)),
         auth=AuthSettings(keys=(KEY,)),
         models={"m": ModelSettings(source=source, backend="scripted")},
+        plugins=PluginsSettings(allow=()),
     )
     with server_thread(settings) as running:
         server = Server.connect(running.url, "m")
