@@ -203,9 +203,7 @@ def test_b10_the_same_prompt_again_is_answered_the_same(model_server: Server) ->
 
 
 def check_natural_end(server: Server) -> None:
-    stream = server.stream_chat(
-        messages=[{"role": "user", "content": "Hello"}], max_tokens=300
-    )
+    stream = server.stream_chat(messages=[{"role": "user", "content": "Hello"}], max_tokens=300)
 
     assert stream.finish_reason() == "stop"
     assert stream.choices()[-1]["finish_reason"] == "stop"
