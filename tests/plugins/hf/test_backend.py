@@ -110,9 +110,54 @@ def test_options_are_checked() -> None:
             HfOptions(**wrong)
 
 
+def test_defaults_depend_on_the_device() -> None:
+    on_cpu, on_gpu = HfOptions().resolved("cpu"), HfOptions().resolved("cuda:0")
+    asked = HfOptions(device="cpu", dtype="float16", max_batch_tokens=7).resolved("cuda:0")
+
+    assert (on_cpu.device, on_cpu.dtype, on_cpu.max_batch_tokens) == ("cpu", "float32", 2048)
+    assert (on_gpu.device, on_gpu.dtype, on_gpu.max_batch_tokens) == ("cuda:0", "bfloat16", 8192)
+    assert (asked.device, asked.dtype, asked.max_batch_tokens) == ("cpu", "float16", 7)
+
+
+def test_a_gpu_that_is_not_there_is_a_load_error(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelLoadError, match="finds no CUDA device"):
+        HfBackend().open(_source(tiny_model("llama")), HfOptions(device="cuda:0"), lambda _share, _what: None)
+
+
+@pytest.mark.parametrize("quantization", ["bitsandbytes-8bit", "torchao-int8"])
+def test_quantization_names_the_package_it_needs(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    package = quantization.split("-", maxsplit=1)[0]
+    monkeypatch.setattr("enginehouse_hf.loader.find_spec", lambda _name: None)
+    with pytest.raises(ModelLoadError, match=f"needs the package {package}; run: pip install {package}"):
+        _open(tiny_model("llama"), quantization=quantization)
+
+
+def test_random_weights_need_a_configuration_only(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "shape")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        _open(folder)
+    runner = _open(folder, random_weights=True)
+
+    assert runner.info.metadata["architecture"] == "llama"  # type: ignore[attr-defined]
+
+
+def test_device_map_is_passed_on(tiny_model: TinyModel) -> None:
+    runner = _open(tiny_model("llama"), device_map="cpu")
+
+    assert runner.info.metadata["device"] == "cpu"  # type: ignore[attr-defined]
+    assert runner.info.metadata["layers"] == "transformers layers, step by step"  # type: ignore[attr-defined]
+
+
 def test_progress_rises_to_one(tiny_model: TinyModel) -> None:
     shares: list[float] = []
-    HfBackend().open(_source(tiny_model("llama")), HfOptions(threads=1, device="cpu"), lambda share, _: shares.append(share)).close()
+    options = HfOptions(threads=1, device="cpu")
+    HfBackend().open(_source(tiny_model("llama")), options, lambda share, _: shares.append(share)).close()
 
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
