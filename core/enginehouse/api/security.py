@@ -113,11 +113,12 @@ class Guard:
         given = credentials.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         return self._keys.find(given)
 
+    def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
+        """The refusal of a caller whose head is too long to be read to its end: nobody without a key learns more."""
+        return None if self._keys.is_empty or self._find_key(headers) is not None else _no_key()
+
     def _check_key(self, scope: HTTPScope, key: KeyRecord | None) -> ErrorAnswer | None:
-        if self._keys.is_empty or key is not None or scope["path"] in PUBLIC:
-            return None
-        message = "A valid API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
-        return http_error(401, message, www_authenticate="Bearer")
+        return None if self._keys.is_empty or key is not None or scope["path"] in PUBLIC else _no_key()
 
     def _check_length(self, headers: Headers) -> ErrorAnswer | None:
         """A body that says how long it is need not be read to be refused."""
@@ -146,6 +147,11 @@ class _Hosts:
             return None
         message = "This server does not answer for that Host; server.allowed_hosts lists further names."
         return http_error(403, message, "host_not_allowed")
+
+
+def _no_key() -> ErrorAnswer:
+    message = "A valid API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
+    return http_error(401, message, www_authenticate="Bearer")
 
 
 def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | None:

@@ -22,8 +22,9 @@ from litestar.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from enginehouse.api.app import build_app
-from enginehouse.api.errors import http_error
+from enginehouse.api.errors import ErrorAnswer, http_error
 from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState
 from enginehouse.config import ServerSettings, Settings
 from enginehouse.errors import ConfigError, ServerStopping
@@ -248,17 +249,22 @@ class _Protocol(HttpToolsProtocol):
 
     def _check_head(self, num_bytes: int) -> None:
         most = self.config.h11_max_incomplete_event_size
-        if most is not None and num_bytes > most and not self.transport.is_closing():
-            self._refuse(431, f"The request's headers are longer than {most} bytes (limits.max_header_bytes).")
+        if most is None or num_bytes <= most or self.transport.is_closing():
+            return
+        too_long = http_error(431, f"The request's headers are longer than {most} bytes (limits.max_header_bytes).")
+        guard = self.app
+        assert isinstance(guard, Guard)
+        self._refuse(guard.check_long_head(dict(reversed(self.headers))) or too_long)
 
     def send_400_response(self, msg: str) -> None:
         """Answer and close the connection."""
-        self._refuse(400, msg)
+        self._refuse(http_error(400, msg))
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, answer: ErrorAnswer) -> None:
         self._is_refused = True
-        body = http_error(status, message).body()
-        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        body = answer.body()
+        head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -323,9 +323,18 @@ def test_b19_every_answer_to_an_allowed_origin_says_so(guarded: Server, fields: 
     assert response.headers["access-control-allow-origin"] == ORIGIN
 
 
-def test_h30_a_key_of_a_megabyte_is_refused_before_it_is_read(guarded: Server) -> None:
-    headers = {"authorization": "Bearer " + "x" * 1_000_000}
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_h30_a_key_of_a_megabyte_is_no_key(guarded: Server, header: str) -> None:
+    """Its head is longer than any may be, so it is not read to its end, and the caller has shown no key."""
+    headers = {header: "Bearer " + "x" * 1_000_000}
+    response = guarded.client.post("/v1/chat/completions", json=guarded.chat_body(), headers=headers)
+
+    assert check_client_error(response, status=401)["code"] == "invalid_api_key"
+    assert guarded.client.get("/health").status_code == 200
+
+
+def test_h30_a_long_head_with_a_key_is_told_what_is_wrong(guarded: Server) -> None:
+    headers = {"authorization": f"Bearer {KEY}", "x-long": "x" * 1_000_000}
     response = guarded.client.post("/v1/chat/completions", json=guarded.chat_body(), headers=headers)
 
     assert check_client_error(response, status=431)["code"] == "headers_too_large"  # limits.max_header_bytes
-    assert guarded.client.get("/health").status_code == 200
