@@ -18,7 +18,7 @@ from torch import Tensor
 from enginehouse.backend import LastSampled, Span
 from enginehouse_hf.cuda.layers import begin_step
 
-__all__ = ["DeviceState", "Lane", "PackedSpans", "Step", "pack"]
+__all__ = ["DeviceState", "Lane", "PackedSpans", "Step", "flatten", "pack", "padded_decodes"]
 
 _ALIGNMENT = 32  # integers: every part of the array begins at a multiple, so kernels can rely on it
 
