@@ -59,7 +59,7 @@ def open_on_cuda(
         state = _allocate(facts, max_sequences, num_places, model)
         sizes = graph_sizes(options.slots) if options.cuda_graphs else []
         graphs = DecodeGraphs(network, state, sizes, _recording(progress))
-        chunk_tokens = _measure_chunk(network, state, min(options.max_batch_tokens, facts.max_context))
+        chunk_tokens = _measure_chunk(network, state, facts.max_context, options.max_batch_tokens)
     capabilities = RunnerCapabilities(
         max_sequences=max_sequences,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
@@ -77,21 +77,40 @@ def _recording(progress: Progress) -> Callable[[float], None]:
     return lambda share: progress(0.85 + 0.1 * share, "recording decode steps")
 
 
-def _measure_chunk(network: Network, state: DeviceState, longest: int) -> int:
-    """Prompt tokens that take :data:`_CHUNK_S` on this device, in steps of 256."""
-    num_tokens = min(1024, longest)
-    dump = np.array([[0], [state.dump_slot], [0], [state.dump_place]], np.int32)
-    tokens = np.repeat(dump, num_tokens, 1)
-    tokens[2] = np.arange(num_tokens)
-    last = np.array([num_tokens - 1], np.int32)
-    packed = PackedSpans(tokens, 0, [Lane(0, num_tokens, 0)], tokens[3], last)
+def _measure_chunk(network: Network, state: DeviceState, longest: int, max_tokens: int) -> int:
+    """Prompt tokens that take :data:`_CHUNK_S` on this device, in steps of 256.
+
+    Launching the kernels takes a while however few tokens there are, so two sizes are timed.
+    """
+    size = min(1024, longest, max_tokens)
+    num_more = min(4, max_tokens // size)
+    base_s = _time_prefill(network, state, size, 1)
+    if num_more == 1:
+        return _chunk(size * _CHUNK_S / base_s)
+    token_s = max(_time_prefill(network, state, size, num_more) - base_s, 1e-6) / (size * (num_more - 1))
+    return _chunk(size + (_CHUNK_S - base_s) / token_s)
+
+
+def _chunk(num_tokens: float) -> int:
+    return max(256, int(num_tokens) // 256 * 256)
+
+
+def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int) -> float:
+    """Seconds for some prompts of one size, which leave nothing behind."""
+    tokens = np.empty((4, size * num_prompts), np.int32)
+    tokens[0], tokens[1], tokens[3] = 0, state.dump_slot, state.dump_place
+    tokens[2] = np.tile(np.arange(size), num_prompts)
+    lanes = [Lane(begin, begin + size, 0) for begin in range(0, size * num_prompts, size)]
+    ends = np.array([lane.end - 1 for lane in lanes], np.int32)
+    packed = PackedSpans(tokens, 0, lanes, tokens[3].copy(), ends)
+    times = []
     for _ in range(3):  # the first compiles kernels
         torch.cuda.synchronize()
         started = time.perf_counter()
         network.run(Step.upload(state, packed))
         torch.cuda.synchronize()
-        took_s = time.perf_counter() - started
-    return max(256, int(num_tokens * _CHUNK_S / took_s) // 256 * 256)
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention: PoolAttention) -> Network:
