@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from time import monotonic, sleep
 from typing import Any
 
 import jinja2
@@ -54,3 +55,21 @@ def render_plainly() -> Callable[..., str]:
     The function takes a template, messages and variables; it lets Jinja's exceptions through.
     """
     return _render_plainly
+
+
+@pytest.fixture
+def access_lines(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[str]]:
+    """Waits until the access log has so many lines, at most 10 s; returns all: a line may be written after its answer.
+
+    Call it while the log is captured.
+    """
+
+    def wait(count: int) -> list[str]:
+        deadline = monotonic() + 10
+        while True:
+            lines = [record.getMessage() for record in caplog.records if record.name == "enginehouse.access"]
+            if len(lines) >= count or monotonic() > deadline:
+                return lines
+            sleep(0.01)
+
+    return wait
