@@ -92,6 +92,10 @@ async def is_idle(engine: Engine) -> bool:
     return stats.num_running == stats.num_waiting == 0
 
 
+async def has_stepped(engine: Engine, count: int) -> bool:
+    return (await engine.stats()).num_steps >= count
+
+
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_answer_comes_as_text_then_finish_then_summary(isolation):
     async with open_engine(isolation) as engine:
@@ -306,6 +310,7 @@ async def test_many_aborted_requests_leave_nothing_behind(isolation):
 async def test_slow_client_gets_everything_in_fewer_batches():
     async with open_engine("thread") as engine:
         generation = await engine.submit(make_request(max_tokens=50, ignore_eos=True))
+        await eventually(lambda: has_stepped(engine, 50))  # an accepted request may not have entered yet
         await eventually(lambda: is_idle(engine))
         batches = [batch async for batch in generation]
 
