@@ -1,0 +1,5 @@
+"""The admin API: what a server's operator asks of it while it runs. Every route needs a key with the scope ``admin``."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
