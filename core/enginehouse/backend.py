@@ -176,6 +176,11 @@ class Span:
     outputs: Outputs = "last"
     num_layers: int | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """By how many tokens the sequence grows."""
+        return 1 if isinstance(self.input, LastSampled) else len(self.input)
+
 
 @runtime_checkable
 class ForwardOutput(Protocol):

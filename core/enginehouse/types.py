@@ -167,6 +167,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         shown_tokens: control-token strings whose text is shown all the same, for the answer is parsed for them.
         reasoning: how this model marks its reasoning; None when it does not reason.
         constraint: what every answer must look like, after any reasoning; enforced token by token.
+        prediction_token_ids: what the client expects as the answer; drafters may propose it.
         priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
     """
@@ -183,6 +184,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     shown_tokens: tuple[str, ...] = ()
     reasoning: ReasoningParams | None = None
     constraint: Constraint | None = None
+    prediction_token_ids: tuple[int, ...] = ()
     priority: int = 0
     namespace: str = ""
 
@@ -274,6 +276,8 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
         num_cached_tokens: of these, how many were reused from the prefix cache.
         num_completion_tokens: generated tokens over all choices, hidden ones too.
         num_forced_tokens: of these, how many a constraint forced, so that they were not sampled.
+        num_drafted_tokens: guesses of drafters that were computed.
+        num_accepted_tokens: of these, how many were right, so that they cost no forward pass of their own.
     """
 
     num_prompt_tokens: int
@@ -283,6 +287,8 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 Event = PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished

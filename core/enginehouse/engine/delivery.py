@@ -78,6 +78,8 @@ def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
         num_cached_tokens=owner.num_cached_tokens or 0,
         num_completion_tokens=owner.num_completion_tokens,
         num_forced_tokens=owner.num_forced_tokens,
+        num_drafted_tokens=owner.num_drafted_tokens,
+        num_accepted_tokens=owner.num_accepted_tokens,
         queue_s=started_s - owner.received_s,
         prefill_s=first_s - started_s,
         decode_s=now_s - first_s,

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import DeviceOutput, ForwardOutput, LastSampled
+from enginehouse.backend import DeviceOutput, ForwardOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
@@ -50,7 +50,7 @@ def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
             if scheduler.has_pending:
                 break  # tried again in the next step, when the tokens still on the device are known
             if isinstance(error, CacheFull):
-                if not scheduler.make_room():
+                if not scheduler.drop_drafts() and not scheduler.make_room():
                     fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {error}"))
                 batch = scheduler.schedule()
                 continue
@@ -88,8 +88,10 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
     on_device: list[tuple[Sequence, int]] = []
     start = 0
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
-        size = 1 if isinstance(span.input, LastSampled) else len(span.input)
-        sequence.num_computed += size
+        size = span.num_tokens
+        sequence.num_surplus = len(sequence.drafts)
+        sequence.num_computed += size - sequence.num_surplus
+        sequence.owner.num_drafted_tokens += sequence.num_surplus
         rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
         if rows and sequence.on_device and not reads_all and span.outputs == "last":
             on_device.append((sequence, start))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.backend import Runner, Sampled
+from enginehouse.drafting import BoundDrafter
 from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
 from enginehouse.engine.device_draws import Flight, can_draw, launch
@@ -22,6 +24,7 @@ from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.engine.speculation import Speculation
 from enginehouse.errors import (
     ContextLengthExceeded,
     EngineDead,
@@ -58,6 +61,7 @@ class StepEngine:
         samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
         decoders: plugins that enforce ``EngineRequest.constraint``.
         clock: seconds, monotonic.
+        drafters: what proposes tokens for sequences, by name, in order of preference; shut down by ``close``.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class StepEngine:
         samplers: Mapping[str, SamplerPlugin],
         decoders: Iterable[StructuredDecoder] = (),
         clock: Callable[[], float] = time.monotonic,
+        drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
     ) -> None:
         self._runner = runner
         self._tokenizer = runner.tokenizer
@@ -76,6 +81,7 @@ class StepEngine:
         self._constraints = Constraints(decoders, runner.tokenizer)
         self._masks = Masks()
         self._scheduler = Scheduler(runner, settings)
+        self._speculation = Speculation(drafters, runner, clock)
         self._requests: dict[str, ActiveRequest] = {}
         self._computing: tuple[Sequence, ...] = ()
         self._leaving: set[str] = set()
@@ -89,12 +95,14 @@ class StepEngine:
     def step(self) -> list[EngineOutput]:
         """One scheduler turn: launch at most one forward pass, then use the tokens of the one before it."""
         self._admit()
-        batch = self._scheduler.schedule()
+        self._speculation.prepare(self._scheduler.running)
+        batch, began = self._scheduler.schedule(), self._clock()
         previous, self._flight = self._flight, self._launch(batch)
         self._land(previous)
         if self._flight.must_land:
             self._land(self._flight)
             self._flight = Flight()
+        self._speculation.observe(batch, self._clock() - began)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -152,6 +160,8 @@ class StepEngine:
                 return
             if sequence.length == sequence.max_length:
                 self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt to be scored only
+            elif sequence.num_surplus:
+                self._verify(sequence, rows)
             else:
                 self._sample(sequence, rows[-1])
         except EnginehouseError as error:
@@ -173,6 +183,19 @@ class StepEngine:
         )
         sequence.num_scored = end
         self._outputs.append((sequence.owner.request.request_id, scored))
+
+    def _verify(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
+        """Draw token after token, for as long as they are those that were drafted and are computed already."""
+        first = sequence.num_computed
+        while not sequence.num_remaining:
+            if sequence.num_computed > first and sequence.constraint is not None and not sequence.is_reasoning:
+                sequence.constraint.fill()  # only the first mask was filled during the forward pass
+            self._sample(sequence, rows[sequence.num_computed - first])
+            if sequence.handle is None:
+                return  # it has ended
+            sequence.confirm_drafts()
+        if not self._scheduler.trim(sequence):
+            self._speculation.close(sequence)  # this model cannot take single tokens back
 
     def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
         """Draw the next token of a sequence."""
@@ -231,6 +254,7 @@ class StepEngine:
         num_reasoning = sequence.reasoning.num_tokens if sequence.reasoning is not None else 0
         finished = ChoiceFinished(sequence.choice, reason, sequence.num_generated, stop_reason, num_reasoning)
         self._outputs.append((request_id, finished))
+        self._speculation.close(sequence)
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1
         if owner.num_unfinished == 0:
@@ -327,6 +351,7 @@ class StepEngine:
         if request.constraint is not None:
             matcher = self._constraints.compile(request.constraint).start()
             sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size)
+        sequence.speculation = self._speculation.open(owner.prompt, request.prediction_token_ids)
         return sequence
 
     def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
@@ -343,7 +368,7 @@ class StepEngine:
         """Drop a request in any phase; what it has computed stays in the prefix cache. Unknown ids are ignored."""
         owner = self._requests.pop(request_id, None)
         if owner is not None:
-            self._scheduler.drop(owner, keep=True)
+            self._drop(owner, keep=True)
         self._leaving.intersection_update(self._requests)
 
     def interrupt(self, request_id: str) -> None:
@@ -361,8 +386,13 @@ class StepEngine:
     def _fail(self, owner: ActiveRequest, error: EnginehouseError) -> None:
         if self._requests.pop(owner.request.request_id, None) is None:
             return
-        self._scheduler.drop(owner, keep=False)
+        self._drop(owner, keep=False)
         self._outputs.append((owner.request.request_id, error))
+
+    def _drop(self, owner: ActiveRequest, keep: bool) -> None:
+        for sequence in owner.sequences:
+            self._speculation.close(sequence)
+        self._scheduler.drop(owner, keep)
 
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
@@ -387,6 +417,7 @@ class StepEngine:
             self._fail(owner, EngineDead("The server is shutting down."))
         self._scheduler.cache.clear()
         self._masks.close()
+        self._speculation.shutdown()
         self._runner.close()
         outputs, self._outputs = self._outputs, []
         return outputs

@@ -10,6 +10,7 @@ the next ones. One token is a decode, more are a prefill, and a preempted sequen
 
 from __future__ import annotations
 
+import numpy as np
 from attrs import frozen
 
 from enginehouse.backend import LastSampled, Outputs, Runner, Span
@@ -121,7 +122,7 @@ class Scheduler:
         stalls_others = any(s.num_remaining == 1 for s in self.running)
         budget = self._chunk_tokens if stalls_others else self._prefill_tokens
         chunks = self._share_budget(prefills, min(budget, limit - len(decodes)))
-        plan = [(sequence, 1) for sequence in decodes] + chunks
+        plan = [(sequence, 1 + len(sequence.drafts)) for sequence in decodes] + chunks
         return Batch(
             tuple(sequence for sequence, _ in plan),
             tuple(self._span(sequence, num_tokens) for sequence, num_tokens in plan),
@@ -148,6 +149,9 @@ class Scheduler:
     def _span(sequence: Sequence, num_tokens: int) -> Span:
         assert sequence.handle is not None
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        if sequence.drafts:
+            token_ids = np.array([sequence.buffer[start], *sequence.drafts], np.int32)
+            return Span(sequence.handle, start, token_ids, "all")
         if end > sequence.length:
             return Span(sequence.handle, start, LastSampled())
         outputs: Outputs = "last" if end == sequence.length else "none"
@@ -183,6 +187,7 @@ class Scheduler:
         handle, sequence.handle = sequence.handle, None
         assert handle is not None
         sequence.num_pending = 0
+        self._drop_surplus(sequence, handle)
         if sequence.num_computed > sequence.length:  # the last token was computed, but nobody has read it
             sequence.num_computed = self.runner.truncate(handle, sequence.length)
         if keep:
@@ -190,6 +195,25 @@ class Scheduler:
             self.cache.store(sequence.buffer[: sequence.num_computed], handle, namespace)
         else:
             self.runner.free_sequence(handle)
+
+    def trim(self, sequence: Sequence) -> bool:
+        """Take drafts that nobody has confirmed out of the runner; False when it gave up more than these."""
+        assert sequence.handle is not None
+        wanted = sequence.num_computed
+        self._drop_surplus(sequence, sequence.handle)
+        return sequence.num_computed == wanted
+
+    def _drop_surplus(self, sequence: Sequence, handle: int) -> None:
+        if sequence.num_surplus:
+            sequence.num_surplus = 0
+            sequence.num_computed = self.runner.truncate(handle, sequence.num_computed)
+
+    def drop_drafts(self) -> bool:
+        """Plan the next step without drafts; False when there are none."""
+        drafted = [sequence for sequence in self.running if sequence.drafts]
+        for sequence in drafted:
+            sequence.drafts = ()
+        return bool(drafted)
 
     @property
     def has_pending(self) -> bool:
@@ -200,6 +224,7 @@ class Scheduler:
         """Believe the runner about what it has computed, after a forward pass that did not finish."""
         for sequence in self.running:
             assert sequence.handle is not None
+            sequence.num_surplus = 0
             sequence.num_computed = min(self.runner.length(sequence.handle), sequence.length - 1)
             if sequence.scores_prompt:  # rows that nobody received must be computed again
                 sequence.num_computed = min(sequence.num_computed, sequence.num_scored)

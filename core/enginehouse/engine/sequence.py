@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, field
@@ -20,6 +22,9 @@ from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import TextStream
 from enginehouse.types import EngineRequest, TokenLogprob
+
+if TYPE_CHECKING:
+    from enginehouse.engine.speculation import SequenceDrafts
 
 __all__ = ["_MAX_SCORED_LOGITS", "ActiveRequest", "Sequence"]
 
@@ -40,6 +45,8 @@ class ActiveRequest:
     num_cached_tokens: int | None = None
     num_completion_tokens: int = 0
     num_forced_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     started_s: float | None = None
     first_token_s: float | None = None
 
@@ -59,6 +66,10 @@ class Sequence:
     Attributes:
         on_device: whether the runner itself draws this sequence's tokens.
         num_pending: tokens drawn on the device that have not been read yet.
+        speculation: what its drafters know of it; None when nothing is drafted for it.
+        drafts: guesses that the next step computes behind the last token.
+        num_surplus: tokens that the runner holds beyond ``num_computed``: drafts that nobody has confirmed.
+        reads_at_once: whether each token must be read before the next step, because drafts go on from it.
     """
 
     owner: ActiveRequest
@@ -76,6 +87,10 @@ class Sequence:
     on_device: bool = False
     num_pending: int = 0
     pending_logprobs: deque[TokenLogprob] = field(factory=deque)
+    speculation: SequenceDrafts | None = None
+    drafts: Tokens[int] = ()
+    num_surplus: int = 0
+    reads_at_once: bool = False
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -106,7 +121,7 @@ class Sequence:
     def is_sequential(self) -> bool:
         """Whether a token must be read before the next one can be drawn: what may follow depends on it."""
         looks_back = self.sampler.penalties is not None or self.constraint is not None or self.reasoning is not None
-        return looks_back or not self.may_end
+        return looks_back or self.reads_at_once or not self.may_end
 
     @property
     def scores_prompt(self) -> bool:
@@ -171,3 +186,12 @@ class Sequence:
         """Add a sampled token."""
         self.buffer[self.length] = token_id
         self.length += 1
+
+    def confirm_drafts(self) -> None:
+        """Count drafted tokens as computed, as far as they are what was written."""
+        while self.num_surplus and self.num_computed < self.length:
+            if self.drafts[len(self.drafts) - self.num_surplus] != self.buffer[self.num_computed]:
+                return
+            self.num_computed += 1
+            self.num_surplus -= 1
+            self.owner.num_accepted_tokens += 1

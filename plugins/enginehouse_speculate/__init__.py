@@ -1,0 +1,23 @@
+"""Drafters: from the prompt's own words, from a predicted answer, by a smaller model, by the first layers of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.drafting import Drafter
+from enginehouse_speculate.draft_model import DraftModelDrafter
+from enginehouse_speculate.layers import LayersDrafter
+from enginehouse_speculate.prediction import PredictionDrafter
+from enginehouse_speculate.prompt_lookup import PromptLookupDrafter
+
+__all__ = ["register_drafters"]
+
+
+@hookimpl
+def register_drafters(register: Callable[[Drafter], None]) -> None:
+    """Hand over the drafters; a model uses those that its settings name."""
+    register(PredictionDrafter())
+    register(PromptLookupDrafter())
+    register(DraftModelDrafter())
+    register(LayersDrafter())

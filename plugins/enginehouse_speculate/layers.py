@@ -1,0 +1,132 @@
+"""Self-drafting: the first layers of a model write ahead, and all of them check.
+
+Needs a backend that can leave a forward pass after some layers. The weights and the KV memory of these layers are the
+model's own; what drafted tokens leave there is removed before all layers compute them. Source: Zhang et al., "Draft &
+Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+from attrs.validators import ge, gt, le, optional
+from numpy.typing import NDArray
+
+from enginehouse.backend import Runner, Span
+from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
+from enginehouse.errors import CacheFull, ModelLoadError
+from enginehouse_speculate.confidence import best_token, grade_of_probability
+
+__all__ = ["LayersDrafter", "LayersOptions"]
+
+
+@frozen(kw_only=True)
+class LayersOptions:
+    """Settings of the drafter ``layers``.
+
+    Attributes:
+        num_layers: how many layers draft; unset is the fewest that the model offers beyond half of them.
+        min_probability: a draft ends before a token that these layers find less probable than this.
+        max_tokens: longest draft.
+    """
+
+    num_layers: int | None = field(default=None, validator=optional(gt(0)))
+    min_probability: float = field(default=0.5, validator=[ge(0.0), le(1.0)])
+    max_tokens: int = field(default=8, validator=gt(0))
+
+
+@define(eq=False)
+class LayersDrafter:
+    """What the plugin registers."""
+
+    name: str = "layers"
+    api_version: int = 1
+    options: type[LayersOptions] = LayersOptions
+
+    def bind(self, context: DraftContext, options: LayersOptions) -> BoundDrafter:
+        """The drafter for a model whose layers can be left.
+
+        Raises:
+            ModelLoadError: they cannot, or not after ``num_layers``.
+        """
+        offered = context.runner.capabilities.exit_layers
+        if not offered:
+            raise ModelLoadError("the drafter 'layers' needs a backend that can run some of a model's layers")
+        if context.runner.capabilities.truncate != "any":
+            raise ModelLoadError("the drafter 'layers' needs a model that can take single tokens back")
+        half = [layers for layers in offered if 2 * layers >= max(offered)]
+        num_layers = options.num_layers or min(half)
+        if num_layers not in offered:
+            listed = ", ".join(map(str, offered))
+            raise ModelLoadError(f"num_layers: this model can be left after {listed} layers, not {num_layers}")
+        return _Layers(context.runner, num_layers, options)
+
+
+@define(eq=False)
+class _Growing:
+    task: DraftTask
+    due: list[int]
+    drafted: list[int] = field(factory=list)
+    first_probability: float = 0.0
+
+
+@define(eq=False)
+class _Layers:
+    runner: Runner
+    num_layers: int
+    settings: LayersOptions
+    is_free: bool = False
+    prior: float = 0.6
+
+    def open(self, _: NDArray[np.int32], __: Sequence[int]) -> object:
+        """Nothing is held for a sequence."""
+        return self
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        """What the first layers write."""
+        growing = [_Growing(task, [int(task.token_ids[-1])]) for task in tasks]
+        active = list(growing)
+        try:
+            while active:
+                self._grow(active)
+                active = [one for one in active if one.due]
+        finally:
+            for one in growing:
+                self.runner.truncate(one.task.sequence, len(one.task.token_ids) - 1)
+        return [
+            Draft(one.drafted, grade_of_probability(one.first_probability)) if one.drafted else None for one in growing
+        ]
+
+    def close(self, _: object) -> None:
+        """Nothing is held."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+    def _grow(self, active: Sequence[_Growing]) -> None:
+        spans = [
+            Span(
+                one.task.sequence,
+                len(one.task.token_ids) - 1 + len(one.drafted),
+                np.array(one.due, np.int32),
+                num_layers=self.num_layers,
+            )
+            for one in active
+        ]
+        try:
+            rows = self.runner.forward(spans).host()
+        except CacheFull:
+            for one in active:
+                one.due = []
+            return
+        for one, row in zip(active, rows, strict=True):
+            token_id, probability = best_token(row)
+            one.due = []
+            if probability < self.settings.min_probability:
+                continue
+            one.drafted.append(token_id)
+            one.first_probability = one.first_probability or probability
+            if len(one.drafted) < min(one.task.max_tokens, self.settings.max_tokens):
+                one.due = [token_id]

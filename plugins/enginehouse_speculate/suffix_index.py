@@ -1,0 +1,77 @@
+"""Where the last tokens of a text stand in another one, or earlier in the same: the longest such match.
+
+Grows by a token in constant time. Knows only token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import define, field, frozen
+
+from enginehouse.drafting import NUM_GRADES
+
+__all__ = ["Match", "SuffixIndex", "grade_of"]
+
+_NUM_PLACES = 8  # of each short run of tokens, so many of its last places are compared
+_LONGEST_MATCH = 64
+
+
+@frozen
+class Match:
+    """The text goes on at ``place``, before which ``length`` tokens agree."""
+
+    place: int
+    length: int
+
+
+@define(eq=False)
+class SuffixIndex:
+    """A text that can be searched for the end of another one.
+
+    Attributes:
+        min_match: tokens that must agree.
+        token_ids: the text so far.
+    """
+
+    min_match: int
+    token_ids: list[int] = field(factory=list)
+    _places: dict[tuple[int, ...], list[int]] = field(factory=dict)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """The text grew."""
+        for token_id in token_ids:
+            text = self.token_ids
+            if len(text) >= self.min_match:  # what stands before this token can be gone on from now
+                places = self._places.setdefault(tuple(text[-self.min_match :]), [])
+                places.append(len(text))
+                if len(places) > _NUM_PLACES:
+                    del places[0]
+            text.append(token_id)
+
+    def find(self, end: Sequence[int]) -> Match | None:
+        """The place behind the longest run of tokens that ``end`` ends with; of equals, the last one."""
+        if len(end) < self.min_match:
+            return None
+        best = Match(0, 0)
+        for place in reversed(self._places.get(tuple(end[-self.min_match :]), ())):
+            length = self._length(place, end)
+            if length > best.length:
+                best = Match(place, length)
+        return best if best.length else None
+
+    def after(self, place: int, num_tokens: int) -> list[int]:
+        """At most so many tokens from ``place`` on."""
+        return self.token_ids[place : place + num_tokens]
+
+    def _length(self, place: int, end: Sequence[int]) -> int:
+        text, longest = self.token_ids, min(place, len(end), _LONGEST_MATCH)
+        length = self.min_match
+        while length < longest and text[place - length - 1] == end[-length - 1]:
+            length += 1
+        return length
+
+
+def grade_of(num_agreed: int) -> int:
+    """How sure a continuation is behind so many tokens that agree: one grade more for each doubling."""
+    return min(NUM_GRADES - 1, max(0, num_agreed.bit_length() - 1))
