@@ -33,22 +33,23 @@ def _message(error: urllib.error.HTTPError, reference: HubReference, endpoint: s
     model, page = reference.model_id, f"{endpoint}/{reference.model_id}"
     match error.headers.get("X-Error-Code", ""), error.code:
         case "GatedRepo", _ if has_token:
-            return f"{model} is gated: the account of the token that was sent must accept its terms at {page}"
+            said = f"{model} is gated: the account of the token that was sent must accept its terms at {page}"
         case "GatedRepo", _:
-            return f"{model} is gated: accept its terms at {page}, and set HF_TOKEN to a token of that account"
+            said = f"{model} is gated: accept its terms at {page}, and set HF_TOKEN to a token of that account"
         case "RevisionNotFound", _:
-            return f"{model} has no branch, tag or commit {reference.revision!r}"
+            said = f"{model} has no branch, tag or commit {reference.revision!r}"
         case ("RepoNotFound", _) | (_, 404):
             unseen = "or this token may not see it" if has_token else "or it is private and HF_TOKEN must be set"
-            return f"there is no model {model!r} at {endpoint}, {unseen}"
+            said = f"there is no model {model!r} at {endpoint}, {unseen}"
         case _, 401 if has_token:
-            return f"{endpoint} refuses the token that was sent (HF_TOKEN, or the stored one)"
+            said = f"{endpoint} refuses the token that was sent (HF_TOKEN, or the stored one)"
         case _, 401:
-            return f"{endpoint} does not show {model!r}: it does not exist, or HF_TOKEN must be set to see it"
+            said = f"{endpoint} does not show {model!r}: it does not exist, or HF_TOKEN must be set to see it"
         case _, 403:
-            return f"{model} may not be read with the token that was sent; see {page}"
+            said = f"{model} may not be read with the token that was sent; see {page}"
         case _:
-            return f"{endpoint} answers {error.code} {error.reason}"
+            said = f"{endpoint} answers {error.code} {error.reason}"
+    return said
 
 
 def _retry_after_s(error: urllib.error.HTTPError) -> float:

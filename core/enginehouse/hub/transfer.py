@@ -19,9 +19,10 @@ from attrs import frozen
 
 from enginehouse.errors import DownloadError
 from enginehouse.hub.cache import ModelCache
-from enginehouse.hub.client import HubClient, HubUnreachable
+from enginehouse.hub.client import HubClient
 from enginehouse.hub.listing import HubFile
 from enginehouse.hub.reference import HubReference
+from enginehouse.hub.refusals import HubUnreachable
 
 __all__ = ["Transfer"]
 
@@ -59,9 +60,8 @@ class Transfer:
         """
         blob, incomplete = self.cache.blob(file.digest), self.cache.incomplete(file.digest)
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(
-            incomplete, lambda: self.on_note(f"waiting for another process that fetches {file.path}")
-        ) as stream:
+        waiting = f"waiting for another process that fetches {file.path}"
+        with _locked(incomplete, lambda: self.on_note(waiting)) as stream:
             if blob.is_file():  # the other process was done
                 self.on_bytes(file.num_bytes - os.fstat(stream.fileno()).st_size)
                 incomplete.unlink(missing_ok=True)
