@@ -21,6 +21,7 @@ from attrs.validators import ge, gt, le, optional
 
 from enginehouse.auth import AuthSettings, settings_converter
 from enginehouse.errors import ConfigError
+from enginehouse.memory_budget import MemoryBudget
 from enginehouse.profiles import ProfileName
 from enginehouse.structuring import Problem, closest, find_problems
 
@@ -66,6 +67,8 @@ class ServerSettings:
             whose request has the header ``X-Enginehouse-Details: true``.
         reasoning_field: where reasoning stands in messages and deltas; ``both`` sends it twice.
         ping_s: seconds between the comments that keep a stream open while its request waits.
+        head_timeout_s: seconds in which a request's first line and headers must arrive; then 408.
+        body_timeout_s: seconds in which a request's body must arrive; then 408.
         shutdown_s: seconds that running requests get to finish after SIGTERM.
     """
 
@@ -80,6 +83,8 @@ class ServerSettings:
     details: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
     ping_s: float = field(default=10.0, validator=gt(0))
+    head_timeout_s: float = field(default=15.0, validator=gt(0))
+    body_timeout_s: float = field(default=120.0, validator=gt(0))
     shutdown_s: float = field(default=10.0, validator=ge(0))
 
 
@@ -90,6 +95,7 @@ class LimitsSettings:
     Attributes:
         max_body_bytes: longest request body.
         max_header_bytes: longest head of a request: its first line and headers.
+        max_headers: most headers of a request.
         max_message_bytes: longest message of a chat, as JSON.
         max_json_depth: deepest nesting of a request body.
         max_queue: requests that wait per model; one more is answered 429.
@@ -99,10 +105,15 @@ class LimitsSettings:
         max_tokens: longest answer in tokens; unset is the rest of the context.
         render_timeout_s: seconds that a chat template may take.
         render_max_chars: longest prompt that a chat template may make, in characters.
+        memory_budget: memory that loaded models may hold, in bytes or like ``"8GiB"``; a table gives amounts by device
+            (``{cpu = "8GiB", "cuda:0" = "70GiB"}``). Unset is what this machine has, without a bound on GPUs.
+        load_wait_s: seconds that a request waits for a model that is loaded for it; then it is answered 503.
+        drain_s: seconds that running requests of a model get to finish before it is unloaded.
     """
 
     max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0))
     max_header_bytes: int = field(default=64 * 1024, validator=ge(1024))
+    max_headers: int = field(default=256, validator=ge(16))
     max_message_bytes: int = field(default=8 * 1024 * 1024, validator=gt(0))
     max_json_depth: int = field(default=64, validator=gt(0))
     max_queue: int = field(default=128, validator=ge(0))
@@ -112,6 +123,9 @@ class LimitsSettings:
     max_tokens: int | None = field(default=None, validator=optional(gt(0)))
     render_timeout_s: float = field(default=5.0, validator=gt(0))
     render_max_chars: int = field(default=8_000_000, validator=gt(0))
+    memory_budget: MemoryBudget | None = None
+    load_wait_s: float = field(default=60.0, validator=ge(0))
+    drain_s: float = field(default=30.0, validator=ge(0))
 
 
 @frozen(kw_only=True)
@@ -136,6 +150,12 @@ class ModelSettings:
         chat_template: file with the Jinja chat template to use instead of the model's own.
         tool_parser: name of the parser of tool calls; unset is the one that suits the chat template best.
         reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
+        load: ``eager`` loads the model when the server starts, as far as ``limits.memory_budget`` allows, ``lazy`` with
+            its first request.
+        pin: never unload it for another model.
+        ttl: seconds without a request after which it is unloaded; unset is never.
+        draining: what becomes of new requests while it is to make room for another model: ``wait`` holds them back until
+            it is loaded again, ``serve`` goes on serving them, so that it leaves when there happen to be none.
         options: keys of the table that are not listed above; the backend's options class reads them.
     """
 
@@ -154,6 +174,10 @@ class ModelSettings:
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    load: Literal["eager", "lazy"] = "eager"
+    pin: bool = False
+    ttl: float | None = field(default=None, validator=optional(gt(0)))
+    draining: Literal["wait", "serve"] = "wait"
     options: dict[str, Any] = field(factory=dict)
 
 
@@ -192,6 +216,8 @@ class Settings:
             )
         taken: dict[str, str] = dict.fromkeys(self.models, "a model of that name")
         for name, model in self.models.items():
+            if model.pin and model.ttl is not None:
+                raise ConfigError("a pinned model is never unloaded; remove pin or ttl", f"models.{name}.ttl")
             for alias in model.aliases:
                 if alias in taken:
                     raise ConfigError(f"the alias {alias!r} is taken by {taken[alias]}", f"models.{name}.aliases")
@@ -255,7 +281,9 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
 
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
     try:
-        return settings_converter().structure(data, cls)
+        converter = settings_converter()
+        converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
+        return converter.structure(data, cls)
     except Exception as error:
         # ``options`` is where core keeps keys that users write directly into the table.
         problems = [

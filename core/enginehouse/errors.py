@@ -12,12 +12,20 @@
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   └── ModelNotFound           no model is served under that name
+    ├── RequestCancelled            the server's operator has cancelled the request
     ├── Overloaded                  the queue is full; try again later
+    ├── ModelConflict               a model cannot be loaded or unloaded now
     ├── ServerStopping              the server shuts down; try again on another or later
     └── EngineError                 the engine is at fault
         ├── ModelLoadError          a model could not be opened
+        │   └── ModelTooLarge       it needs more memory than all that may be given to it
+        │   └── DownloadError       it could not be fetched from its hub
         ├── ModelNotReady           the model is loading or restarting; try again later
+        ├── InsufficientMemory      other models hold the memory, and are busy; try again later
+        ├── ModelUnloaded           the model was taken away while it answered
         ├── EngineDead              the worker process died; try again
+        │   └── WorkerDied          it died by itself: what it held can be replayed in the next one
+        ├── RequestKillsWorker      the worker died of this request, twice; trying again would kill the next one
         ├── GenerationFailed        one request failed inside the engine
         └── RunnerError             raised by runners, handled by the scheduler
             ├── CacheFull           no KV positions left for this step
@@ -38,24 +46,32 @@ __all__ = [
     "CacheFull",
     "ConfigError",
     "ContextLengthExceeded",
+    "DownloadError",
     "EngineDead",
     "EngineError",
     "EnginehouseError",
     "GenerationFailed",
+    "InsufficientMemory",
     "InvalidRequest",
     "InvalidSpan",
     "MissingDependency",
+    "ModelConflict",
     "ModelLoadError",
     "ModelNotFound",
     "ModelNotReady",
+    "ModelTooLarge",
+    "ModelUnloaded",
     "Overloaded",
     "PluginError",
     "RenderError",
+    "RequestCancelled",
     "RequestError",
+    "RequestKillsWorker",
     "RunnerError",
     "ServerStopping",
     "StepAborted",
     "UnsupportedParameter",
+    "WorkerDied",
     "error_from_fields",
 ]
 
@@ -142,6 +158,10 @@ class ModelNotFound(RequestError):
         self.fields = {"model": model}
 
 
+class RequestCancelled(EnginehouseError):
+    """The server's operator has cancelled the request; trying again would only be cancelled again."""
+
+
 class Overloaded(EnginehouseError):
     """The queue is full. ``retry_after_s`` (seconds) is when trying again makes sense."""
 
@@ -150,6 +170,10 @@ class Overloaded(EnginehouseError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.retry_after_s = retry_after_s
+
+
+class ModelConflict(EnginehouseError):
+    """A model cannot be loaded or unloaded as asked, because of what it is doing or how it is configured."""
 
 
 class ServerStopping(EnginehouseError):
@@ -166,6 +190,30 @@ class ModelLoadError(EngineError):
     """A model could not be opened."""
 
 
+class DownloadError(ModelLoadError):
+    """A model could not be fetched from its hub; what has arrived is kept, so that trying again goes on from there."""
+
+
+class ModelTooLarge(ModelLoadError):
+    """It needs more memory than the budget leaves to it, even if every model that may go is gone."""
+
+
+class InsufficientMemory(EngineError):
+    """Other models hold the memory that this one needs, and none of them could make way in time."""
+
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
+class ModelUnloaded(EngineError):
+    """The model was taken away, by its operator or a new configuration, while it answered."""
+
+    retryable = True
+
+
 class ModelNotReady(EngineError):
     """The model is loading or restarting."""
 
@@ -180,6 +228,14 @@ class EngineDead(EngineError):
     """The worker process died while it held the request."""
 
     retryable = True
+
+
+class WorkerDied(EngineDead):
+    """The worker ended without being asked to; what it held can be replayed in the next one."""
+
+
+class RequestKillsWorker(EngineError):
+    """The worker died of this request, twice. It is refused; others that ran beside it are not."""
 
 
 class GenerationFailed(EngineError):

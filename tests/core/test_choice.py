@@ -18,7 +18,7 @@ from enginehouse.cli.choosing import choose_models
 from enginehouse.config import PluginsSettings, load_settings
 from enginehouse.errors import ModelLoadError
 from enginehouse.models.choice import choose_backend, judge_all
-from enginehouse.models.hub_cache import cached_snapshot, hub_folder
+from enginehouse.hub.cache import cached_snapshot, hub_folder
 from enginehouse.models.quantizations import quantization_of
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry

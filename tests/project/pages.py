@@ -18,6 +18,7 @@ import attrs
 from enginehouse import hookspecs
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import PluginsSettings, Settings
+from enginehouse.memory_budget import MemoryBudget
 from enginehouse.plugins import PluginRegistry
 from enginehouse.profiles import PROFILES, Profile
 from enginehouse_llguidance.formats import STRING_FORMATS
@@ -148,6 +149,8 @@ def _type(kind: Any) -> str:
         return "list of strings or tables" if KeySettings in get_args(get_args(kind)[0]) else "list of strings"
     if get_origin(kind) is dict:
         return "table"
+    if kind is MemoryBudget:
+        return "bytes, text or table"
     return {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
 
 

@@ -84,6 +84,7 @@ _HTTP_CODES = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
+    408: "request_timeout",
     415: "unsupported_media_type",
     431: "headers_too_large",
 }

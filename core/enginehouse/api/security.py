@@ -160,9 +160,12 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
         return None
     kind, _, parameters = headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
     charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
-    if kind.strip() == "application/json" and (charset is None or charset[1] in ("utf-8", "utf8")):
-        return None
-    return http_error(415, "The request body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+    if kind.strip() != "application/json" or (charset is not None and charset[1] not in ("utf-8", "utf8")):
+        return http_error(415, "The request body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
+        # Nothing is decompressed: a few kilobytes could become gigabytes.
+        return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
+    return None
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:

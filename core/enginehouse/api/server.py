@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from litestar.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from enginehouse.api.app import build_app
-from enginehouse.api.errors import ErrorAnswer, http_error
 from enginehouse.api.exchange import OpenExchanges
-from enginehouse.api.security import Guard
+from enginehouse.api.http_protocol import HttpProtocol, WireBounds
 from enginehouse.api.state import ApiState
 from enginehouse.config import ServerSettings, Settings
 from enginehouse.errors import ConfigError, ServerStopping
@@ -42,7 +40,6 @@ OnProgress = Callable[[str, float, str], None]
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
-_HEADER_SIGNS = len(": \r\n")
 _CLOSING_SHARE = 0.4
 """Part of ``shutdown_s`` kept for ending what still runs and closing the workers."""
 
@@ -136,7 +133,7 @@ async def serve(
     app = build_app(
         ApiState(settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=exchanges)
     )
-    server = _Server(_uvicorn_config(app, settings.limits.max_header_bytes))
+    server = _Server(_uvicorn_config(app, WireBounds.of(settings)))
     _log.info("listening on %s", url_of(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -182,10 +179,11 @@ async def _shut_down(
         connection.transport.abort()
 
 
-def _uvicorn_config(app: ASGIApp, max_header_bytes: int) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, bounds: WireBounds) -> uvicorn.Config:
+    protocol: Any = functools.partial(HttpProtocol, bounds=bounds)
     return uvicorn.Config(
         app,
-        http="h11" if sys.platform == "win32" else _Protocol,
+        http="h11" if sys.platform == "win32" else protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -193,7 +191,7 @@ def _uvicorn_config(app: ASGIApp, max_header_bytes: int) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        h11_max_incomplete_event_size=max_header_bytes,  # read by h11, and by our own protocol
+        h11_max_incomplete_event_size=bounds.max_head_bytes,
     )
 
 
@@ -204,67 +202,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture nothing."""
         yield
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with the usual error object for what is no HTTP, and with bounded request heads.
-
-    The parser keeps an unfinished head in memory and copies it with every packet, so its size is looked at while it
-    comes, not only when it is complete.
-    """
-
-    _reads_head = True
-    _began_before = True  # this packet did: all of it belongs to the head
-    _num_head_bytes = 0
-    _is_refused = False  # what still comes on this connection is not looked at
-
-    def data_received(self, data: bytes) -> None:
-        """Take what arrived; a head that does not end is refused."""
-        if self._is_refused:
-            return
-        self._began_before = self._reads_head
-        super().data_received(data)
-        if not (self._reads_head and self._began_before):
-            return
-        self._num_head_bytes += len(data)
-        self._check_head(self._num_head_bytes)
-
-    def on_headers_complete(self) -> None:
-        """The body begins, unless the head was too long."""
-        self._check_head(len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers))
-        self._reads_head, self._num_head_bytes = False, 0
-        if not self._is_refused:
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """A part of the body."""
-        if not self._is_refused:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """The next head begins."""
-        self._reads_head, self._began_before = True, False
-        if not self._is_refused:
-            super().on_message_complete()
-
-    def _check_head(self, num_bytes: int) -> None:
-        most = self.config.h11_max_incomplete_event_size
-        if most is None or num_bytes <= most or self.transport.is_closing():
-            return
-        too_long = http_error(431, f"The request's headers are longer than {most} bytes (limits.max_header_bytes).")
-        guard = self.app
-        assert isinstance(guard, Guard)
-        self._refuse(guard.check_long_head(dict(reversed(self.headers))) or too_long)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer and close the connection."""
-        self._refuse(http_error(400, msg))
-
-    def _refuse(self, answer: ErrorAnswer) -> None:
-        self._is_refused = True
-        body = answer.body()
-        head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
-        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode() + body)
-        self.transport.close()

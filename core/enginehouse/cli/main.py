@@ -22,6 +22,7 @@ _COMMANDS = {
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",
+    "pull": "enginehouse.cli.pull:pull_command",
     "serve": "enginehouse.cli.serve:serve",
 }
 

@@ -20,6 +20,7 @@ from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
 from enginehouse.engine.device_draws import Flight, can_draw, launch
 from enginehouse.engine.forward import forward
+from enginehouse.engine.inspecting import StepCounts, view_engine
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -32,6 +33,7 @@ from enginehouse.errors import (
     GenerationFailed,
     InvalidRequest,
 )
+from enginehouse.inspection import EngineFigures, EngineView
 from enginehouse.output.detokenizer import Detokenizer
 from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse.sampler import SamplerPlugin
@@ -88,7 +90,7 @@ class StepEngine:
         self._flight = Flight()
         self._outputs: list[EngineOutput] = []
         self._num_arrivals = 0
-        self._num_steps = 0
+        self._steps = StepCounts()
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class StepEngine:
         """Run the forward pass, and let the device draw where it can; core draws on landing."""
         if not batch.spans:
             return Flight()
-        self._num_steps += 1
+        self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
         computed = forward(self._scheduler, batch, self._fail)
@@ -371,6 +373,20 @@ class StepEngine:
             self._drop(owner, keep=True)
         self._leaving.intersection_update(self._requests)
 
+    def stop_thinking(self, request_id: str) -> int:
+        """Close the reasoning of every choice that is inside it, by force; returns of how many."""
+        owner = self._requests.get(request_id)
+        num_stopped = 0
+        for sequence in owner.sequences if owner is not None else ():
+            if sequence.reasoning is None or not self._scheduler.holds(sequence) or not sequence.reasoning.close_now():
+                continue
+            num_stopped += 1
+            try:
+                self._take_forced(sequence)
+            except Exception as error:  # noqa: BLE001 - as for tokens that are drawn
+                self._fail(sequence.owner, GenerationFailed(f"Closing the reasoning failed: {error!r}"))
+        return num_stopped
+
     def interrupt(self, request_id: str) -> None:
         """Give up the running forward pass if it computes nothing but requests that leave. Any thread.
 
@@ -407,9 +423,17 @@ class StepEngine:
             max_sequences=scheduler.slots,
             free_tokens=self._runner.free_tokens(),
             cached_tokens=scheduler.cache.num_tokens,
-            num_steps=self._num_steps,
+            num_steps=self._steps.num_steps,
             num_preemptions=scheduler.num_preemptions,
         )
+
+    def figures(self) -> EngineFigures:
+        """What has been counted so far."""
+        return self._steps.figures(self.stats(), self._runner.capabilities.cache_tokens)
+
+    def view(self) -> EngineView:
+        """A picture of what runs, waits and is kept."""
+        return view_engine(self._scheduler, self._requests.values(), self._clock())
 
     def close(self) -> list[EngineOutput]:
         """End every request with EngineDead and close the runner."""

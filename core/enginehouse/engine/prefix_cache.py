@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
+from enginehouse.inspection import PrefixView
 
 __all__ = ["PrefixCache", "PrefixMatch", "common_prefix_length"]
 
@@ -36,6 +37,7 @@ class _Node:
     namespace: str
     handle: int | None = None
     last_used: int = 0
+    num_hits: int = 0
     children: dict[int, _Node] = field(factory=dict)
 
     def walk(self) -> Iterator[_Node]:
@@ -77,6 +79,11 @@ class PrefixCache:
         """Tokens reachable in all trees; shared beginnings count once."""
         return sum(len(node.edge) for root in self._roots.values() for node in root.walk())
 
+    def entries(self) -> Iterator[PrefixView]:
+        """What is held, the last used first."""
+        for node in sorted(self._holders, key=lambda node: -node.last_used):
+            yield PrefixView(node.namespace, node.depth, node.num_hits)
+
     def match(self, token_ids: NDArray[np.int32], namespace: str) -> PrefixMatch | None:
         """The longest reusable beginning of ``token_ids``; changes nothing but its last use.
 
@@ -116,6 +123,7 @@ class PrefixCache:
         """
         node, fork = match.node, self._runner.capabilities.fork
         assert node.handle is not None
+        node.num_hits += 1
         if fork == "share" or (fork == "copy" and node.depth > match.length):
             return self._runner.fork(node.handle, match.length)
         handle = self._remove(node)
@@ -188,6 +196,7 @@ class PrefixCache:
         ancestor = node.parent
         while ancestor is not None:
             if ancestor.handle is not None:
+                node.num_hits += ancestor.num_hits
                 self._runner.free_sequence(ancestor.handle)
                 ancestor.handle = None
                 self._holders.discard(ancestor)

@@ -29,6 +29,7 @@ class ReasoningGate:
 
     def __init__(self, params: ReasoningParams, closing_token_ids: tuple[int, ...], detokenizer: Detokenizer) -> None:
         self._params = params
+        self._budget = params.budget
         self._detokenizer = detokenizer
         self._closing_token_ids = closing_token_ids
         self._phase: Literal["opening", "inside", "after"] = "inside" if params.is_open else "opening"
@@ -70,7 +71,13 @@ class ReasoningGate:
 
     def forced_token_ids(self) -> tuple[int, ...]:
         """What is left of the closing marker when the budget is used up, else nothing."""
-        budget = self._params.budget
-        if self._phase != "inside" or budget is None or self.num_tokens < budget:
+        if self._phase != "inside" or self._budget is None or self.num_tokens < self._budget:
             return ()
         return self._closing_token_ids[self._num_closing :]
+
+    def close_now(self) -> bool:
+        """Use the budget up at once; False when no reasoning is open, or it is being closed already."""
+        if self._phase != "inside" or self.forced_token_ids():
+            return False
+        self._budget = 0
+        return True

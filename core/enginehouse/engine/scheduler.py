@@ -215,6 +215,10 @@ class Scheduler:
             sequence.drafts = ()
         return bool(drafted)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence has not ended."""
+        return sequence in self.running or sequence in self.waiting
+
     @property
     def has_pending(self) -> bool:
         """Whether tokens of running sequences are still on the device."""
@@ -234,5 +238,5 @@ class Scheduler:
     def drop(self, request: ActiveRequest, keep: bool) -> None:
         """Take out every sequence of a request that is still in."""
         for sequence in request.sequences:
-            if sequence in self.running or sequence in self.waiting:
+            if self.holds(sequence):
                 self.release(sequence, keep)

@@ -5,19 +5,16 @@ Nothing is downloaded and nothing is opened here; only names and the file system
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from enginehouse.backend import ModelSource
 from enginehouse.errors import ModelLoadError
-from enginehouse.models.hub_cache import cached_snapshot
-from enginehouse.models.quantizations import choose_gguf
+from enginehouse.hub.cache import cached_snapshot
+from enginehouse.hub.quantizations import choose_gguf
+from enginehouse.hub.reference import HubReference, parse_reference
 
-__all__ = ["Offered", "find_source", "no_such_model"]
-
-# owner/name of a model hub, optionally with a revision or quantisation after a colon.
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+__all__ = ["Offered", "find_source", "hub_reference", "no_such_model"]
 
 Offered = Mapping[str, Callable[[], ModelSource | None]]
 
@@ -29,9 +26,9 @@ def find_source(text: str, offered: Offered) -> ModelSource:
     neither may still mean something to a backend, such as a URL.
 
     Args:
-        text: a path of a file or folder, an offered name, the id of a model that a hub's tool has downloaded, or what
-            only a backend understands. Behind a folder or an id, ``:Q4_K_M`` picks the GGUF file of that quantisation,
-            and ``:v1.0`` a revision of an id.
+        text: a path of a file or folder, an offered name, the id of a downloaded model of a hub, or what only a
+            backend understands. Behind a folder or an id, ``:Q4_K_M`` picks the GGUF file of that quantisation; behind
+            an id, ``@v1.0`` (or ``:v1.0``) a revision.
         offered: the model sources of all plugins, by name.
 
     Raises:
@@ -51,19 +48,33 @@ def find_source(text: str, offered: Offered) -> ModelSource:
     return ModelSource(text=text, path=_inside(path.absolute(), None, text))
 
 
+def hub_reference(text: str, offered: Offered) -> HubReference | None:
+    """The hub's model that ``text`` means, downloaded or not; None where it means something else."""
+    reference = None if text in offered else parse_reference(text)
+    return None if reference is None or _is_path(text) else reference
+
+
+def no_such_model(text: str, offered: Offered) -> ModelLoadError:
+    """The error for a text that names no file and that no backend understands."""
+    if hub_reference(text, offered) is not None:
+        return ModelLoadError(
+            f"there is no file or folder {text!r}; if it is the id of a model on the hub, it is not downloaded yet; "
+            f"run: enginehouse pull {text} (or start the server with --pull)"
+        )
+    names = ", ".join(sorted(offered)) or "none are installed"
+    return ModelLoadError(f"there is no file or folder {text!r}; named model sources: {names}")
+
+
 def _find_named(text: str) -> Path | None:
-    """The model that a hub's id means, or a folder or id with a name behind a colon."""
+    """The model that a hub's id means, or a folder with a quantisation behind a colon."""
     name, colon, wanted = text.rpartition(":")
-    if not colon:
-        snapshot = cached_snapshot(text)
-        return None if snapshot is None else _inside(snapshot, None, text)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    if colon and (folder := Path(name).expanduser()).is_dir():
         return _inside(folder.absolute(), wanted, text)
-    if (pinned := cached_snapshot(name, wanted)) is not None:
-        return _inside(pinned, None, text)
-    snapshot = cached_snapshot(name)
-    return None if snapshot is None else _inside(snapshot, wanted, text)
+    reference = parse_reference(text)
+    if reference is None:
+        return None
+    snapshot = cached_snapshot(reference.model_id, reference.revision)
+    return None if snapshot is None else _inside(snapshot, reference.quantization, text)
 
 
 def _inside(path: Path, wanted: str | None, text: str) -> Path:
@@ -76,13 +87,6 @@ def _inside(path: Path, wanted: str | None, text: str) -> Path:
     return file or path
 
 
-def no_such_model(text: str, offered: Offered) -> ModelLoadError:
-    """The error for a text that names no file and that no backend understands."""
-    if _HUB_ID.fullmatch(text) and not Path(text).parent.exists():
-        return ModelLoadError(
-            f"there is no file or folder {text!r}; if it is a model hub's id: it is not among the downloaded ones, and "
-            "this version does not download models (`enginehouse pull` comes in a later one), so fetch it with the "
-            "hub's own tool"
-        )
-    names = ", ".join(sorted(offered)) or "none are installed"
-    return ModelLoadError(f"there is no file or folder {text!r}; named model sources: {names}")
+def _is_path(text: str) -> bool:
+    """Whether ``text``, which looks like a hub's id, is rather meant as a path that is not there."""
+    return Path(text.partition(":")[0]).expanduser().parent.exists()

@@ -23,8 +23,10 @@ from enginehouse.engine.worker.messages import (
     Detokenized,
     Died,
     Failure,
+    Figures,
     FromWorker,
     GetStats,
+    GetView,
     Load,
     LoadFailed,
     LoadProgress,
@@ -32,12 +34,16 @@ from enginehouse.engine.worker.messages import (
     Rejected,
     Stats,
     StepOutputs,
+    StopThinking,
     Submit,
+    ThinkingStopped,
     Tokenize,
     Tokenized,
     ToWorker,
+    View,
 )
 from enginehouse.errors import EngineDead, EnginehouseError, InvalidRequest, Overloaded
+from enginehouse.inspection import EngineFigures, EngineView
 from enginehouse.types import EngineRequest, EngineStats, ModelInfo, RequestFinished, Segment
 
 __all__ = ["WorkerEngine"]
@@ -62,6 +68,7 @@ class WorkerEngine:
     Attributes:
         info: the loaded model's.
         died: the reason, once the worker has ended without being asked to.
+        figures: what the worker last said that it has counted.
     """
 
     info: ModelInfo
@@ -71,6 +78,7 @@ class WorkerEngine:
         self._carrier = carrier
         self._on_progress = on_progress
         self._connection = Connection(self._handle, self._on_lost)
+        self.figures = EngineFigures()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._generations: dict[str, WorkerGeneration] = {}
@@ -200,6 +208,16 @@ class WorkerEngine:
         stats: EngineStats = await self._call(GetStats)
         return stats
 
+    async def view(self) -> EngineView:
+        """What runs, waits and is kept; answered after the running step."""
+        view: EngineView = await self._call(GetView)
+        return view
+
+    async def stop_thinking(self, request_id: str) -> int:
+        """Close the reasoning of a request's choices by force; returns of how many, 0 when none is thinking."""
+        num_choices: int = await self._call(lambda call: StopThinking(call, request_id))
+        return num_choices
+
     async def _call(self, message_for: Callable[[int], ToWorker]) -> Any:
         """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
         call = next(self._call_numbers)
@@ -235,6 +253,12 @@ class WorkerEngine:
                 self._answer(call, answer)
             case Stats():
                 self._answer(message.call, message.stats)
+            case View():
+                self._answer(message.call, message.view)
+            case ThinkingStopped():
+                self._answer(message.call, message.num_choices)
+            case Figures():
+                self.figures = message.figures
             case CallFailed():
                 self._answer(message.call, message.failure.to_error())
             case LoadProgress():

@@ -21,6 +21,7 @@ from enginehouse.backend import ModelSource, Runner
 from enginehouse.config import structure_options
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.worker.intake import Intake
+from enginehouse.engine.worker.figures import FigureReports
 from enginehouse.engine.worker.link import FrameTooLarge, Link
 from enginehouse.engine.worker.messages import (
     Cancel,
@@ -29,15 +30,19 @@ from enginehouse.engine.worker.messages import (
     Died,
     FromWorker,
     GetStats,
+    GetView,
     Load,
     LoadFailed,
     LoadProgress,
     Ready,
     Stats,
     StepOutputs,
+    StopThinking,
     Submit,
+    ThinkingStopped,
     Tokenize,
     ToWorker,
+    View,
     decode_to_worker,
     encode,
     failure_of,
@@ -71,7 +76,7 @@ class WorkerHost:
     def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
         self._link = link
         self._on_server_gone = on_server_gone
-        self._inbox: SimpleQueue[Load | Cancel | GetStats | Close | _Enter] = SimpleQueue()
+        self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | StopThinking | Close | _Enter] = SimpleQueue()
         self._intake: Intake | None = None
         self._engine: StepEngine | None = None
         self._is_ended = False
@@ -132,11 +137,13 @@ class WorkerHost:
 
     def _serve(self, engine: StepEngine) -> bool:
         """The engine thread's loop: take what came in, then one step; sleeps while there is no work."""
+        reports = FigureReports(engine, self._send, is_process=self._on_server_gone is not None)
         try:
-            while self._take_messages(engine):
+            while self._take_messages(engine, reports):
                 outputs = engine.step()
                 if outputs:
                     self._send_outputs(outputs)
+                reports.after_step()
         except Exception as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
             self._send(Died(f"the engine failed: {type(error).__name__}: {error}"))
@@ -145,11 +152,14 @@ class WorkerHost:
             engine.close()
         return True
 
-    def _take_messages(self, engine: StepEngine) -> bool:
+    def _take_messages(self, engine: StepEngine, reports: FigureReports) -> bool:
         """Handle all messages; False after Close. Waits for one while the engine has nothing to do."""
         while True:
+            is_idle = not engine.has_work()
+            if is_idle and self._inbox.empty():
+                reports.before_rest()
             try:
-                message = self._inbox.get(block=not engine.has_work())
+                message = self._inbox.get(block=is_idle)
             except Empty:
                 return True
             match message:
@@ -159,6 +169,10 @@ class WorkerHost:
                     engine.cancel(message.request_id)
                 case GetStats():
                     self._send(Stats(message.call, engine.stats()))
+                case GetView():
+                    self._send(View(message.call, engine.view()))
+                case StopThinking():
+                    self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
                 case Close():
                     return False
 
@@ -201,7 +215,7 @@ class WorkerHost:
     def _dispatch(self, message: ToWorker) -> None:
         intake = self._intake
         match message:
-            case Load() | GetStats() | Close():
+            case Load() | GetStats() | GetView() | StopThinking() | Close():
                 self._inbox.put(message)
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):

@@ -11,6 +11,7 @@ import msgspec
 
 from enginehouse.config import PluginsSettings
 from enginehouse.errors import EnginehouseError, error_from_fields
+from enginehouse.inspection import EngineFigures, EngineView
 from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Segment
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "Detokenized",
     "Died",
     "Failure",
+    "Figures",
     "FromWorker",
     "GetStats",
+    "GetView",
     "Load",
     "LoadFailed",
     "LoadProgress",
@@ -31,10 +34,13 @@ __all__ = [
     "Rejected",
     "Stats",
     "StepOutputs",
+    "StopThinking",
     "Submit",
+    "ThinkingStopped",
     "ToWorker",
     "Tokenize",
     "Tokenized",
+    "View",
     "decode_from_worker",
     "decode_to_worker",
     "encode",
@@ -111,11 +117,24 @@ class GetStats(msgspec.Struct, frozen=True, array_like=True, tag="get_stats"):
     call: int
 
 
+class GetView(msgspec.Struct, frozen=True, array_like=True, tag="get_view"):
+    """Answered by View, after the running step."""
+
+    call: int
+
+
+class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_thinking"):
+    """Close the reasoning of a request; answered by ThinkingStopped, after the running step."""
+
+    call: int
+    request_id: str
+
+
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Free the model and end; not answered."""
 
 
-ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | Close
+ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | StopThinking | Close
 
 
 # -- worker to server ------------------------------------------------------------------------------
@@ -181,6 +200,26 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     stats: EngineStats
 
 
+class View(msgspec.Struct, frozen=True, array_like=True, tag="view"):
+    """Answer to GetView."""
+
+    call: int
+    view: EngineView
+
+
+class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinking_stopped"):
+    """Answer to StopThinking: of how many choices."""
+
+    call: int
+    num_choices: int
+
+
+class Figures(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
+    """What the engine has counted; nobody asks for it, it comes about once a second while the engine works."""
+
+    figures: EngineFigures
+
+
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):
     """Answer to a call that was refused."""
 
@@ -204,6 +243,9 @@ FromWorker = (
     | Tokenized
     | Detokenized
     | Stats
+    | View
+    | ThinkingStopped
+    | Figures
     | CallFailed
     | Died
 )

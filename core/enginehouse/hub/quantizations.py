@@ -1,26 +1,28 @@
-"""A folder of GGUF files -> the file that is meant, by the name of its quantisation.
-
-Names are all that is looked at: publishers write the quantisation before ``.gguf``, as in ``model-Q4_K_M.gguf``.
-"""
+"""Names of GGUF files as publishers write them: ``model-Q4_K_M.gguf``, perhaps in parts. Reads no file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["choose_gguf", "quantization_of"]
+__all__ = ["choose_gguf", "choose_name", "is_quantization", "parts_of", "quantization_of"]
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)$", re.IGNORECASE)
 
 
-def quantization_of(file: Path) -> str | None:
+def quantization_of(file: PurePath) -> str | None:
     """The quantisation in a file's name, in capitals; None where it names none."""
     found = _QUANTIZATION.search(_stem(file))
     return found[1].upper() if found else None
+
+
+def is_quantization(text: str) -> bool:
+    """Whether ``text`` names a quantisation, perhaps with a publisher's mark before it (``UD-Q4_K_XL``)."""
+    return _QUANTIZATION.search(text) is not None
 
 
 def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
@@ -33,10 +35,16 @@ def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
     Raises:
         ModelLoadError: none or several files are of that quantisation; says which there are.
     """
-    files = sorted(file for file in folder.glob("**/*.gguf") if _is_model(file))
+    found = choose_name((file.relative_to(folder) for file in folder.glob("**/*.gguf")), wanted, text)
+    return None if found is None else folder / found
+
+
+def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> PurePath | None:
+    """Like :func:`choose_gguf`, among names."""
+    files = sorted(name for name in names if _is_model(name))
     if not files:
         return None
-    matching = [file for file in files if wanted is None or quantization_of(file) == wanted.upper()]
+    matching = [file for file in files if wanted is None or _is_of(file, wanted.upper())]
     if len(matching) == 1:
         return matching[0]
     if not matching:
@@ -48,19 +56,36 @@ def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
     raise ModelLoadError(f"{text!r}: several files are {wanted} ({_names(matching)}); give the path of one")
 
 
-def _is_model(file: Path) -> bool:
+def parts_of(first: PurePath) -> list[PurePath]:
+    """All files of a model whose first one is ``first``: itself, or every part of it in order."""
+    part = _PART.search(first.stem)
+    if part is None:
+        return [first]
+    return [
+        first.with_name(f"{_stem(first)}-{number:05}-of-{part[2]}{first.suffix}")
+        for number in range(1, int(part[2]) + 1)
+    ]
+
+
+def _is_model(file: PurePath) -> bool:
     """Whether a file is a model or its first part; projectors of vision models lie beside their models."""
+    if file.suffix.lower() != ".gguf":
+        return False
     part = _PART.search(file.stem)
     return (part is None or int(part[1]) == 1) and not file.name.lower().startswith("mmproj")
 
 
-def _stem(file: Path) -> str:
+def _is_of(file: PurePath, wanted: str) -> bool:
+    return quantization_of(file) == wanted or _stem(file).upper().endswith((f"-{wanted}", f".{wanted}"))
+
+
+def _stem(file: PurePath) -> str:
     return _PART.sub("", file.stem)
 
 
-def _listed(files: Iterable[Path]) -> str:
+def _listed(files: Iterable[PurePath]) -> str:
     return ", ".join(quantization_of(file) or file.name for file in files)
 
 
-def _names(files: Iterable[Path]) -> str:
+def _names(files: Iterable[PurePath]) -> str:
     return ", ".join(file.name for file in files)

@@ -1,0 +1,80 @@
+"""Pictures and counts of a running engine, for people and metrics. Called between steps; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from enginehouse.engine.scheduler import Scheduler
+from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.inspection import (
+    BATCH_SIZES,
+    EngineFigures,
+    EngineView,
+    Phase,
+    RequestView,
+    SequenceView,
+    batch_size_bucket,
+)
+from enginehouse.types import EngineStats
+
+__all__ = ["StepCounts", "phase_of", "view_engine"]
+
+
+class StepCounts:
+    """How many steps there were, by their number of sequences."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._num_batched = 0
+        self._by_size = [0] * (len(BATCH_SIZES) + 1)
+
+    def add(self, num_sequences: int) -> None:
+        """Count one step."""
+        self.num_steps += 1
+        self._num_batched += num_sequences
+        self._by_size[batch_size_bucket(num_sequences)] += 1
+
+    def figures(self, stats: EngineStats, num_cache_tokens: int) -> EngineFigures:
+        """Together with what else is counted."""
+        return EngineFigures(stats, num_cache_tokens, tuple(self._by_size), self._num_batched)
+
+
+def view_engine(scheduler: Scheduler, requests: Iterable[ActiveRequest], now_s: float) -> EngineView:
+    """What runs and waits, and what the prefix cache keeps."""
+    runner = scheduler.runner
+    return EngineView(
+        num_slots=scheduler.slots,
+        num_cache_tokens=runner.capabilities.cache_tokens,
+        num_free_tokens=runner.free_tokens(),
+        requests=tuple(_view_request(request, scheduler, now_s) for request in requests),
+        prefixes=tuple(scheduler.cache.entries()),
+    )
+
+
+def _view_request(owner: ActiveRequest, scheduler: Scheduler, now_s: float) -> RequestView:
+    return RequestView(
+        request_id=owner.request.request_id,
+        age_s=now_s - owner.received_s,
+        num_prompt_tokens=len(owner.prompt),
+        num_cached_tokens=owner.num_cached_tokens or 0,
+        num_completion_tokens=owner.num_completion_tokens,
+        sequences=tuple(
+            SequenceView(
+                choice=sequence.choice,
+                phase=phase_of(sequence),
+                num_kv_tokens=sequence.num_computed,
+                num_completion_tokens=sequence.num_generated,
+                is_thinking=sequence.reasoning is not None and sequence.reasoning.is_inside,
+            )
+            for sequence in owner.sequences
+            if scheduler.holds(sequence)
+        ),
+    )
+
+
+def phase_of(sequence: Sequence) -> Phase:
+    """Where a sequence is that has not ended."""
+    if sequence.handle is None:
+        return "paused" if sequence.num_generated else "queued"
+    is_prefilled = sequence.num_computed >= len(sequence.owner.prompt)
+    return "decode" if is_prefilled and sequence.num_generated else "prefill"
