@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, le, optional
 
 from enginehouse.auth import AuthSettings, settings_converter
+from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.errors import ConfigError
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.profiles import ProfileName
@@ -150,6 +151,8 @@ class ModelSettings:
         chat_template: file with the Jinja chat template to use instead of the model's own.
         tool_parser: name of the parser of tool calls; unset is the one that suits the chat template best.
         reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
+        drafters: what proposes tokens that the model then checks (speculation), in order of preference, each by its
+            name or as a table with its settings; unset is ``prediction`` where that drafter is installed.
         load: ``eager`` loads the model when the server starts, as far as ``limits.memory_budget`` allows, ``lazy`` with
             its first request.
         pin: never unload it for another model.
@@ -174,6 +177,7 @@ class ModelSettings:
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    drafters: tuple[DrafterSettings, ...] | None = None
     load: Literal["eager", "lazy"] = "eager"
     pin: bool = False
     ttl: float | None = field(default=None, validator=optional(gt(0)))
@@ -283,6 +287,7 @@ def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) ->
     try:
         converter = settings_converter()
         converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
+        converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
         return converter.structure(data, cls)
     except Exception as error:
         # ``options`` is where core keeps keys that users write directly into the table.
@@ -345,12 +350,19 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
         name: evolve(
             model,
             source=resolve_source(model.source),
+            drafters=_resolve_drafters(model.drafters, resolve_source),
             python=resolve(model.python),
             chat_template=resolve(model.chat_template),
         )
         for name, model in settings.models.items()
     }
     return evolve(settings, auth=evolve(settings.auth, key_file=resolve(settings.auth.key_file)), models=models)
+
+
+def _resolve_drafters(
+    drafters: tuple[DrafterSettings, ...] | None, resolve: Callable[[str], str]
+) -> tuple[DrafterSettings, ...] | None:
+    return drafters and tuple(one.with_source(resolve(one.source)) if one.source else one for one in drafters)
 
 
 def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ A drafter is bound to a model in the process that runs it, and used on the engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,13 +19,10 @@ from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
 
-__all__ = ["NUM_GRADES", "BoundDrafter", "Draft", "DraftContext", "DraftTask", "Drafter", "OpenRunner"]
+__all__ = ["NUM_GRADES", "BoundDrafter", "Draft", "DraftContext", "DraftTask", "Drafter"]
 
 NUM_GRADES = 8
 """How many levels of confidence drafts have: grades are 0, the least sure, to 7."""
-
-OpenRunner = Callable[[str, Mapping[str, Any]], Runner]
-"""Opens a second model on this thread: its source and its backend's options -> a runner, closed by who opened it."""
 
 
 @frozen(eq=False)
@@ -35,12 +32,13 @@ class DraftContext:
     Attributes:
         runner: of the model. A drafter may open sequences of its own in it; those of others it must leave alone.
         slots: sequences that decode at once.
-        open_runner: opens further models.
+        open_second: opens the model that the drafter's ``source`` names in the settings, on this thread; the drafter
+            closes it. None where there is no such setting.
     """
 
     runner: Runner
     slots: int
-    open_runner: OpenRunner
+    open_second: Callable[[], Runner] | None = None
 
 
 @frozen(eq=False)
@@ -49,8 +47,8 @@ class DraftTask:
 
     Attributes:
         session: what :meth:`BoundDrafter.open` gave for it.
-        token_ids: (num_tokens,) int32, prompt and answer so far; not to be changed, valid during the call. From one call
-            to the next it only grows, by any number of tokens.
+        token_ids: (num_tokens,) int32, prompt and answer so far; not to be changed, valid during the call. From one
+            call to the next it only grows, by any number of tokens.
         sequence: its handle in the model's runner, which holds all tokens but the last. A drafter that appends to it
             must truncate it to what it was before it returns.
         max_tokens: more are of no use; at least 1.

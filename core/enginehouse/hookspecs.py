@@ -20,6 +20,7 @@ from typing import Any
 import pluggy
 
 from enginehouse.backend import Backend, ModelSource
+from enginehouse.drafting import Drafter
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
@@ -29,6 +30,7 @@ __all__ = [
     "AddPlugin",
     "hookspec",
     "register_backends",
+    "register_drafters",
     "register_model_sources",
     "register_reasoning_parsers",
     "register_samplers",
@@ -137,6 +139,29 @@ def register_structured_decoders(
         @enginehouse.hookimpl
         def register_structured_decoders(register):
             register(MyDecoder())
+    """
+
+
+@hookspec
+def register_drafters(register: Callable[[Drafter], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Hand over what proposes tokens that a model has not written yet (see ``enginehouse.drafting``).
+
+    When: once at start, in the server process and again in each worker process; main thread. The drafters that the
+    ``drafters`` of a model name are bound to it in its worker and asked before steps, on the engine's thread.
+
+    Args:
+        register: call it once per drafter object. A name that is taken is reported as a load error.
+        options, add_plugin: see above; may be left out.
+
+    An exception here is recorded as the plugin's load error. One in ``bind`` fails the load of the model, whose
+    settings name the drafter. One while it proposes is logged, and the requests concerned go on without it: what is
+    written never depends on a drafter.
+
+    Example::
+
+        @hookimpl
+        def register_drafters(register):
+            register(MyDrafter())
     """
 
 

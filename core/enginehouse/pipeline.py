@@ -114,7 +114,7 @@ class Pipeline:
         prediction = await _tokenized(request.prediction, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
-        engine_request = _engine_request(request, parameters, prompt)
+        engine_request = _engine_request(request, parameters, prompt, prediction)
         try:
             generation = await model.engine.submit(engine_request)
         except ContextLengthExceeded as error:
@@ -179,7 +179,9 @@ class Pipeline:
         return (*of_model, self._profiles[request.profile])
 
 
-def _engine_request(request: GenerateRequest, parameters: Parameters, prompt: Prompt) -> EngineRequest:
+def _engine_request(
+    request: GenerateRequest, parameters: Parameters, prompt: Prompt, prediction: Sequence[int] | None
+) -> EngineRequest:
     plan = prompt.plan
     return EngineRequest(
         request_id=request.request_id,
@@ -194,6 +196,7 @@ def _engine_request(request: GenerateRequest, parameters: Parameters, prompt: Pr
         shown_tokens=plan.shown_tokens if plan is not None else (),
         reasoning=prompt.reasoning,
         constraint=plan.constraint if plan is not None else request.constraint,
+        prediction_token_ids=tuple(prediction or ()),
         priority=request.priority,
         namespace=request.namespace,
     )

@@ -1,4 +1,4 @@
-"""Drafters: from the prompt's own words, from a predicted answer, by a smaller model, by the first layers of the model."""
+"""Drafters: prompt lookup, predicted answers, a smaller model, the first layers of the model itself."""
 
 from __future__ import annotations
 

@@ -26,15 +26,12 @@ class DraftModelOptions:
     """Settings of the drafter ``draft-model``.
 
     Attributes:
-        source: the smaller model, written like the source of a model.
         min_probability: a draft ends before a token that the smaller model finds less probable than this.
-        settings: settings of the smaller model's backend.
+        max_tokens: longest draft.
     """
 
-    source: str
     min_probability: float = field(default=0.4, validator=[ge(0.0), le(1.0)])
     max_tokens: int = field(default=16, validator=gt(0))
-    settings: dict[str, Any] = field(factory=dict)
 
 
 @define(eq=False)
@@ -51,12 +48,13 @@ class DraftModelDrafter:
         Raises:
             ModelLoadError: it cannot be opened, or its vocabulary is another one.
         """
-        runner = context.open_runner(options.source, {"slots": context.slots, **options.settings})
+        if context.open_second is None:
+            raise ModelLoadError("needs the smaller model as its 'source'")
+        runner = context.open_second()
         own, other = context.runner.tokenizer, runner.tokenizer
         if own.vocab_size != other.vocab_size or list(own.token_bytes) != list(other.token_bytes):
             runner.close()
-            message = f"the draft model {options.source!r} has another vocabulary than the model that it drafts for"
-            raise ModelLoadError(message)
+            raise ModelLoadError("the smaller model has another vocabulary than the model that it drafts for")
         return _DraftModel(runner, options)
 
 

@@ -53,9 +53,9 @@ class LayersDrafter:
         """
         offered = context.runner.capabilities.exit_layers
         if not offered:
-            raise ModelLoadError("the drafter 'layers' needs a backend that can run some of a model's layers")
+            raise ModelLoadError("needs a backend that can run some of a model's layers")
         if context.runner.capabilities.truncate != "any":
-            raise ModelLoadError("the drafter 'layers' needs a model that can take single tokens back")
+            raise ModelLoadError("needs a model that can take single tokens back")
         half = [layers for layers in offered if 2 * layers >= max(offered)]
         num_layers = options.num_layers or min(half)
         if num_layers not in offered:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, frozen
 from numpy.typing import NDArray
 
 from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask

@@ -155,6 +155,8 @@ def _optimizations(assembly: Assembly) -> dict[str, int]:
     return {
         "cached_tokens": sum(event.num_cached_tokens for event in assembly.finished),
         "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
+        "drafted_tokens": sum(event.num_drafted_tokens for event in assembly.finished),
+        "accepted_draft_tokens": sum(event.num_accepted_tokens for event in assembly.finished),
     }
 
 

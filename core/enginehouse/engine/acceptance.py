@@ -56,6 +56,6 @@ class AcceptanceRates:
 def expected_tokens(rate: float, num_drafted: int) -> float:
     """Tokens that one forward pass gives on average: the drafted ones up to the first that fails, and one more.
 
-    Source: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (ICML 2023), eq. 1.
+    Source: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
     """
     return float((1.0 - rate ** (num_drafted + 1)) / (1.0 - rate))

@@ -72,6 +72,7 @@ class StepEngine:
         settings: EngineSettings,
         samplers: Mapping[str, SamplerPlugin],
         decoders: Iterable[StructuredDecoder] = (),
+        *,
         clock: Callable[[], float] = time.monotonic,
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
     ) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,9 @@ class Speculation:
         """Begin a sequence; None when nothing will be drafted for it."""
         drafts = SequenceDrafts()
         for bound in self._drafters:
-            try:
+            session = None
+            with _noting_failures(bound):
                 session = bound.drafter.open(prompt, prediction)
-            except Exception:
-                _log.exception("the drafter %s failed; this request goes on without it", bound.name)
-                continue
             if session is not None:
                 drafts.sessions.append(_Session(bound, session, AcceptanceRates(above=bound.rates)))
         return drafts if drafts.sessions else None
@@ -116,17 +115,13 @@ class Speculation:
     def shutdown(self) -> None:
         """The model is closed."""
         for bound in self._drafters:
-            try:
+            with _noting_failures(bound):
                 bound.drafter.shutdown()
-            except Exception:
-                _log.exception("the drafter %s failed to shut down", bound.name)
 
     @staticmethod
     def _close(session: _Session) -> None:
-        try:
+        with _noting_failures(session.bound):
             session.bound.drafter.close(session.session)
-        except Exception:
-            _log.exception("the drafter %s failed to close a session", session.bound.name)
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -176,12 +171,12 @@ class Speculation:
                 continue
             tasks = [_task(sequence, session) for sequence, session in asked]
             began = self._clock()
-            try:
+            checked = None
+            with _noting_failures(bound):
                 answers = bound.drafter.propose(tasks)
                 checked = [self._checked(answer, task) for answer, task in zip(answers, tasks, strict=True)]
-            except Exception:
-                _log.exception("the drafter %s failed; its requests go on without it", bound.name)
-                self._abandon(bound, asked)
+            if checked is None:
+                self._abandon(asked)
                 continue
             self._note_proposing(bound, checked, self._clock() - began)
             for (sequence, session), draft in zip(asked, checked, strict=True):
@@ -223,7 +218,7 @@ class Speculation:
             measured = seconds / num_tokens
             bound.seconds_per_token += (measured - bound.seconds_per_token) * (0.2 if bound.seconds_per_token else 1.0)
 
-    def _abandon(self, bound: _Bound, asked: Sequence[tuple[EngineSequence, _Session]]) -> None:
+    def _abandon(self, asked: Sequence[tuple[EngineSequence, _Session]]) -> None:
         """These sequences go on without this drafter."""
         for sequence, session in asked:
             assert sequence.speculation is not None
@@ -245,6 +240,15 @@ class Speculation:
                 assert drafts.draft is not None
                 drafts.num_used = length
                 sequence.drafts = drafts.draft.token_ids[:length]
+
+
+@contextmanager
+def _noting_failures(bound: _Bound) -> Iterator[None]:
+    """A drafter's failure costs its drafts, and nothing else."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - the border to plugins
+        _log.exception("the drafter %s failed; what it was asked for goes on without it", bound.name)
 
 
 def _candidate(drafts: SequenceDrafts) -> Candidate:

@@ -54,11 +54,12 @@ class StepCosts:
         """Seconds that a step of so many tokens will take; in arbitrary units before the first step."""
         known = self._known()
         if not known:
-            return 1.0 + _HOPE * (num_tokens - 1)
+            return _hoped(num_tokens)
         below = [pair for pair in known if pair[0] <= num_tokens]
         above = [pair for pair in known if pair[0] > num_tokens]
         if not below:
-            return known[0][1]
+            size, seconds = known[0]
+            return seconds * _hoped(num_tokens) / _hoped(size)
         size, seconds = below[-1]
         if above:
             next_size, next_seconds = above[0]
@@ -75,6 +76,11 @@ class StepCosts:
                 seconds = statistics.median_low(entry.seconds)
                 known.append((size, max(seconds, known[-1][1]) if known else seconds))
         return known
+
+
+def _hoped(num_tokens: int) -> float:
+    """What a step is thought to cost while nothing of it is known; one token costs 1."""
+    return 1.0 + _HOPE * (num_tokens - 1)
 
 
 def _size_of(num_tokens: int) -> int:

@@ -10,13 +10,14 @@ import asyncio
 from typing import Any, cast
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.backend import Backend, Engine, ModelSource, Progress
 from enginehouse.config import ModelSettings, Settings, structure_options
 from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.errors import ConfigError, EngineDead
 from enginehouse.models.choice import choose_backend, suits
+from enginehouse.models.drafters import DrafterPlan, plan_drafters
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
 from enginehouse.types import EngineSettings
@@ -38,6 +39,7 @@ class ModelPlan:
     backend: Backend
     options: dict[str, Any]
     reason: str
+    drafters: tuple[DrafterPlan, ...] = ()
 
     @property
     def options_path(self) -> str:
@@ -79,7 +81,7 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     plan = ModelPlan(name=name, source=source, backend=choice.backend, options=options, reason=choice.reason)
     generic_names = tuple(attribute.name for attribute in attrs.fields(ModelSettings))
     structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
-    return plan
+    return evolve(plan, drafters=plan_drafters(name, settings, registry))
 
 
 async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
@@ -109,6 +111,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
             prefix_cache=model.prefix_cache,
         ),
         plugins=settings.plugins,
+        drafters=tuple(drafter.to_load() for drafter in plan.drafters),
     )
     engine = await WorkerEngine.open(load, isolation=model.isolation, python=model.python, on_progress=progress)
     return OpenEngine(engine, engine.died)

@@ -12,6 +12,7 @@ import attrs
 from attrs import define, field
 
 from enginehouse.backend import Backend, ModelSource
+from enginehouse.drafting import Drafter
 from enginehouse.errors import PluginError
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.parsers import ReasoningParser, ToolParser
@@ -33,6 +34,7 @@ class Offers:
     backends: dict[str, Backend] = field(factory=dict)
     samplers: dict[str, SamplerPlugin] = field(factory=dict)
     structured_decoders: dict[str, StructuredDecoder] = field(factory=dict)
+    drafters: dict[str, Drafter] = field(factory=dict)
     tool_parsers: dict[str, ToolParser] = field(factory=dict)
     reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
     model_sources: dict[str, FindSource] = field(factory=dict)
@@ -45,6 +47,7 @@ class Offers:
             "register_model_sources": self.accept_model_source,
             "register_samplers": self.accept_sampler,
             "register_structured_decoders": self.accept_structured_decoder,
+            "register_drafters": self.accept_drafter,
             "register_tool_parsers": self.accept_tool_parser,
             "register_reasoning_parsers": self.accept_reasoning_parser,
         }
@@ -76,6 +79,13 @@ class Offers:
             names = ", ".join(unknown)
             raise PluginError(f"the structured decoder {decoder.name!r} names unknown kinds: {names}", plugin)
         self.structured_decoders[decoder.name] = decoder
+
+    def accept_drafter(self, plugin: str, drafter: Drafter) -> None:
+        """Check and keep a drafter."""
+        _check("drafter", drafter, Drafter, self.drafters)
+        if not attrs.has(drafter.options):
+            raise PluginError(f"the options of the drafter {drafter.name!r} must be an attrs class", plugin)
+        self.drafters[drafter.name] = drafter
 
     def accept_tool_parser(self, plugin: str, parser: ToolParser) -> None:
         """Check and keep a tool parser."""

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from enginehouse.backend import Backend
 from enginehouse.config import PluginsSettings, Settings
+from enginehouse.drafting import Drafter
 from enginehouse.errors import ConfigError
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
@@ -30,6 +31,7 @@ class PluginRegistry:
         backends: backend by name.
         samplers: sampler by name.
         structured_decoders: decoder by name, in order of preference.
+        drafters: drafter by name.
         tool_parsers: tool parser by name, in order of registration.
         reasoning_parsers: reasoning parser by name, in order of registration.
         model_sources: function that finds a model, by the name that users ask for.
@@ -40,6 +42,7 @@ class PluginRegistry:
     backends: Mapping[str, Backend]
     samplers: Mapping[str, SamplerPlugin]
     structured_decoders: Mapping[str, StructuredDecoder]
+    drafters: Mapping[str, Drafter]
     tool_parsers: Mapping[str, ToolParser]
     reasoning_parsers: Mapping[str, ReasoningParser]
     model_sources: Mapping[str, FindSource]
@@ -67,6 +70,7 @@ class PluginRegistry:
             backends=MappingProxyType(offers.backends),
             samplers=MappingProxyType(offers.samplers),
             structured_decoders=MappingProxyType(offers.structured_decoders),
+            drafters=MappingProxyType(offers.drafters),
             tool_parsers=MappingProxyType(offers.tool_parsers),
             reasoning_parsers=MappingProxyType(offers.reasoning_parsers),
             model_sources=MappingProxyType(offers.model_sources),

@@ -61,15 +61,23 @@ class FakeModel:
         return state
 
     def logits(self, state: State) -> NDArray[np.float32]:
-        """(vocab_size,) float32: the prior plus Gumbel noise, which splitmix64's finaliser draws from the state."""
-        mixed = self._ids + np.uint64(state[0])
+        """(vocab_size,) float32: the prior plus noise that the state decides."""
+        row: NDArray[np.float32] = self._noise(state[0]) + (self._inside if state[1] else self._between)
+        return row
+
+    def doubt(self, state: State) -> NDArray[np.float32]:
+        """(vocab_size,) float32: other noise, for what fewer layers make of the same state."""
+        return self._noise(state[0] ^ _MASK)
+
+    def _noise(self, number: int) -> NDArray[np.float32]:
+        """Gumbel noise, which splitmix64's finaliser draws from the number."""
+        mixed = self._ids + np.uint64(number)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
         uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        noise = (-np.log(-np.log(uniform)) * _NOISE).astype(np.float32)
-        row: NDArray[np.float32] = noise + (self._inside if state[1] else self._between)
-        return row
+        noise: NDArray[np.float32] = (-np.log(-np.log(uniform)) * _NOISE).astype(np.float32)
+        return noise
 
 
 def _prior(tokenizer: FakeTokenizer, end_logit: float) -> NDArray[np.float32]:

@@ -61,12 +61,12 @@ class _Rows:
 
 
 class _Cell:
-    """One KV position: the token there and the model's state after it. ``owners`` counts sequences."""
+    """One KV position: a token and the state after it, as so many layers saw it. ``owners`` counts sequences."""
 
-    __slots__ = ("owners", "state", "token_id")
+    __slots__ = ("num_layers", "owners", "state", "token_id")
 
-    def __init__(self, token_id: int, state: State) -> None:
-        self.token_id, self.state, self.owners = token_id, state, 1
+    def __init__(self, token_id: int, state: State, num_layers: int) -> None:
+        self.token_id, self.state, self.num_layers, self.owners = token_id, state, num_layers, 1
 
 
 class FakeRunner:
@@ -88,6 +88,7 @@ class FakeRunner:
             truncate="bounded" if options.window else "any",
             fork=options.fork,
             batch_invariant=True,
+            exit_layers=tuple(range(1, options.num_layers)),
             abort=True,
             sampling=FAKE_SAMPLING if options.device_sampling else frozenset(),
         )
@@ -148,7 +149,7 @@ class FakeRunner:
             raise CacheFull(copied, self.free_tokens())
         handle = self.open_sequence()
         if copied:
-            self._sequences[handle] = [_Cell(cell.token_id, cell.state) for cell in cells[:shared]]
+            self._sequences[handle] = [_Cell(cell.token_id, cell.state, cell.num_layers) for cell in cells[:shared]]
             self._num_cells += copied
         else:
             for cell in cells[:shared]:
@@ -222,8 +223,11 @@ class FakeRunner:
             raise InvalidSpan(f"a span needs at least one token; sequence {span.sequence} has none")
         if span.start != length:
             raise InvalidSpan(f"sequence {span.sequence} holds {length} tokens, but the span starts at {span.start}")
-        if span.num_layers is not None:
-            raise InvalidSpan("the fake runner has no exit layers")
+        if span.num_layers is not None and span.num_layers not in self.capabilities.exit_layers:
+            raise InvalidSpan(f"a pass cannot be left after {span.num_layers} layers")
+        num_layers = span.num_layers or self.options.num_layers
+        if any(cell.num_layers < num_layers for cell in self._cells(span.sequence)):
+            raise InvalidSpan(f"sequence {span.sequence} holds tokens that fewer than {num_layers} layers have seen")
         if span.outputs not in ("none", "last", "all"):
             raise InvalidSpan(f"unknown outputs {span.outputs!r}")
         if span.input.min() < 0 or span.input.max() >= self.tokenizer.vocab_size:
@@ -252,10 +256,14 @@ class FakeRunner:
         states = []
         for token_id in token_ids:
             states.append(self._next_state(cells, token_id))
-            cells.append(_Cell(token_id, states[-1]))
+            cells.append(_Cell(token_id, states[-1], span.num_layers or self.options.num_layers))
         self._num_cells += len(token_ids)
         wanted = {"none": [], "last": states[-1:], "all": states}[span.outputs]
-        return [self._model.logits(state) for state in wanted]
+        rows = [self._model.logits(state) for state in wanted]
+        if span.num_layers is not None:
+            share = 1.0 - span.num_layers / self.options.num_layers
+            rows = [row + np.float32(share) * self._model.doubt(state) for row, state in zip(rows, wanted, strict=True)]
+        return rows
 
     def _next_state(self, cells: Sequence[_Cell], token_id: int) -> State:
         window = self.options.window

@@ -8,6 +8,6 @@ side), from which its events are read. ``carrier`` starts and ends the process.
 from __future__ import annotations
 
 from enginehouse.engine.worker.client import WorkerEngine
-from enginehouse.engine.worker.messages import Load
+from enginehouse.engine.worker.messages import DrafterLoad, Load, ModelLoad
 
-__all__ = ["Load", "WorkerEngine"]
+__all__ = ["DrafterLoad", "Load", "ModelLoad", "WorkerEngine"]

@@ -10,18 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import cast
 
 import msgspec
 from attrs import frozen
 
-from enginehouse.backend import ModelSource, Runner
-from enginehouse.config import structure_options
+from enginehouse.backend import Runner
 from enginehouse.engine.loop import EngineOutput, StepEngine
-from enginehouse.engine.worker.intake import Intake
+from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
 from enginehouse.engine.worker.figures import FigureReports
+from enginehouse.engine.worker.intake import Intake
 from enginehouse.engine.worker.link import FrameTooLarge, Link
 from enginehouse.engine.worker.messages import (
     Cancel,
@@ -117,16 +115,15 @@ class WorkerHost:
 
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
         registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
-        backend = registry.backends.get(message.backend)
-        if backend is None:
-            problems = "; ".join(record.problem for record in registry.plugins if record.problem)
-            raise ModelLoadError(f"the worker has no backend {message.backend!r}" + (f" ({problems})" * bool(problems)))
-        options = structure_options(backend.options, message.options, message.options_path)
-        path = Path(message.source_path) if message.source_path is not None else None
-        source = ModelSource(text=message.source_text, path=path)
-        runner = cast(Runner, backend.open(source, options, self._report))
+        runner = open_runner(find_backend(registry, message.backend), message, self._report)
+        try:
+            slots = message.engine.slots
+            drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
+        except BaseException:
+            runner.close()
+            raise
         decoders = registry.structured_decoders.values()
-        return runner, StepEngine(runner, message.engine, registry.samplers, decoders)
+        return runner, StepEngine(runner, message.engine, registry.samplers, decoders, drafters=drafters)
 
     def _report(self, share: float, text: str) -> None:
         """Pass on a load's progress, but not more often than it can be seen."""

@@ -66,6 +66,25 @@ def failure_of(error: EnginehouseError) -> Failure:
 # -- server to worker ------------------------------------------------------------------------------
 
 
+class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A further model to open; its fields are those of :class:`Load`."""
+
+    backend: str
+    source_text: str
+    source_path: str | None
+    options: dict[str, Any]
+    options_path: str
+
+
+class DrafterLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter to bind to the model, with its own settings as plain data and the second model that it uses."""
+
+    name: str
+    options: dict[str, Any]
+    options_path: str
+    model: ModelLoad | None = None
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The first message: which model to open, and how.
 
@@ -73,6 +92,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         options: the backend's settings as plain data; the worker reads them with the backend's class.
         options_path: dotted path of the options in the configuration, for messages.
         plugins: which plugins the worker loads, and their options.
+        drafters: what proposes tokens for it, in order of preference.
     """
 
     backend: str
@@ -82,6 +102,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     options_path: str
     engine: EngineSettings
     plugins: PluginsSettings
+    drafters: tuple[DrafterLoad, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

@@ -1,0 +1,267 @@
+"""Speculation over the fake runner: drafts change how many steps a text takes, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginehouse.backend import ForwardOutput, Span
+from enginehouse.drafting import BoundDrafter, Draft, DraftTask
+from enginehouse.engine.loop import StepEngine
+from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
+from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams
+
+from .test_loop import Result, drive, free_tokens, make_request, prompt_of, run
+from .test_loop_constraints import LiteralDecoder
+
+_sessions = itertools.count()
+
+
+class Oracle:
+    """Knows the answers to some prompts, and errs at a share of positions."""
+
+    is_free = True
+    prior = 0.9
+
+    def __init__(self, texts: Sequence[Sequence[int]], error: float = 0.0, length: int = 8, grade: int = 3) -> None:
+        self.texts = [list(text) for text in texts]
+        self.error, self.length, self.grade = error, length, grade
+        self.open_sessions: set[int] = set()
+        self.was_shut_down = False
+
+    def open(self, prompt: np.ndarray, prediction: Sequence[int]) -> Any:
+        session = next(_sessions)
+        self.open_sessions.add(session)
+        return session
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        return [self._propose(task) for task in tasks]
+
+    def _propose(self, task: DraftTask) -> Draft | None:
+        assert task.session in self.open_sessions
+        written = task.token_ids.tolist()
+        for text in self.texts:
+            if len(text) > len(written) and text[: len(written)] == written:
+                right = text[len(written) :][: min(self.length, task.max_tokens)]
+                wrong = np.random.default_rng(len(written)).random(len(right)) < self.error
+                return Draft([97 if error else token for token, error in zip(right, wrong, strict=True)], self.grade)
+        return None
+
+    def close(self, session: int) -> None:
+        self.open_sessions.discard(session)
+
+    def shutdown(self) -> None:
+        self.was_shut_down = True
+
+
+def engine_with(
+    drafter: BoundDrafter | None, options: FakeOptions | None = None, decoders: Sequence[Any] = (), **sizes: Any
+) -> StepEngine:
+    drafters = {"oracle": drafter} if drafter is not None else {}
+    return StepEngine(FakeRunner(options), EngineSettings(**sizes), {}, decoders, drafters=drafters)
+
+
+class CountingRunner(FakeRunner):
+    """A pass takes as many seconds as it computes tokens, and one more."""
+
+    seconds = 0.0
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        self.seconds += 1 + sum(span.num_tokens for span in spans)
+        return super().forward(spans)
+
+
+def counting_engine(drafter: BoundDrafter) -> StepEngine:
+    runner = CountingRunner()
+    return StepEngine(runner, EngineSettings(), {}, clock=lambda: runner.seconds, drafters={"oracle": drafter})
+
+
+def seen_of(result: Result) -> tuple[Any, ...]:
+    """All that a client can see of an answer but its figures."""
+    return result.text, result.token_ids, result.logprobs, result.finished, result.error
+
+
+def texts_of(requests: Sequence[tuple[EngineRequest, list[int]]], options: FakeOptions) -> list[list[int]]:
+    """Each prompt with each answer, as it comes without drafts; end tokens and stop texts are not in them."""
+    found = []
+    for request, prompt in requests:
+        for token_ids in run(engine_with(None, options), [(request, prompt)])[0].token_ids.values():
+            found.append([*prompt, *token_ids])
+    return found
+
+
+REQUESTS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.0, 0.8, 1.5]),
+        "penalty": st.sampled_from([1.0, 1.0, 1.3]),
+        "num_logprobs": st.sampled_from([None, None, 2]),
+        "num_choices": st.sampled_from([1, 1, 3]),
+        "max_tokens": st.integers(1, 60),
+        "stop": st.sampled_from([(), (), ("e",), ("an", "th")]),
+        "length": st.integers(1, 40),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    drawn=st.lists(REQUESTS, min_size=1, max_size=4),
+    error=st.sampled_from([0.0, 0.2, 0.9]),
+    length=st.sampled_from([1, 3, 17]),
+    options=st.builds(
+        FakeOptions,
+        context=st.just(150),
+        slots=st.just(3),
+        cache_tokens=st.sampled_from([200, 2000]),
+        device_sampling=st.booleans(),
+        window=st.sampled_from([None, 16]),
+    ),
+)
+def test_no_draft_changes_anything_that_a_client_sees(
+    drawn: list[dict[str, Any]],
+    error: float,
+    length: int,
+    options: FakeOptions,
+) -> None:
+    """Right and wrong ones, for sampled and greedy answers, with penalties, stop strings, preemption and windows."""
+    requests = []
+    for index, one in enumerate(drawn):
+        sampling = SamplingParams(
+            temperature=one["temperature"],
+            seed=index,
+            repetition_penalty=one["penalty"],
+            num_logprobs=one["num_logprobs"],
+        )
+        stopping = StopParams(max_tokens=one["max_tokens"], stop=one["stop"])
+        request = EngineRequest(
+            request_id=f"q{index}", sampling=sampling, stopping=stopping, num_choices=one["num_choices"]
+        )
+        requests.append((request, prompt_of(index, one["length"])))
+    plain = run(engine_with(None, options), requests)
+    oracle = Oracle(texts_of(requests, options), error, length)
+    engine = engine_with(oracle, options)
+    drafted = run(engine, requests)
+
+    assert [seen_of(result) for result in drafted] == [seen_of(result) for result in plain]
+    assert not oracle.open_sessions
+
+
+def test_right_drafts_save_steps_and_are_counted() -> None:
+    request, prompt = make_request(max_tokens=60, ignore_eos=True), prompt_of(1, 10)
+    oracle = Oracle(texts_of([(request, prompt)], FakeOptions()))
+    engine = engine_with(oracle)
+    (result,) = run(engine, [(request, prompt)])
+
+    assert result.summary is not None
+    assert engine.stats().num_steps < 25
+    assert result.summary.num_accepted_tokens > 40
+    assert result.summary.num_drafted_tokens >= result.summary.num_accepted_tokens
+    assert result.summary.num_completion_tokens == 60
+
+
+def test_drafts_that_are_always_wrong_are_soon_not_computed_any_more() -> None:
+    request, prompt = make_request(max_tokens=300, ignore_eos=True), prompt_of(1, 10)
+    oracle = Oracle(texts_of([(request, prompt)], FakeOptions()), error=1.0)
+    (result,) = run(counting_engine(oracle), [(request, prompt)])
+
+    assert result.summary is not None
+    assert result.summary.num_accepted_tokens <= 5  # the wrong token is the right one now and then
+    assert result.summary.num_drafted_tokens < 60
+
+
+def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
+    """While they are not computed they are compared all the same."""
+    request, prompt = make_request(max_tokens=400, ignore_eos=True), prompt_of(1, 10)
+    (text,) = texts_of([(request, prompt)], FakeOptions())
+    oracle = Oracle([text])
+
+    class Late(Oracle):
+        def _propose(self, task: DraftTask) -> Draft | None:
+            self.error = 1.0 if len(task.token_ids) < 150 else 0.0
+            return super()._propose(task)
+
+    late = Late(oracle.texts)
+    (result,) = run(counting_engine(late), [(request, prompt)])
+
+    assert result.summary is not None and result.summary.num_accepted_tokens > 100
+
+
+@pytest.mark.parametrize("forces", [False, True])
+@pytest.mark.parametrize("num_logprobs", [None, 2])
+def test_drafts_go_together_with_constraints(forces: bool, num_logprobs: int | None) -> None:
+    wanted = "a the mountaineering stop and so on"
+    sampling = SamplingParams(temperature=1.0, seed=3, num_logprobs=num_logprobs)
+    request = EngineRequest(
+        request_id="r",
+        sampling=sampling,
+        stopping=StopParams(max_tokens=80),
+        constraint=Constraint(kind="regex", text=wanted, param="regex"),
+    )
+    prompt = prompt_of(4, 12)
+    plain = run(engine_with(None, decoders=[LiteralDecoder(forces)]), [(request, prompt)])[0]
+    oracle = Oracle([[*prompt, *plain.token_ids[0]]], error=0.1)
+    drafted = run(engine_with(oracle, decoders=[LiteralDecoder(forces)]), [(request, prompt)])[0]
+
+    assert plain.text == {0: wanted}
+    assert seen_of(drafted) == seen_of(plain)
+
+
+class Broken(Oracle):
+    """Fails in one of its methods, or drafts what no vocabulary holds."""
+
+    def __init__(self, where: str, texts: Sequence[Sequence[int]]) -> None:
+        super().__init__(texts)
+        self.where = where
+
+    def open(self, prompt: np.ndarray, prediction: Sequence[int]) -> Any:
+        if self.where == "open":
+            raise RuntimeError("open")
+        return super().open(prompt, prediction)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        if self.where == "propose":
+            raise RuntimeError("propose")
+        if self.where == "too few":
+            return []
+        if self.where == "vocabulary":
+            return [Draft([10**6])] * len(tasks)
+        return [Draft([])] * len(tasks)
+
+    def close(self, session: int) -> None:
+        raise RuntimeError("close")
+
+
+@pytest.mark.parametrize("where", ["open", "propose", "too few", "vocabulary", "empty"])
+def test_a_broken_drafter_costs_nothing_but_itself(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    request, prompt = make_request(max_tokens=30, ignore_eos=True), prompt_of(2, 10)
+    plain = run(engine_with(None), [(request, prompt)])[0]
+    engine = engine_with(Broken(where, []))
+    result = run(engine, [(request, prompt)])[0]
+
+    assert seen_of(result) == seen_of(plain)
+    assert "the drafter oracle failed" in caplog.text
+    engine.close()
+
+
+def test_a_cancelled_request_closes_its_sessions() -> None:
+    request, prompt = make_request(max_tokens=200, ignore_eos=True), prompt_of(2, 10)
+    oracle = Oracle(texts_of([(request, prompt)], FakeOptions()))
+    engine = engine_with(oracle, prefix_cache=False)
+    free = free_tokens(engine)
+    engine.add(request, prompt)
+    for _ in range(4):
+        engine.step()
+    assert oracle.open_sessions
+    engine.cancel(request.request_id)
+    drive(engine, {})
+
+    assert not oracle.open_sessions
+    assert free_tokens(engine) == free
+    engine.close()
+    assert oracle.was_shut_down
