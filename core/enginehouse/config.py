@@ -28,6 +28,7 @@ from enginehouse.structuring import Problem, closest, find_problems
 __all__ = [
     "AuthSettings",
     "LimitsSettings",
+    "MediaSettings",
     "ModelSettings",
     "PluginsSettings",
     "ServerSettings",
@@ -129,6 +130,30 @@ class LimitsSettings:
 
 
 @frozen(kw_only=True)
+class MediaSettings:
+    """``[media]``: images in messages, for models that take them.
+
+    Attributes:
+        allowed_hosts: hosts that images may be read from, besides ``data:`` URLs: ``images.example``, ``.example.org``
+            for every name below it, ``*`` for all; with ``:8443`` behind for another port than the usual one.
+        allow_private: read from hosts whose addresses are not on the public internet as well.
+        max_images: most images of one request.
+        max_bytes: largest image.
+        max_pixels: most pixels of an image, by its header.
+        max_redirects: how often an address may lead to another one.
+        timeout_s: seconds in which an image must be read.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    allow_private: bool = False
+    max_images: int = field(default=16, validator=ge(1))
+    max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0))
+    max_pixels: int = field(default=40_000_000, validator=gt(0))
+    max_redirects: int = field(default=3, validator=ge(0))
+    timeout_s: float = field(default=10.0, validator=gt(0))
+
+
+@frozen(kw_only=True)
 class ModelSettings:
     """``[models.<name>]``: one served model. Further keys of the table are options of its backend.
 
@@ -203,6 +228,7 @@ class Settings:
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = field(factory=AuthSettings)
     limits: LimitsSettings = LimitsSettings()
+    media: MediaSettings = MediaSettings()
     models: dict[str, ModelSettings] = field(factory=dict)
     plugins: PluginsSettings = PluginsSettings()
 

@@ -17,6 +17,7 @@ from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import Settings
 from enginehouse.errors import ContextLengthExceeded, UnsupportedParameter
+from enginehouse.media import MediaReader
 from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.model_defaults import ModelDefaults
 from enginehouse.models import LoadedModel, ModelManager
@@ -80,6 +81,7 @@ class Pipeline:
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
+        self._media = MediaReader(settings.media)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
@@ -112,6 +114,7 @@ class Pipeline:
         layers = self._layers(request, model.name, model.info)
         parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
         prediction = await _tokenized(request.prediction, model)
+        request = await self._with_media(request, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
         engine_request = _engine_request(request, parameters, prompt)
@@ -163,7 +166,13 @@ class Pipeline:
         if request.messages is not None and model.info.engine.takes_messages:
             message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
             raise UnsupportedParameter(message, "messages")
-        return await self._prompts.make(request, model)
+        return await self._prompts.make(await self._with_media(request, model), model)
+
+    async def _with_media(self, request: GenerateRequest, model: LoadedModel) -> GenerateRequest:
+        """The request with what its messages hold besides text, read and checked."""
+        if not any(message.parts for message in request.messages or ()):
+            return request
+        return evolve(request, messages=await self._media.read(request.messages or (), model.info.engine))
 
     async def check_model(self, name: str, info: ModelInfo) -> None:
         """Refuse a model that could not serve any chat, when it is loaded rather than on every request.
