@@ -62,6 +62,9 @@ class ServerSettings:
         unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
             serves the request and lists the field in a response header.
         profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
+        log_format: ``text`` writes log lines for people, ``json`` one JSON object per line.
+        show_prompts: show the prompts of running requests to keys with the scope ``admin``.
+        key_metrics: let metrics tell the API keys apart, by their names.
         log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
             ``enginehouse.prompts``. Without both no prompt is logged.
         details: add the member ``enginehouse`` to every answer (effective values, times); otherwise only to those
@@ -80,6 +83,9 @@ class ServerSettings:
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
     profile: ProfileName = "openai"
+    log_format: Literal["text", "json"] = "text"
+    show_prompts: bool = False
+    key_metrics: bool = False
     log_prompts: bool = False
     details: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
@@ -91,7 +97,7 @@ class ServerSettings:
 
 @frozen(kw_only=True)
 class LimitsSettings:
-    """``[limits]``: what one request may ask for, how much one caller and all together may, and how long things may take.
+    """``[limits]``: what one request may ask for, what one caller and all together may, and how long things may take.
 
     Attributes:
         max_body_bytes: longest request body.

@@ -38,6 +38,13 @@ SCOPES: dict[str, Scope] = {
     **{f"{prefix}{path}": scope for prefix in API_PREFIXES for path, scope in _API.items()},
     "/schema": "infer",
     "/schema/openapi.json": "infer",
+    "/metrics": "metrics",
+    "/admin/requests": "admin",
+    "/admin/requests/{request_id}": "admin",
+    "/admin/requests/{request_id}/partial": "admin",
+    "/admin/requests/{request_id}/cancel": "admin",
+    "/admin/requests/{request_id}/stop-thinking": "admin",
+    "/admin/slots": "admin",
 }
 """Address of a route, with the names of its parameters, to the scope that it needs."""
 
