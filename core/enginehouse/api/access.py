@@ -24,6 +24,8 @@ RECORD_KEY = "enginehouse.access"
 
 _log = logging.getLogger("enginehouse.access")
 
+_MAX_CHARS = 200  # of what clients write
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/,+@")
 
 
@@ -98,11 +100,11 @@ class AccessRecord:
             "answer_id": self.answer_id if self.answer_id != self.request_id else None,
             "key": self.key,
             "method": self.method,
-            "path": self.path,
+            "path": self.path[:_MAX_CHARS],
             "status": self.status,
             "outcome": self.outcome,
             "model": self.model,
-            "asked_model": self.asked_model if self.asked_model != self.model else None,
+            "asked_model": self._other_model(),
             "stream": self.stream,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -118,6 +120,11 @@ class AccessRecord:
         }
         return {name: value for name, value in fields.items() if value is not None}
 
+    def _other_model(self) -> str | None:
+        """The name that the request said, where it is another one than the model's own."""
+        asked = self.asked_model
+        return asked[:_MAX_CHARS] if asked is not None and asked != self.model else None
+
 
 def record_of(scope: Scope) -> AccessRecord:
     """The record of a request that the guard let in."""
@@ -131,7 +138,7 @@ def _shown(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.4f}"
-    text = str(value)[:200]
+    text = str(value)[:_MAX_CHARS]
     if text and _PLAIN.issuperset(text):
         return text
     return msgspec.json.encode(text.encode("utf-8", "replace").decode()).decode()
