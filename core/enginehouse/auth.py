@@ -5,20 +5,18 @@ A part of ``config``. What a key is while the server runs is in ``keys``.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from attrs import field, frozen
-from attrs.validators import optional
+from attrs.validators import ge, gt, le, optional
 from cattrs import Converter
 
 from enginehouse.errors import ConfigError
+from enginehouse.identity import Scope, read_moment
 from enginehouse.profiles import ProfileName
 from enginehouse.structuring import strict_converter
 
-__all__ = ["MAX_KEY_BYTES", "AuthSettings", "KeySettings", "Scope", "settings_converter"]
-
-Scope = Literal["infer", "metrics", "admin"]
-"""What an API key may do: use models, read figures of the server, change what it serves."""
+__all__ = ["MAX_KEY_BYTES", "AuthSettings", "KeySettings", "settings_converter"]
 
 MAX_KEY_BYTES = 1024
 """Longer keys are wrong, and not even compared."""
@@ -34,6 +32,19 @@ def _check_scopes(_: Any, attribute: Any, value: tuple[str, ...]) -> None:
         raise ValueError(f"'{attribute.name}' must hold at least one scope")
 
 
+def _check_models(_: Any, attribute: Any, value: tuple[str, ...] | None) -> None:
+    if value is not None and not (value and all(value)):
+        raise ValueError(f"'{attribute.name}' must hold names of models; leave it out to allow all")
+
+
+def _check_moment(_: Any, attribute: Any, value: str | None) -> None:
+    if value is not None:
+        try:
+            read_moment(value)
+        except ValueError as error:
+            raise ValueError(f"'{attribute.name}' {error}") from None
+
+
 @frozen(kw_only=True)
 class KeySettings:
     """``[[auth.keys]]``: one API key with its owner. A bare string in ``auth.keys`` is a key with the defaults.
@@ -44,6 +55,12 @@ class KeySettings:
         scopes: what it may do: ``infer`` (use the models), ``metrics`` (read figures), ``admin`` (manage).
         profile: API profile of its requests; unset is ``server.profile``.
         namespace: keys of the same namespace share the prefix cache; unset is a namespace of its own.
+        models: names and aliases of the models that it may use; unset is all. Others do not exist for it.
+        requests_per_minute: unset is ``limits.key_requests_per_minute``.
+        tokens_per_minute: of prompts and answers together; unset is ``limits.key_tokens_per_minute``.
+        max_concurrent: requests at once; unset is ``limits.key_max_concurrent``.
+        priority: the most urgent (lowest) ``priority`` that its requests may ask for.
+        expires: day or moment (ISO 8601, UTC where it names no zone) from which it is refused; unset is never.
     """
 
     name: str = field(validator=_check_word)
@@ -51,6 +68,12 @@ class KeySettings:
     scopes: tuple[Scope, ...] = field(default=("infer",), validator=_check_scopes)
     profile: ProfileName | None = None
     namespace: str | None = field(default=None, validator=optional(_check_word))
+    models: tuple[str, ...] | None = field(default=None, validator=_check_models)
+    requests_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    max_concurrent: int | None = field(default=None, validator=optional(gt(0)))
+    priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
+    expires: str | None = field(default=None, validator=_check_moment)
 
 
 _KeyField = str | KeySettings
@@ -63,11 +86,15 @@ class AuthSettings:
     Attributes:
         keys: API keys, each a string or a table; with at least one, every request but ``/health`` needs one as a
             bearer token or in ``x-api-key``.
-        key_file: file with hashes of further keys. The path may be relative to the configuration file.
+        key_file: file with hashes of further keys, read again when it changes. The path may be relative to the
+            configuration file.
+        authenticators: plugins that recognise callers by something else than these keys, in the order in which they
+            are asked; only those that stand here are.
     """
 
     keys: tuple[str | KeySettings, ...] = field(default=(), repr=False)
     key_file: str | None = None
+    authenticators: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         """Refuse empty keys, which an unset variable in a deployment script would give; names and keys used twice."""
@@ -89,8 +116,8 @@ class AuthSettings:
 
     @property
     def needs_key(self) -> bool:
-        """Whether only callers with a key are served."""
-        return bool(self.keys) or self.key_file is not None
+        """Whether only callers with a key, or those whom a plugin recognises, are served."""
+        return bool(self.keys or self.authenticators) or self.key_file is not None
 
 
 def settings_converter() -> Converter:

@@ -29,6 +29,7 @@ from enginehouse.structuring import Problem, closest, find_problems
 __all__ = [
     "AuthSettings",
     "LimitsSettings",
+    "MediaSettings",
     "ModelSettings",
     "PluginsSettings",
     "ServerSettings",
@@ -62,6 +63,9 @@ class ServerSettings:
         unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
             serves the request and lists the field in a response header.
         profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
+        log_format: ``text`` writes log lines for people, ``json`` one JSON object per line.
+        show_prompts: show the prompts of running requests to keys with the scope ``admin``.
+        key_metrics: let metrics tell the API keys apart, by their names.
         log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
             ``enginehouse.prompts``. Without both no prompt is logged.
         details: add the member ``enginehouse`` to every answer (effective values, times); otherwise only to those
@@ -80,6 +84,9 @@ class ServerSettings:
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
     profile: ProfileName = "openai"
+    log_format: Literal["text", "json"] = "text"
+    show_prompts: bool = False
+    key_metrics: bool = False
     log_prompts: bool = False
     details: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
@@ -91,7 +98,7 @@ class ServerSettings:
 
 @frozen(kw_only=True)
 class LimitsSettings:
-    """``[limits]``: what one request may ask for.
+    """``[limits]``: what one request may ask for, what one caller and all together may, and how long things may take.
 
     Attributes:
         max_body_bytes: longest request body.
@@ -99,7 +106,19 @@ class LimitsSettings:
         max_headers: most headers of a request.
         max_message_bytes: longest message of a chat, as JSON.
         max_json_depth: deepest nesting of a request body.
-        max_queue: requests that wait per model; one more is answered 429.
+        max_queue: requests that wait per model; one more is refused.
+        max_queue_per_key: of these, how many one key may have; unset is three quarters. Without keys all may be one's.
+        max_queue_tokens: prompt tokens that wait per model; a request that brings more is refused, unless none waits.
+        requests_per_minute: of the whole server; unset is no limit, here and below.
+        tokens_per_minute: of prompts and answers together, of the whole server.
+        max_concurrent: generating requests at once, of the whole server.
+        key_requests_per_minute: of each key that names no limit of its own.
+        key_tokens_per_minute: of prompts and answers together, of each such key.
+        key_max_concurrent: generating requests at once, of each such key.
+        queue_timeout_s: longest wait for a place in the batch; unset is no limit. A request that must be expected to
+            wait longer is refused at once.
+        first_token_timeout_s: longest time from a request's arrival to the first sign of its answer.
+        total_timeout_s: longest time from a request's arrival to the end of its answer.
         max_choices: largest ``n``.
         max_messages: most messages in one chat.
         max_stop: most stop strings.
@@ -118,6 +137,17 @@ class LimitsSettings:
     max_message_bytes: int = field(default=8 * 1024 * 1024, validator=gt(0))
     max_json_depth: int = field(default=64, validator=gt(0))
     max_queue: int = field(default=128, validator=ge(0))
+    max_queue_per_key: int | None = field(default=None, validator=optional(ge(0)))
+    max_queue_tokens: int = field(default=1_000_000, validator=gt(0))
+    requests_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    max_concurrent: int | None = field(default=None, validator=optional(gt(0)))
+    key_requests_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    key_tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    key_max_concurrent: int | None = field(default=None, validator=optional(gt(0)))
+    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
     max_choices: int = field(default=16, validator=gt(0))
     max_messages: int = field(default=4096, validator=gt(0))
     max_stop: int = field(default=16, validator=gt(0))
@@ -127,6 +157,30 @@ class LimitsSettings:
     memory_budget: MemoryBudget | None = None
     load_wait_s: float = field(default=60.0, validator=ge(0))
     drain_s: float = field(default=30.0, validator=ge(0))
+
+
+@frozen(kw_only=True)
+class MediaSettings:
+    """``[media]``: images in messages, for models that take them.
+
+    Attributes:
+        allowed_hosts: hosts that images may be read from, besides ``data:`` URLs: ``images.example``, ``.example.org``
+            for every name below it, ``*`` for all; with ``:8443`` behind for another port than the usual one.
+        allow_private: read from hosts whose addresses are not on the public internet as well.
+        max_images: most images of one request.
+        max_bytes: largest image.
+        max_pixels: most pixels of an image, by its header.
+        max_redirects: how often an address may lead to another one.
+        timeout_s: seconds in which an image must be read.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    allow_private: bool = False
+    max_images: int = field(default=16, validator=ge(1))
+    max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0))
+    max_pixels: int = field(default=40_000_000, validator=gt(0))
+    max_redirects: int = field(default=3, validator=ge(0))
+    timeout_s: float = field(default=10.0, validator=gt(0))
 
 
 @frozen(kw_only=True)
@@ -159,6 +213,9 @@ class ModelSettings:
         ttl: seconds without a request after which it is unloaded; unset is never.
         draining: what becomes of new requests while it is to make room for another model: ``wait`` holds them back until
             it is loaded again, ``serve`` goes on serving them, so that it leaves when there happen to be none.
+        queue_timeout_s: instead of ``limits.queue_timeout_s``; so are the following two.
+        first_token_timeout_s: see there.
+        total_timeout_s: see there.
         options: keys of the table that are not listed above; the backend's options class reads them.
     """
 
@@ -182,6 +239,9 @@ class ModelSettings:
     pin: bool = False
     ttl: float | None = field(default=None, validator=optional(gt(0)))
     draining: Literal["wait", "serve"] = "wait"
+    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
     options: dict[str, Any] = field(factory=dict)
 
 
@@ -207,6 +267,7 @@ class Settings:
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = field(factory=AuthSettings)
     limits: LimitsSettings = LimitsSettings()
+    media: MediaSettings = MediaSettings()
     models: dict[str, ModelSettings] = field(factory=dict)
     plugins: PluginsSettings = PluginsSettings()
 
@@ -356,7 +417,10 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
         )
         for name, model in settings.models.items()
     }
-    return evolve(settings, auth=evolve(settings.auth, key_file=resolve(settings.auth.key_file)), models=models)
+    key_file = settings.auth.key_file
+    if key_file is not None and not Path(key_file).expanduser().exists():
+        key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will make it
+    return evolve(settings, auth=evolve(settings.auth, key_file=resolve(key_file)), models=models)
 
 
 def _resolve_drafters(

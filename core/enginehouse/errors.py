@@ -13,7 +13,14 @@
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   └── ModelNotFound           no model is served under that name
     ├── RequestCancelled            the server's operator has cancelled the request
-    ├── Overloaded                  the queue is full; try again later
+    ├── RateLimited                 the caller has used up what it may use for now; try again later
+    ├── Overloaded                  the queue is full of the caller's own requests; try again later
+    │   ├── ModelOverloaded         it is full of others' requests, or the wait would be too long
+    │   └── ServerOverloaded        the server as a whole has too much to do
+    ├── TimedOut                    the request took longer than the settings allow
+    │   ├── QueueTimeout            it did not get a place in time; try again later
+    │   ├── FirstTokenTimeout       its answer did not begin in time
+    │   └── TotalTimeout            its answer did not end in time
     ├── ModelConflict               a model cannot be loaded or unloaded now
     ├── ServerStopping              the server shuts down; try again on another or later
     └── EngineError                 the engine is at fault
@@ -50,6 +57,7 @@ __all__ = [
     "EngineDead",
     "EngineError",
     "EnginehouseError",
+    "FirstTokenTimeout",
     "GenerationFailed",
     "InsufficientMemory",
     "InvalidRequest",
@@ -59,17 +67,23 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFound",
     "ModelNotReady",
+    "ModelOverloaded",
     "ModelTooLarge",
     "ModelUnloaded",
     "Overloaded",
     "PluginError",
+    "QueueTimeout",
+    "RateLimited",
     "RenderError",
     "RequestCancelled",
     "RequestError",
     "RequestKillsWorker",
     "RunnerError",
+    "ServerOverloaded",
     "ServerStopping",
     "StepAborted",
+    "TimedOut",
+    "TotalTimeout",
     "UnsupportedParameter",
     "WorkerDied",
     "error_from_fields",
@@ -174,6 +188,46 @@ class Overloaded(EnginehouseError):
 
 class ModelConflict(EnginehouseError):
     """A model cannot be loaded or unloaded as asked, because of what it is doing or how it is configured."""
+
+
+class ModelOverloaded(Overloaded):
+    """The model has so much to do for others that this request would have to wait too long."""
+
+
+class ServerOverloaded(Overloaded):
+    """The server as a whole has too much to do."""
+
+
+class RateLimited(EnginehouseError):
+    """The caller has used up a limit. ``limit`` names it: ``requests``, ``tokens`` or ``concurrent``."""
+
+    retryable = True
+
+    def __init__(self, message: str, limit: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, limit=limit, retry_after_s=retry_after_s)
+        self.limit, self.retry_after_s = limit, retry_after_s
+
+
+class TimedOut(EnginehouseError):
+    """The request took longer than the settings allow; it was ended and its slot is free."""
+
+    retryable = True
+
+
+class QueueTimeout(TimedOut):
+    """The request did not get a place in the batch in time. ``retry_after_s`` as in :class:`Overloaded`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
+class FirstTokenTimeout(TimedOut):
+    """The answer did not begin in time."""
+
+
+class TotalTimeout(TimedOut):
+    """The answer did not end in time."""
 
 
 class ServerStopping(EnginehouseError):

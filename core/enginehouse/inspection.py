@@ -1,6 +1,6 @@
 """What an engine shows of its inside: to whoever operates it, and to metrics. Values that cross the worker link.
 
-An engine need not show anything: :class:`Inspectable` is asked for with ``isinstance``. Token ids and texts are not shown.
+An engine need not show anything: ``isinstance`` tells which are :class:`Inspectable`. Tokens and texts are not shown.
 """
 
 # Annotations are resolved by msgspec when a message is encoded, so no name may hide in TYPE_CHECKING.

@@ -16,7 +16,8 @@ from enginehouse.backend import Generation
 from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import Settings
-from enginehouse.errors import ContextLengthExceeded, UnsupportedParameter
+from enginehouse.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from enginehouse.media import MediaReader
 from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.model_defaults import ModelDefaults
 from enginehouse.models import LoadedModel, ModelManager
@@ -80,6 +81,7 @@ class Pipeline:
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
+        self._media = MediaReader(settings.media)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
@@ -106,12 +108,23 @@ class Pipeline:
         return evolve(running, unsupported=unsupported) if unsupported else running
 
     async def _submit(self, request: GenerateRequest) -> RunningRequest:
-        model = await self._manager.wait(request.model)
+        lease = await self._manager.lease(request.model)
+        try:
+            running = await self._submit_to(lease.model, request)
+        except BaseException:
+            lease.release()
+            raise
+        return evolve(running, generation=lease.hold(running.generation))
+
+    async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
+        if model.name not in self._settings.models:
+            raise ModelNotFound(model.name)  # it was added after this request came in
         card = self._cards.of(model.name, model.info)
         check_parameters(request, card.capabilities)
         layers = self._layers(request, model.name, model.info)
         parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
         prediction = await _tokenized(request.prediction, model)
+        request = await self._with_media(request, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
         engine_request = _engine_request(request, parameters, prompt, prediction)
@@ -148,22 +161,28 @@ class Pipeline:
                 request, param = left
                 unsupported.append(param)
 
-    async def prompt(self, request: GenerateRequest) -> Prompt:
-        """The prompt that :meth:`submit` would make of a request, without bringing it to the engine.
+    async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
+        """The prompt that :meth:`submit` would make of a request to ``model``, without bringing it to the engine.
 
         Raises:
             RequestError: the request makes no prompt.
-            EngineError: the model is not ready.
         """
-        prompt, unsupported = await self._leaving_out(request, self._prompt)
+        prompt, unsupported = await self._leaving_out(request, lambda attempt: self._prompt(attempt, model))
         return evolve(prompt, unsupported=unsupported) if unsupported else prompt
 
-    async def _prompt(self, request: GenerateRequest) -> Prompt:
-        model = await self._manager.wait(request.model)
+    async def _prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
+        if model.name not in self._settings.models:
+            raise ModelNotFound(model.name)
         if request.messages is not None and model.info.engine.takes_messages:
             message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
             raise UnsupportedParameter(message, "messages")
-        return await self._prompts.make(request, model)
+        return await self._prompts.make(await self._with_media(request, model), model)
+
+    async def _with_media(self, request: GenerateRequest, model: LoadedModel) -> GenerateRequest:
+        """The request with what its messages hold besides text, read and checked."""
+        if not any(message.parts for message in request.messages or ()):
+            return request
+        return evolve(request, messages=await self._media.read(request.messages or (), model.info.engine))
 
     async def check_model(self, name: str, info: ModelInfo) -> None:
         """Refuse a model that could not serve any chat, when it is loaded rather than on every request.

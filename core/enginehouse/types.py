@@ -28,12 +28,17 @@ __all__ = [
     "Event",
     "FinishReason",
     "GenerateRequest",
+    "HeldTokens",
+    "Image",
+    "MediaPart",
     "Message",
     "ModelInfo",
     "PromptLogprobs",
     "ReasoningDelta",
     "ReasoningParams",
     "RequestFinished",
+    "Resume",
+    "ResumedChoice",
     "SamplingParams",
     "Segment",
     "StopParams",
@@ -206,20 +211,38 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a choice that are drawn and not visible yet: their text waits for the rest of a character or stop string.
+
+    Attributes:
+        logprobs: one entry per token id when the request asked for them.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """New text of one choice.
+
+    With ``held`` and ``probabilities`` a reader knows all that the choice's state is made of (see :class:`Resume`).
 
     Attributes:
         choice: index of the choice, 0-based.
         text: whole characters, never part of a stop string; may be empty when only tokens are reported.
         token_ids: the tokens that became visible with this text.
         logprobs: one entry per token id when the request asked for them.
+        held: what is drawn and still invisible after this text; None when nothing is.
+        probabilities: of the tokens drawn since the choice's last event, where a sampler follows its own draws; None
+            stands for a token that was not drawn.
     """
 
     choice: int
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    held: HeldTokens | None = None
+    probabilities: tuple[float | None, ...] = ()
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):
@@ -248,7 +271,8 @@ class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice")
     """A choice ended. ``num_tokens`` counts all generated tokens, hidden ones (stop text, end tokens) too.
 
     ``stop_reason`` is the stop string or end token id that ended it, or None for ``length`` and when a
-    constraint was complete. ``num_reasoning_tokens`` are those of ``num_tokens`` between reasoning markers.
+    constraint was complete. ``num_reasoning_tokens`` are those of ``num_tokens`` between reasoning markers,
+    ``num_forced_tokens`` those that a constraint forced, so that they were not sampled.
     """
 
     choice: int
@@ -256,6 +280,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice")
     num_tokens: int
     stop_reason: str | int | None = None
     num_reasoning_tokens: int = 0
+    num_forced_tokens: int = 0
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
@@ -291,6 +316,39 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     num_accepted_tokens: int = 0
 
 
+class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
+    """How far a choice has come.
+
+    Attributes:
+        choice: index of the choice, 0-based.
+        token_ids: everything drawn that its events told of: the visible tokens, then those held back.
+        held_logprobs: the log-probabilities of those held back, when the request asked for them.
+        probabilities: one per token where a sampler follows its own draws, else empty.
+    """
+
+    choice: int
+    token_ids: tuple[int, ...] = ()
+    held_logprobs: tuple[TokenLogprob, ...] = ()
+    probabilities: tuple[float | None, ...] = ()
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request goes on that another worker, or the same one earlier, has answered in part.
+
+    A sequence is its token ids, and a draw depends on nothing but its position: from these an engine goes on with the
+    same answer, and reports nothing again that it has reported before.
+
+    Attributes:
+        choices: those that have not ended, in order.
+        num_scored: prompt tokens whose log-probabilities were reported.
+        is_thinking_stopped: somebody asked for the reasoning to be closed.
+    """
+
+    choices: tuple[ResumedChoice, ...]
+    num_scored: int = 0
+    is_thinking_stopped: bool = False
+
+
 Event = PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished
 
 
@@ -318,6 +376,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         samplers: sampler plugins at work; None is all that the server has.
         constraint_kinds: what kinds of constraints it enforces.
         constraint_problem: why it enforces no others.
+        media: what messages may hold besides text; only where ``takes_messages``.
     """
 
     takes_messages: bool = False
@@ -326,6 +385,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     samplers: tuple[str, ...] | None = None
     constraint_kinds: tuple[ConstraintKind, ...] = ()
     constraint_problem: str = ""
+    media: tuple[Literal["image"], ...] = ()
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,11 +428,34 @@ class ToolCall:
     arguments: str
 
 
+class MediaPart(msgspec.Struct, frozen=True, kw_only=True, tag="media"):
+    """A part of a message that is no text, as the client wrote it: unread, so of any form.
+
+    Attributes:
+        kind: such as ``image_url``.
+        value: what stands under that name in the part.
+        param: where the part stands in the request, for errors.
+    """
+
+    kind: str
+    value: Any
+    param: str
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
+    """A checked image. ``media_type`` is what the bytes really are; ``detail`` is how closely to look, if said."""
+
+    media_type: str
+    data: bytes
+    detail: Literal["auto", "low", "high"] | None = None
+
+
 @frozen(kw_only=True)
 class Message:
     """One chat message. Text parts are already joined; ``name`` is the optional author name.
 
     Attributes:
+        parts: texts and others in their order, where a message holds others; else empty.
         reasoning: what an assistant thought before its content; None when not known.
         tool_calls: the calls of an assistant's message.
         tool_call_id: which call a message of the role ``tool`` answers.
@@ -381,6 +464,7 @@ class Message:
     role: str
     content: str
     name: str | None = None
+    parts: tuple[str | MediaPart | Image, ...] = ()
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None

@@ -6,13 +6,25 @@ on the defaults of another one.
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 from attrs import frozen
 
 from enginehouse.errors import UnsupportedParameter
-from enginehouse.types import Chat, Constraint, EngineRequest, Message, SamplingParams, Thinking, ToolCall, ToolUse
+from enginehouse.types import (
+    Chat,
+    Constraint,
+    EngineRequest,
+    Image,
+    MediaPart,
+    Message,
+    SamplingParams,
+    Thinking,
+    ToolCall,
+    ToolUse,
+)
 from enginehouse_remote.kinds import KindOfServer
 
 __all__ = ["Body", "body_of"]
@@ -107,7 +119,8 @@ def _chat(chat: Chat, kind: KindOfServer) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    data: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = [_part(part) for part in message.parts] if message.parts else message.content
+    data: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         data["name"] = message.name
     if message.reasoning is not None:
@@ -117,6 +130,15 @@ def _message(message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         data["tool_call_id"] = message.tool_call_id
     return data
+
+
+def _part(part: str | Image | MediaPart) -> dict[str, Any]:
+    """A part of a message. Images travel as bytes: no server is sent to an address that a client wrote."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    assert isinstance(part, Image)
+    link = {"url": f"data:{part.media_type};base64,{base64.b64encode(part.data).decode()}"}
+    return {"type": "image_url", "image_url": link | ({} if part.detail is None else {"detail": part.detail})}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

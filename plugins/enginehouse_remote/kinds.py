@@ -13,15 +13,15 @@ from enginehouse_remote.options import Kind
 __all__ = ["ALL_PARAMETERS", "KINDS", "KindOfServer"]
 
 _OPENAI = (
-    "messages prompt n temperature top_p seed presence_penalty frequency_penalty logit_bias logprobs num_logprobs stop "
-    "max_tokens tools tool_choice parallel_tool_calls response_format"
+    "messages prompt n temperature top_p seed presence_penalty frequency_penalty logit_bias logprobs num_logprobs "
+    "top_logprobs stop max_tokens tools tool_choice parallel_tool_calls response_format"
 )
 _TEMPLATE = "chat_template_kwargs enable_thinking"
 
 ALL_PARAMETERS = frozenset(
     f"{_OPENAI} {_TEMPLATE} reasoning_effort thinking_budget top_k min_p repetition_penalty samplers stop_token_ids "
     "min_tokens ignore_eos num_prompt_logprobs prompt_logprobs loglikelihood prediction suffix json_schema grammar "
-    "guided_json guided_regex guided_choice guided_grammar structured_outputs top_logprobs".split()
+    "guided_json guided_regex guided_choice guided_grammar structured_outputs".split()
 )
 """Every parameter about which a remote engine has to say something."""
 

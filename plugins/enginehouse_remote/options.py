@@ -36,6 +36,7 @@ class RemoteOptions:
         kind: which server it is; ``auto`` asks it.
         parameters: further request fields that these servers honour, by the names that clients write.
         without: request fields that they do not honour, though others of their kind do.
+        images: whether the model there takes images in messages.
         api_key: sent as a bearer token.
         api_key_env: environment variable that holds the key, instead of ``api_key``.
         max_requests: requests that run there at once; one more is answered 429.
@@ -52,6 +53,7 @@ class RemoteOptions:
     kind: Literal["auto", "enginehouse", "vllm", "sglang", "llamacpp", "openai"] = "auto"
     parameters: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    images: bool = False
     api_key: str | None = field(default=None, repr=False)
     api_key_env: str | None = None
     max_requests: int = field(default=256, validator=ge(1))

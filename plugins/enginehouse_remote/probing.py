@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import httpx
+import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.backend import Progress
@@ -15,7 +16,7 @@ from enginehouse.types import ConstraintKind, EngineCapabilities, ModelInfo
 from enginehouse_remote.kinds import ALL_PARAMETERS, KINDS, KindOfServer
 from enginehouse_remote.options import Kind, RemoteOptions
 
-__all__ = ["Found", "probe_servers"]
+__all__ = ["Found", "engine_capabilities", "probe_servers", "restricted"]
 
 _UNLIMITED = 2**31 - 1
 _PAUSE_S = 0.5
@@ -78,15 +79,15 @@ def _probe(client: httpx.Client, url: str, options: RemoteOptions) -> Found:
         card = answer.json() if answer.status_code == 200 else {}
         if card.get("state") == "loading":
             raise httpx.TransportError("the model is still loading there")
-    table = _restricted(KINDS[kind], card.get("capabilities"), options)
+    table = restricted(KINDS[kind], card.get("capabilities"), options)
     max_context = options.context or _context(card) or _context(entry) or _UNLIMITED
+    reason = f"the server behind this model ({kind}) has no such thing"
+    engine = engine_capabilities(table, card.get("capabilities"), reason)
     info = ModelInfo(
         backend="remote",
         max_context=max_context,
         vocab_size=_vocab_size(entry) or _UNLIMITED,
-        engine=_capabilities(
-            table, card.get("capabilities"), f"the server behind this model ({kind}) has no such thing"
-        ),
+        engine=msgspec.structs.replace(engine, media=("image",) if options.images else ()),
         generation_defaults=_defaults(card),
         metadata=_metadata(card, entry, url, name, kind),
     )
@@ -120,7 +121,7 @@ def _choose(models: Sequence[dict[str, Any]], wanted: str | None, url: str) -> d
     raise ModelLoadError(f"{url} serves no model {wanted!r}; it serves: {listed}")
 
 
-def _restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) -> KindOfServer:
+def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) -> KindOfServer:
     """The kind as this very server is: what it says of itself, and what the settings say."""
     parameters, constraints = set(kind.parameters), kind.constraints
     if isinstance(capabilities, dict):
@@ -133,7 +134,8 @@ def _restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) -
     return evolve(kind, parameters=frozenset(parameters), constraints=constraints)
 
 
-def _capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCapabilities:
+def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCapabilities:
+    """What the engine says of each parameter; ``said`` is what the server says of itself, where it is one of ours."""
     reasons = {name: one.get("reason") for name, one in said.items()} if isinstance(said, dict) else {}
     return EngineCapabilities(
         takes_messages=True,

@@ -64,6 +64,17 @@ class Choice:
             self.logprobs = [*(self.logprobs or ()), *piece.logprobs]
         self.finish_reason = self.finish_reason or piece.finish_reason
 
+    def note(self, piece: Piece) -> None:
+        """Append what ``piece`` says, but not how probable it was."""
+        if piece.text:
+            self.texts.append(piece.text)
+        elif piece.reasoning:
+            self.reasonings.append(piece.reasoning)
+        elif piece.call is not None:
+            self._add_call(piece.call)
+        if piece.finish_reason is not None:
+            self.finish_reason = piece.finish_reason
+
     def _add_call(self, piece: CallPiece) -> None:
         if piece.id is not None and piece.name is not None:
             self.calls.append(WholeCall(piece.id, piece.name))
@@ -110,22 +121,25 @@ class Assembly:
 
     Attributes:
         running: one accepted request per prompt.
+        choices: what each choice has said so far; of a stream without log-probabilities.
         prompt_logprobs: of each prompt, its tokens but the first, where they were asked for; complete before the
             first piece of that prompt.
         scores: writes them for clients that ask for them themselves; None when nobody does.
         prediction: how much of a predicted answer has come; None without one.
         is_complete: everything has ended as it should.
+        ended: choices that have ended, by index.
     """
 
     running: Sequence[RunningRequest]
     num_choices: int
     record: AccessRecord
     finished: list[RequestFinished] = field(factory=list)
+    choices: list[Choice] = field(factory=list)
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
     scores: PromptScores | None = None
     prediction: PredictionCount | None = None
     is_complete: bool = False
-    _ended: list[ChoiceFinished] = field(factory=list)
+    ended: dict[int, ChoiceFinished] = field(factory=dict)
     _parsers: list[ChoiceParser | None] = field(factory=list)
     _with_calls: set[int] = field(factory=set)  # choices whose calls the engine itself found
 
@@ -136,6 +150,7 @@ class Assembly:
                 parser = running.parsing.open()
                 index = prompt * self.num_choices + choice
                 self._parsers.append(None if parser is None else ChoiceParser(index, parser))
+                self.choices.append(Choice(index))
 
     @property
     def num_prompts(self) -> int:
@@ -170,7 +185,7 @@ class Assembly:
             pieces.append(Piece(prompt * self.num_choices, scores=self.scores.push(prompt, event)))
 
     def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
-        self._ended.append(event)
+        self.ended[index] = event
         parser = self._parsers[index]
         if parser is None:
             calls = index in self._with_calls and event.finish_reason == "stop"
@@ -180,30 +195,49 @@ class Assembly:
 
     async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> list[Choice]:
         """Every choice as a whole, when the last one has ended."""
-        choices = [Choice(index) for index in range(self.num_prompts * self.num_choices)]
+        mark = self.record.pace.mark
         async for prompt, events in batches:
             pieces: list[Piece] = []
             for event in events:
                 self.push(prompt, event, pieces)
+            if pieces and pieces[-1].scores is None:
+                mark()
             for piece in pieces:
                 if piece.scores is None:
-                    self.record.mark_first_token()
-                    choices[piece.index].add(piece)
-        return choices
+                    self.choices[piece.index].add(piece)
+        return self.choices
+
+    def sent(self, pieces: Sequence[Piece]) -> None:
+        """Note that a stream has sent these: when, and what they say."""
+        self.record.pace.mark()
+        for piece in pieces:
+            self.choices[piece.index].note(piece)
 
     def complete(self) -> None:
         """Check that everything has ended and note it in the access record."""
-        if len(self.finished) < self.num_prompts or len(self._ended) < self.num_prompts * self.num_choices:
+        if len(self.finished) < self.num_prompts or len(self.ended) < self.num_prompts * self.num_choices:
             raise GenerationFailed("The engine ended the request before it was complete.")
         record, finished = self.record, self.finished
-        record.outcome = ",".join(sorted({event.finish_reason for event in self._ended}))
+        record.finish_reasons = [event.finish_reason for event in self.ended.values()]
+        record.outcome = ",".join(sorted(set(record.finish_reasons)))
         record.prompt_tokens = sum(event.num_prompt_tokens for event in finished)
         record.cached_tokens = sum(event.num_cached_tokens for event in finished)
         record.completion_tokens = sum(event.num_completion_tokens for event in finished)
         record.queue_s = max(event.queue_s for event in finished)
         record.prefill_s = max(event.prefill_s for event in finished)
         record.decode_s = max(event.decode_s for event in finished)
+        self._note_figures()
         self.is_complete = True
+
+    def _note_figures(self) -> None:
+        """What optimisations did for this answer, over all prompts."""
+        figures = self.record.figures
+        for event in self.finished:
+            if event.num_forced_tokens:
+                figures["forced_tokens"] = figures.get("forced_tokens", 0) + event.num_forced_tokens
+        if self.prediction is not None:
+            figures["accepted_prediction_tokens"] = self.prediction.num_accepted
+            figures["rejected_prediction_tokens"] = self.prediction.num_rejected
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object; prompt tokens count once per prompt."""
@@ -217,7 +251,7 @@ class Assembly:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {
-                "reasoning_tokens": sum(event.num_reasoning_tokens for event in self._ended),
+                "reasoning_tokens": sum(event.num_reasoning_tokens for event in self.ended.values()),
                 "accepted_prediction_tokens": predicted.num_accepted if predicted is not None else 0,
                 "rejected_prediction_tokens": predicted.num_rejected if predicted is not None else 0,
             },

@@ -12,12 +12,16 @@ from litestar import Litestar, Request, Response, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from enginehouse.api.admin.requests import request_routes
+from enginehouse.api.admin.slots import slot_route
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import chat_route
 from enginehouse.api.completions import completion_route
 from enginehouse.api.doors import API_PREFIXES, check_scope
 from enginehouse.api.errors import describe
 from enginehouse.api.health import health_route
+from enginehouse.api.metrics import ServerMetrics
+from enginehouse.api.metrics.route import metrics_route
 from enginehouse.api.models import model_routes
 from enginehouse.api.openapi import schema_route
 from enginehouse.api.security import Guard, note_outcome
@@ -35,18 +39,22 @@ def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
 def build_app(state: ApiState) -> ASGIApp:
     """The ASGI application of one server."""
     routes = api_routes(state)
+    metrics = ServerMetrics(state.settings, state.manager, state.exchanges)
     litestar = Litestar(
         route_handlers=[
             *(Router(prefix or "/", route_handlers=routes) for prefix in API_PREFIXES),
             health_route(state),
             schema_route(state),
+            metrics_route(metrics),
+            *request_routes(state),
+            slot_route(state),
         ],
         guards=[check_scope],
         exception_handlers={Exception: _answer_error},
         openapi_config=None,
         logging_config=None,
     )
-    return Guard(litestar, state.settings)
+    return Guard(litestar, state.settings, metrics.on_request_end)
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

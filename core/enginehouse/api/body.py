@@ -11,7 +11,7 @@ from enginehouse.api.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.exchange import Receive
 from enginehouse.errors import InvalidRequest
 
-__all__ = ["KEEPS_NULLS", "check_depth", "parse_object", "read_body", "without_nulls"]
+__all__ = ["KEEPS_NULLS", "check_depth", "parse_object", "read_body", "read_empty_body", "without_nulls"]
 
 KEEPS_NULLS = {"enginehouse": "keeps nulls"}
 """Metadata of a body's attribute whose data is passed on: in JSON Schemas and template variables null is a value."""
@@ -36,6 +36,19 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
             raise BodyTooLarge.of(max_bytes)
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+async def read_empty_body(receive: Receive, max_bytes: int) -> None:
+    """Read the body of a request that says everything by its address: nothing, or an empty object.
+
+    Raises:
+        InvalidRequest: the body says something.
+        BodyTooLarge, ClientLeft: as for :func:`read_body`.
+    """
+    body = await read_body(receive, max_bytes)
+    if body and (members := parse_object(body)):
+        name = next(iter(members))
+        raise InvalidRequest(f"{name}: this address takes no fields", name)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from enginehouse.api.access import record_of
 from enginehouse.api.caller import caller_of
 from enginehouse.api.errors import MissingScope
-from enginehouse.auth import Scope
+from enginehouse.identity import Scope
 
 __all__ = ["API_PREFIXES", "PUBLIC", "SCOPES", "check_scope", "scope_of"]
 
@@ -37,6 +38,13 @@ SCOPES: dict[str, Scope] = {
     **{f"{prefix}{path}": scope for prefix in API_PREFIXES for path, scope in _API.items()},
     "/schema": "infer",
     "/schema/openapi.json": "infer",
+    "/metrics": "metrics",
+    "/admin/requests": "admin",
+    "/admin/requests/{request_id}": "admin",
+    "/admin/requests/{request_id}/partial": "admin",
+    "/admin/requests/{request_id}/cancel": "admin",
+    "/admin/requests/{request_id}/stop-thinking": "admin",
+    "/admin/slots": "admin",
 }
 """Address of a route, with the names of its parameters, to the scope that it needs."""
 
@@ -52,7 +60,9 @@ async def check_scope(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
     Raises:
         MissingScope: the key may not do this.
     """
-    needed = scope_of(connection.scope["path_template"])
+    template = connection.scope["path_template"]
+    record_of(connection.scope).endpoint = template.removeprefix("/v1")
+    needed = scope_of(template)
     key = caller_of(connection.scope).key
     if key is not None and needed is not None and needed not in key.scopes:
         raise MissingScope(needed, sorted(key.scopes))

@@ -74,7 +74,7 @@ async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
             text = await engine.detokenize(request.token_ids or ())
         if request.num_prompt_logprobs is None:
             return Echo(text)
-        token_ids = await (await pipeline.prompt(request)).tokenize()
+        token_ids = await (await pipeline.prompt(request, running.model)).tokenize()
         (piece,) = await engine.pieces(token_ids[:1])
     except UnsupportedParameter as error:
         raise UnsupportedParameter("echo: this model's engine does not tell the tokens of a prompt", "echo") from error

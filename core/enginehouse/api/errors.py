@@ -19,20 +19,40 @@ from enginehouse.errors import (
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
+    FirstTokenTimeout,
     GenerationFailed,
+    InsufficientMemory,
     InvalidRequest,
+    ModelConflict,
     ModelLoadError,
     ModelNotFound,
     ModelNotReady,
+    ModelTooLarge,
+    ModelUnloaded,
+    ModelOverloaded,
     Overloaded,
+    QueueTimeout,
+    RateLimited,
     RenderError,
+    RequestCancelled,
     RequestError,
+    ServerOverloaded,
     ServerStopping,
+    TotalTimeout,
     UnsupportedParameter,
 )
 from enginehouse.profiles import DEFAULT_PROFILE, Profile
 
-__all__ = ["BodyTooLarge", "ClientLeft", "ErrorAnswer", "MissingScope", "describe", "http_error"]
+__all__ = [
+    "BodyTooLarge",
+    "ClientLeft",
+    "ErrorAnswer",
+    "MissingScope",
+    "NotThinking",
+    "RequestNotRunning",
+    "describe",
+    "http_error",
+]
 
 
 class BodyTooLarge(EnginehouseError):
@@ -46,6 +66,14 @@ class BodyTooLarge(EnginehouseError):
 
 class ClientLeft(EnginehouseError):
     """The client closed the connection before its request was complete; nobody reads the answer."""
+
+
+class RequestNotRunning(EnginehouseError):
+    """No request of that id is running."""
+
+
+class NotThinking(EnginehouseError):
+    """The request has no open reasoning that could be closed."""
 
 
 class MissingScope(EnginehouseError):
@@ -68,10 +96,23 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (RequestError, 400, "invalid_request_error", "invalid_request"),
     (MissingScope, 403, "invalid_request_error", "insufficient_scope"),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
+    (RequestCancelled, 410, "cancelled_error", "request_cancelled"),
+    (NotThinking, 409, "invalid_request_error", "not_thinking"),
+    (RequestNotRunning, 404, "invalid_request_error", "request_not_running"),
     (ClientLeft, 400, "invalid_request_error", "cancelled"),
+    (RateLimited, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (ModelOverloaded, 503, "overloaded_error", "model_overloaded"),
+    (ServerOverloaded, 503, "overloaded_error", "server_overloaded"),
     (Overloaded, 429, "overloaded_error", "queue_full"),
+    (QueueTimeout, 503, "timeout_error", "queue_timeout"),
+    (FirstTokenTimeout, 504, "timeout_error", "first_token_timeout"),
+    (TotalTimeout, 504, "timeout_error", "total_timeout"),
     (ServerStopping, 503, "server_error", "server_stopping"),
+    (ModelConflict, 409, "invalid_request_error", "conflict"),
     (ModelNotReady, 503, "server_error", "model_not_ready"),
+    (ModelUnloaded, 503, "server_error", "model_unloaded"),
+    (ModelTooLarge, 507, "server_error", "model_too_large"),
+    (InsufficientMemory, 503, "server_error", "insufficient_memory"),
     (ModelLoadError, 503, "server_error", "model_load_failed"),
     (EngineDead, 503, "server_error", "engine_dead"),
     (GenerationFailed, 500, "server_error", "generation_failed"),

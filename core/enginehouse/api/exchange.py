@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enginehouse.backend import Generation
 from enginehouse.errors import EnginehouseError, ServerStopping
+
+if TYPE_CHECKING:
+    from enginehouse.api.open_answers import OpenAnswer
 
 __all__ = ["Exchange", "OpenExchanges", "Receive"]
 
@@ -27,12 +30,14 @@ class Exchange:
     Attributes:
         disconnected: the client has left; nobody reads an answer.
         error: why the server ended the exchange early; None when it did not.
+        answer: what it answers, for whoever lists what is running; None where nothing is generated.
         on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
     """
 
     def __init__(self, receive: Receive, ping_s: float) -> None:
         self.disconnected = False
         self.error: EnginehouseError | None = None
+        self.answer: OpenAnswer | None = None
         self.on_idle: Callable[[], Awaitable[None]] | None = None
         self._receive = receive
         self._ping_s = ping_s

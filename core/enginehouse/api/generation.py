@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
-from enginehouse.api.access import RECORD_KEY, AccessRecord
+from enginehouse.api.access import AccessRecord, record_of
 from enginehouse.api.answer import Assembly, Dialect, event_batches
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
 from enginehouse.api.exchange import Exchange
+from enginehouse.api.open_answers import OpenAnswer
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.api.sse import EventStream
@@ -42,12 +43,11 @@ class GenerationResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit, wait for the answer and send it; stops as soon as the client leaves."""
-        record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
-        record.request_id = self.requests[0].request_id
-        record.stream = self.decoded.body.stream
+        record = self._begin_record(scope)
         server = self.state.settings.server
         is_detailed = asks_for_details(scope["headers"], server.details)
         async with self.state.exchanges.open(receive, server.ping_s) as exchange:
+            answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
             running = await self._submit(exchange)
             if running is None:
                 _give_up(exchange, record)
@@ -55,12 +55,12 @@ class GenerationResponse:
             record.model = running[0].model.name
             if self.decoded.body.log_prompt and server.log_prompts:
                 log_prompts(self.requests)
-            assembly = Assembly(running, self.decoded.body.num_choices, record)
+            assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
             if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
                 assembly.scores = PromptScores(self.decoded.body, len(running))
             dialect = self._open_dialect(assembly, is_detailed)
             left_out = dict.fromkeys(name for one in running for name in one.unsupported)
-            headers = [("x-request-id", self.requests[0].request_id), *self.decoded.headers(left_out)]
+            headers = self.decoded.headers(left_out)
             if self.decoded.body.stream:
                 include_usage = self.decoded.body.include_usage
                 stream = EventStream(
@@ -80,6 +80,15 @@ class GenerationResponse:
             assembly.complete()
             headers += optimization_headers(assembly, self.decoded.caller.profile)
             await _send_json(send, dialect.whole(choices, assembly.usage()), headers)
+
+    def _begin_record(self, scope: Scope) -> AccessRecord:
+        """Write into the record what is known before the request is submitted."""
+        record, request = record_of(scope), self.requests[0]
+        record.answer_id = request.request_id
+        record.request_id = record.request_id or request.request_id
+        record.stream, record.asked_model = self.decoded.body.stream, request.model
+        record.num_choices = len(self.requests) * self.decoded.body.num_choices
+        return record
 
     def _open_dialect(self, assembly: Assembly, is_detailed: bool) -> Dialect:
         dialect = self.dialect(assembly)

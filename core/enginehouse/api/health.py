@@ -17,8 +17,9 @@ __all__ = ["health_route"]
 def health_route(state: ApiState) -> HTTPRouteHandler:
     """The route.
 
-    200 when every model that can still come is there and at least one is (``ok``, or ``degraded`` when
-    another one failed); 503 while one loads or restarts, when none could be loaded, and during shutdown.
+    200 when every model that the server loads by itself is there or was put off, and at least one can be asked
+    (``ok``, or ``degraded`` when another one failed); 503 while one of these loads or restarts, when none could be
+    loaded, and during shutdown. A model that requests load or that makes way for another one changes nothing.
     """
 
     @route("/health", http_method=["GET", "HEAD"], status_code=200)
@@ -35,10 +36,15 @@ def health_route(state: ApiState) -> HTTPRouteHandler:
 
 
 def _word(statuses: Sequence[ModelStatus]) -> str:
-    states = {status.state for status in statuses}
+    states = {"ready" if _can_be_asked(status) else status.state for status in statuses}
     for state in ("loading", "restarting"):
         if state in states:
             return state
     if "ready" not in states:
         return "failed"
     return "degraded" if "failed" in states else "ok"
+
+
+def _can_be_asked(status: ModelStatus) -> bool:
+    """Whether a request for the model is served, perhaps after it was loaded for it."""
+    return status.state in ("ready", "draining", "unloaded") or (status.state == "loading" and status.on_demand)

@@ -1,8 +1,8 @@
 """Chat messages on the wire -> :class:`enginehouse.types.Message`.
 
-Text parts of one message are joined with a line break. ``developer`` is another name for ``system``.
-What a text model cannot take (images) is refused with its path, and so are ``function_call`` and the role
-``function``, which tools have replaced.
+Text parts of one message are joined with a line break. ``developer`` is another name for ``system``. Parts that are
+no text are passed on unread: the pipeline reads them once it knows whether the model takes them. ``function_call`` and
+the role ``function``, which tools have replaced, are refused with their path.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from attrs import frozen
 
 from enginehouse.api.tool_turns import read_tool_calls, with_function_names
 from enginehouse.api.unsupported import refuse
-from enginehouse.errors import InvalidRequest, UnsupportedParameter
-from enginehouse.types import Message
+from enginehouse.errors import InvalidRequest
+from enginehouse.types import MediaPart, Message
 
 __all__ = ["PART_SEPARATOR", "MessageBody", "find_ignored_in_messages", "read_messages"]
 
 PART_SEPARATOR = "\n"
-_OTHER_MEDIA = ("image_url", "image", "input_image", "input_audio", "video_url", "file")
+_MEDIA = ("image_url", "image", "input_image", "input_audio", "video_url", "file")
 
 
 @frozen(kw_only=True)
@@ -70,7 +70,8 @@ def _read_message(body: MessageBody, path: str) -> Message:
     calls = read_tool_calls(body.tool_calls, f"{path}.tool_calls")
     if calls and role != "assistant":
         raise InvalidRequest(f"{path}.tool_calls: only the assistant calls tools", f"{path}.tool_calls")
-    content = None if calls and body.content == [] else _read_content(body.content, f"{path}.content")
+    parts = () if calls and body.content == [] else _read_parts(body.content, f"{path}.content")
+    content = PART_SEPARATOR.join(part for part in parts if isinstance(part, str)) if parts else None
     if content is None:
         if role not in ("assistant", "tool"):
             raise InvalidRequest(f"{path}.content: is required", f"{path}.content")
@@ -80,30 +81,34 @@ def _read_message(body: MessageBody, path: str) -> Message:
         role=role,
         content=content,
         name=body.name,
+        parts=parts if any(isinstance(part, MediaPart) for part in parts) else (),
         reasoning=(body.reasoning_content or reasoning) if role == "assistant" else None,
         tool_calls=calls,
         tool_call_id=body.tool_call_id if role == "tool" else None,
     )
 
 
-def _read_content(content: Any, path: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
+def _read_parts(content: Any, path: str) -> tuple[str | MediaPart, ...]:
+    """A string is one part; nothing is none."""
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (content,)
     if not isinstance(content, list):
         raise InvalidRequest(f"{path}: must be a string or a list of parts", path)
     if not content:
         raise InvalidRequest(f"{path}: must hold at least one part", path)
-    return PART_SEPARATOR.join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return tuple(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
-def _read_part(part: Any, path: str) -> str:
+def _read_part(part: Any, path: str) -> str | MediaPart:
     if not isinstance(part, dict):
         raise InvalidRequest(f"{path}: must be an object", path)
     kind = part.get("type")
-    if kind in _OTHER_MEDIA:
-        raise UnsupportedParameter(f"{path}: this model takes text only, not {kind}", path)
+    if kind in _MEDIA:
+        return MediaPart(kind=kind, value=part.get(kind), param=path)
     if kind not in ("text", "refusal"):
-        raise InvalidRequest(f"{path}.type: must be 'text'", f"{path}.type")
+        raise InvalidRequest(f"{path}.type: must be 'text' or 'image_url'", f"{path}.type")
     text = part.get(kind)
     if not isinstance(text, str):
         raise InvalidRequest(f"{path}.{kind}: must be a string", f"{path}.{kind}")

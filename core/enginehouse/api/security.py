@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from enginehouse.api.access import RECORD_KEY, AccessRecord
+from enginehouse.api.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.caller import CALLER_KEY, Caller, caller_of, split_compat
 from enginehouse.api.doors import PUBLIC
 from enginehouse.api.errors import BodyTooLarge, ErrorAnswer, describe, http_error
 from enginehouse.api.origins import Headers, Origins, is_preflight
+from enginehouse.api.request_ids import REQUEST_ID_HEADER, new_request_id, sent_request_id
 from enginehouse.config import Settings, is_loopback
+from enginehouse.errors import InvalidRequest
 from enginehouse.keys import KeyRecord, load_keys
 from enginehouse.profiles import PROFILES
 
@@ -28,12 +31,14 @@ __all__ = ["Guard", "note_outcome"]
 
 def note_outcome(scope: Scope, outcome: str) -> None:
     """Write an outcome into the access record of a request."""
-    record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
-    record.outcome = outcome
+    record_of(scope).outcome = outcome
 
 
 class Guard:
     """Lets requests through to ``app`` or answers them itself.
+
+    Args:
+        on_end: called with the record of every request when its response has ended.
 
     Attributes:
         app: what is guarded.
@@ -42,8 +47,11 @@ class Guard:
         ConfigError: the key file cannot be used.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, on_end: Callable[[AccessRecord], None] = lambda record: None
+    ) -> None:
         self.app = app
+        self._on_end = on_end
         self._keys = load_keys(settings.auth)
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
@@ -63,16 +71,19 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                if cors:
-                    message["headers"] = [*message.get("headers", ()), *cors]
+                record.request_id = record.request_id or new_request_id()
+                own = (REQUEST_ID_HEADER, record.request_id.encode())
+                message["headers"] = [*message.get("headers", ()), own, *cors]
             await send(message)
 
         try:
             await self._answer(scope, headers, receive, send_with_headers)
         finally:
-            record.write()
+            record.end()
+            self._on_end(record)
 
     async def _answer(self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send) -> None:
+        bad_id = _note_request_id(scope)
         key = self._find_key(headers)
         self._note_caller(scope, key)
         refusal = self._hosts.check(scope) or self._origins.check(headers)
@@ -82,7 +93,7 @@ class Guard:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         refusal = refusal or self._check_key(scope, key) or _check_content_type(scope, headers)
-        refusal = refusal or self._check_length(headers)
+        refusal = refusal or self._check_length(headers) or bad_id
         if refusal is not None:
             note_outcome(scope, refusal.code)
             await _send_error(send, refusal, scope)
@@ -102,8 +113,7 @@ class Guard:
         profile = named or by_key or self._profile
         scope[CALLER_KEY] = Caller(profile=profile, key=key)  # type: ignore[literal-required]
         if key is not None:
-            record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
-            record.key = key.name
+            record_of(scope).key = key.name
 
     def _find_key(self, headers: Headers) -> KeyRecord | None:
         """The key that was given; None when it is none of ours, and when none is needed."""
@@ -149,6 +159,15 @@ class _Hosts:
         return http_error(403, message, "host_not_allowed")
 
 
+def _note_request_id(scope: HTTPScope) -> ErrorAnswer | None:
+    """Take the id that the client sent; the refusal of one that cannot be used."""
+    try:
+        record_of(scope).request_id = sent_request_id(scope["headers"])
+    except InvalidRequest as error:
+        return describe(error)
+    return None
+
+
 def _no_key() -> ErrorAnswer:
     message = "A valid API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
     return http_error(401, message, www_authenticate="Bearer")
@@ -158,6 +177,8 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
     """POSTs must be JSON: a web page can send other types without asking first."""
     if scope["method"] != "POST":
         return None
+    if b"content-type" not in headers and headers.get(b"content-length", b"0") == b"0" and not _is_chunked(headers):
+        return None  # no body, no type; whether one is needed is the route's to say
     kind, _, parameters = headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
     charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
     if kind.strip() != "application/json" or (charset is not None and charset[1] not in ("utf-8", "utf8")):
@@ -166,6 +187,10 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
         # Nothing is decompressed: a few kilobytes could become gigabytes.
         return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
     return None
+
+
+def _is_chunked(headers: Headers) -> bool:
+    return b"transfer-encoding" in headers
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:

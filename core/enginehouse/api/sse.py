@@ -79,7 +79,7 @@ class EventStream:
 
     async def _write_pieces(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> bytes:
         """Write the pieces as they come; returns the last bytes of the body."""
-        push, encode = assembly.push, self._dialect.event
+        push, encode, sent = assembly.push, self._dialect.event, assembly.sent
         async for prompt, events in batches:
             pieces: list[Piece] = []
             for item in events:
@@ -87,7 +87,7 @@ class EventStream:
             if pieces:
                 await self._write(encode(pieces[0]) if len(pieces) == 1 else b"".join(map(encode, pieces)))
                 if pieces[-1].scores is None:
-                    assembly.record.mark_first_token()
+                    sent(pieces)
         if self._exchange.error is not None:
             raise self._exchange.error
         if self._exchange.disconnected:

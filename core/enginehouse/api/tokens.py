@@ -155,48 +155,49 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         """Token ids of a text or a chat."""
         decoded = tokenize_decoder.decode(await read(request), caller_of(request.scope))
         body = decoded.body
-        prompt = await _tokenized_prompt(state, decoded)
-        token_ids = await prompt.tokenize()
-        answer: dict[str, Any] = {
-            "tokens": token_ids,
-            "count": len(token_ids),
-            "max_model_len": prompt.model.info.max_context,
-        }
-        if body.with_pieces or body.return_token_strs:
-            pieces = await prompt.model.engine.pieces(token_ids)
-            if body.with_pieces:
-                answer["tokens"] = _with_pieces(token_ids, pieces)
-            if body.return_token_strs:
-                answer["token_strs"] = [token_text(piece) for piece in pieces]
-        return _answer(request, decoded, prompt.model, answer, prompt.unsupported)
+        async with state.manager.use(body.model) as model:
+            prompt = await _tokenized_prompt(state, decoded, model)
+            token_ids = await prompt.tokenize()
+            answer: dict[str, Any] = {
+                "tokens": token_ids,
+                "count": len(token_ids),
+                "max_model_len": model.info.max_context,
+            }
+            if body.with_pieces or body.return_token_strs:
+                pieces = await model.engine.pieces(token_ids)
+                if body.with_pieces:
+                    answer["tokens"] = _with_pieces(token_ids, pieces)
+                if body.return_token_strs:
+                    answer["token_strs"] = [token_text(piece) for piece in pieces]
+        return _answer(request, decoded, model, answer, prompt.unsupported)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The text of token ids, control tokens by name."""
         decoded = detokenize_decoder.decode(await read(request), caller_of(request.scope))
         token_ids = read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
-        model = await state.manager.wait(decoded.body.model)
-        text = await model.engine.detokenize(token_ids)
+        async with state.manager.use(decoded.body.model) as model:
+            text = await model.engine.detokenize(token_ids)
         return _answer(request, decoded, model, {"content": text, "prompt": text})
 
     @post("/apply-template", status_code=200)
     async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The prompt that a chat request makes."""
         decoded = template_decoder.decode(await read(request), caller_of(request.scope))
-        prompt = await state.pipeline.prompt(decoded.request(_new_id(), **decoded.body.chat()))
+        async with state.manager.use(decoded.body.model) as model:
+            prompt = await state.pipeline.prompt(decoded.request(_new_id(), **decoded.body.chat()), model)
         text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, decoded, prompt.model, {"prompt": text}, prompt.unsupported)
+        return _answer(request, decoded, model, {"prompt": text}, prompt.unsupported)
 
     return [tokenize, detokenize, apply_template]
 
 
-async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody]) -> Prompt:
-    """What is to be tokenized."""
+async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
+    """What ``model`` is to tokenize."""
     body = decoded.body
     if body.messages is not None:
-        prompt = await state.pipeline.prompt(decoded.request(_new_id(), **body.chat()))
+        prompt = await state.pipeline.prompt(decoded.request(_new_id(), **body.chat()), model)
         return evolve(prompt, token_ids=None, add_special=body.prefixed)
-    model = await state.manager.wait(body.model)
     text = (body.content if body.content is not None else body.prompt) or ""
     segments = (Segment(text, trusted=body.parse_special is not False),)
     return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 from rich.console import Console
+
+from enginehouse.cli.log_format import formatter_for
 
 __all__ = ["write_logs"]
 
@@ -29,9 +32,9 @@ class _ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-def write_logs(console: Console, level: str) -> None:
+def write_logs(console: Console, level: str, log_format: Literal["text", "json"] = "text") -> None:
     """Send the log lines of this process to ``console``; other packages only from ``warning`` on."""
     handler = _ConsoleHandler(console)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(formatter_for(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("enginehouse").setLevel(level.upper())

@@ -17,6 +17,7 @@ from enginehouse.errors import EnginehouseError
 __all__ = ["main"]
 
 _COMMANDS = {
+    "chat": "enginehouse.cli.chat:chat",
     "conform": "enginehouse.cli.conform:conform",
     "doctor": "enginehouse.cli.doctor:doctor",
     "keys": "enginehouse.cli.keys:keys",

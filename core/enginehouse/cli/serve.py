@@ -55,7 +55,7 @@ def serve(
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
     settings = evolve(settings, models=choose_models(models, backend, settings.models, registry))
     console = Console(stderr=True)
-    write_logs(console, log_level)
+    write_logs(console, log_level, settings.server.log_format)
     for record in registry.plugins:
         if record.problem:
             line = f"Plugin with an error: {record.problem}"

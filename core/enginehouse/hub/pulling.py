@@ -18,10 +18,10 @@ from attrs import frozen
 from enginehouse.errors import DownloadError
 from enginehouse.hub.cache import ModelCache, cached_snapshot, hub_folder, is_complete, is_offline
 from enginehouse.hub.client import HubClient
-from enginehouse.hub.listing import HubFile, Listing, needed_files
+from enginehouse.hub.listing import HubFile, needed_files
 from enginehouse.hub.reference import HubReference
 from enginehouse.hub.refusals import HubUnreachable
-from enginehouse.hub.transfer import Transfer
+from enginehouse.hub.transfer import PAUSES_S, Transfer
 
 __all__ = ["NoReport", "PullReport", "Pulled", "pull"]
 
@@ -86,12 +86,14 @@ def pull(
     *,
     code: bool = False,
     dry_run: bool = False,
+    pauses_s: Sequence[float] = PAUSES_S,
 ) -> Pulled:
     """Make sure that the model is here, fetching only what is not.
 
     Args:
         code: also fetch the repository's Python files.
         dry_run: fetch nothing; ``files`` of the result says what is needed.
+        pauses_s: seconds between attempts that bring nothing; as many are made before giving up.
 
     Raises:
         DownloadError: the model does not exist, may not be read, does not fit the disk, or did not arrive whole.
@@ -115,34 +117,27 @@ def pull(
     folder = cache.snapshot(listing.commit)
     if dry_run:
         return Pulled(folder=folder, commit=listing.commit, files=files)
-    num_bytes = _fetch(reference, client, report, listing=listing, files=files, cache=cache)
+    transfer = Transfer(client, reference, listing.commit, cache, report.advance, report.note, pauses_s)
+    num_bytes = _fetch(transfer, files, report)
     return Pulled(folder=folder, commit=listing.commit, num_bytes_fetched=num_bytes, files=files)
 
 
-def _fetch(
-    reference: HubReference,
-    client: HubClient,
-    report: PullReport,
-    *,
-    listing: Listing,
-    files: Sequence[HubFile],
-    cache: ModelCache,
-) -> int:
+def _fetch(transfer: Transfer, files: Sequence[HubFile], report: PullReport) -> int:
     """Fetch what is missing and show everything; returns the bytes that had to be fetched."""
-    missing = [file for file in files if cache.num_bytes(listing.commit, file.path, file.digest) != file.num_bytes]
+    cache, commit = transfer.cache, transfer.commit
+    missing = [file for file in files if cache.num_bytes(commit, file.path, file.digest) != file.num_bytes]
     total = sum(file.num_bytes for file in files)
     begun = sum(_num_bytes_begun(cache, file) for file in missing)
     to_fetch = sum(file.num_bytes for file in missing) - begun
     try:
         _check_disk(cache.folder, to_fetch)
         report.begin(files, total, total - to_fetch)
-        transfer = Transfer(client, reference, listing.commit, cache, report.advance, report.note)
         for file in missing:
             report.file(file)
             transfer.fetch(file)
         for file in files:
-            cache.link(listing.commit, file.path, file.digest)
-        cache.record(reference.revision, listing.commit)
+            cache.link(commit, file.path, file.digest)
+        cache.record(transfer.reference.revision, commit)
     except OSError as error:
         raise DownloadError(f"cannot write to {cache.folder}: {error.strerror or error}") from error
     return to_fetch

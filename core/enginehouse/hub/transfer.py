@@ -24,10 +24,11 @@ from enginehouse.hub.listing import HubFile
 from enginehouse.hub.reference import HubReference
 from enginehouse.hub.refusals import HubUnreachable
 
-__all__ = ["Transfer"]
+__all__ = ["PAUSES_S", "Transfer"]
 
 _CHUNK_BYTES = 1024 * 1024
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds between attempts that bring nothing."""
 _MAX_PAUSE_S = 60.0
 _LOCK_POLL_S = 0.5
 
@@ -49,7 +50,7 @@ class Transfer:
     cache: ModelCache
     on_bytes: Callable[[int], None]
     on_note: Callable[[str], None]
-    pauses_s: Sequence[float] = _PAUSES_S
+    pauses_s: Sequence[float] = PAUSES_S
 
     def fetch(self, file: HubFile) -> None:
         """Fetch the content of ``file`` unless it is there.
@@ -68,11 +69,13 @@ class Transfer:
                 return
             was_begun = os.fstat(stream.fileno()).st_size > 0
             self._fill(stream, file)
-            if not _is_right(stream, file) and was_begun:
+            is_right = _is_right(stream, file)
+            if not is_right and was_begun:
                 self.on_note(f"{file.path} is damaged; fetching it again from its beginning")
                 self._empty(stream)
                 self._fill(stream, file)
-            if not _is_right(stream, file):
+                is_right = _is_right(stream, file)
+            if not is_right:
                 self._empty(stream)
                 raise DownloadError(f"what arrived as {file.path} is damaged: its {file.digest_of} digest is wrong")
             if os.name == "nt":  # where open files cannot get another name

@@ -1,23 +1,36 @@
-"""Names to loaded models: loads all configured models in the background and says how each is doing.
+"""Names to loaded models: which models there are, how each is doing, and which one a request gets.
 
-The pipeline asks it for a model by name, the API for the state of all. A request never makes it open or
-download anything.
+The pipeline asks it for a model by name, the API for the state of all. Changes of what is served are in ``changing``,
+the orders of an operator in ``orders``; both work on the table that this module keeps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from enginehouse.config import Settings
-from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound
+from enginehouse.config import ModelSettings, Settings
+from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelTooLarge
+from enginehouse.memory_budget import MemoryBudget
+from enginehouse.models.events import ModelEvent, ModelEvents
+from enginehouse.models.leases import Lease
+from enginehouse.models.memory import default_budget, footprint_of
 from enginehouse.models.opening import plan_model
 from enginehouse.models.restarts import RestartPolicy, Restarts
-from enginehouse.models.served import LoadedModel, ModelCheck, ModelStatus, OnProgress, ServedModel
+from enginehouse.models.room import Room
+from enginehouse.models.served import LoadedModel, ModelCheck, ServedModel
+from enginehouse.models.status import ModelStatus
 from enginehouse.plugins import PluginRegistry
 
-__all__ = ["ModelManager"]
+__all__ = ["ModelManager", "OnProgress", "budget_of"]
+
+OnProgress = Callable[[str, float, str], None]
+"""Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done.
+
+The last call of a load says ``ready``, ``failed`` or ``unloaded``.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +39,13 @@ _RESTART_WAIT_S = 30.0
 
 
 class ModelManager:
-    """Owns the served models. All methods are called on one event loop."""
+    """Owns the served models. All methods are called on one event loop.
+
+    Attributes:
+        settings: the newest.
+        events: what happens to the models.
+        room: who holds how much memory.
+    """
 
     def __init__(
         self,
@@ -35,36 +54,71 @@ class ModelManager:
         on_progress: OnProgress | None = None,
         restart_policy: RestartPolicy | None = None,
     ) -> None:
-        self._settings = settings
-        self._registry = registry
-        self._models = {
-            name: ServedModel(
-                name=name,
-                settings=model,
-                on_progress=on_progress,
-                restarts=Restarts(restart_policy or RestartPolicy()),
-            )
-            for name, model in settings.models.items()
-        }
-        self._by_name = {
-            known: model for model in self._models.values() for known in (model.name, *model.settings.aliases)
-        }
-        self._tasks: list[asyncio.Task[None]] = []
+        self.settings = settings
+        self.registry = registry
+        self.events = ModelEvents()
+        self.room = Room(budget_of(settings), settings.limits.drain_s)
+        self._on_progress = on_progress
+        self._restart_policy = restart_policy or RestartPolicy()
+        self._check: ModelCheck | None = None
+        self._models: dict[str, ServedModel] = {}
+        self._by_name: dict[str, ServedModel] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_planned = asyncio.Event()
+        self.put({name: self.make(name, model) for name, model in settings.models.items()})
+
+    # -- the table ---------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> dict[str, ServedModel]:
+        """The served models by name, in the order of the settings; a copy."""
+        return dict(self._models)
+
+    def put(self, models: dict[str, ServedModel]) -> None:
+        """Serve these models from now on, and no others."""
+        self._models = models
+        self._by_name = {known: model for model in models.values() for known in (model.name, *model.settings.aliases)}
+
+    def make(self, name: str, settings: ModelSettings) -> ServedModel:
+        """A model that is not served yet."""
+        return ServedModel(
+            name=name,
+            settings=settings,
+            room=self.room,
+            publish=self.publish,
+            on_wanted=self._on_wanted,
+            check=self._check,
+            restarts=Restarts(self._restart_policy),
+        )
 
     def check_with(self, check: ModelCheck) -> None:
-        """Let ``check`` refuse models that were opened; call it before :meth:`start`."""
+        """Let ``check`` refuse models that are opened from now on."""
+        self._check = check
         for model in self._models.values():
             model.check = check
 
+    def publish(self, event: ModelEvent) -> None:
+        """Tell all who listen."""
+        self.events.publish(event)
+        if self._on_progress is None:
+            return
+        if event.kind in ("ready", "restarted", "failed", "unloaded"):
+            self._on_progress(event.model, 1.0, "ready" if event.kind == "restarted" else event.kind)
+        elif event.kind == "loading":
+            self._on_progress(event.model, event.progress, event.text)
+
+    # -- life --------------------------------------------------------------------------------------
+
     async def start(self) -> None:
-        """Begin to load every configured model; returns before they are ready.
+        """Begin to load every eager model, as far as the memory reaches; returns before they are ready.
 
         Raises:
             ConfigError: a model has an option that its backend does not know, or with a wrong value.
         """
-        for model in self._models.values():
+        models = list(self._models.values())
+        for model in models:
             try:
-                model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, self._registry)
+                model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, self.registry)
             except ConfigError:
                 raise
             except EnginehouseError as error:
@@ -72,31 +126,108 @@ class ModelManager:
             except Exception as error:  # noqa: BLE001 - border to plugins: a broken one stops its own model only
                 _log.error("planning the model %s failed", model.name, exc_info=error)
                 model.fail(f"{type(error).__name__}: {error}")
-        for model in self._models.values():
-            if model.plan is not None:
-                task = asyncio.create_task(model.serve(self._settings), name=f"model {model.name}")
-                self._tasks.append(task)
+        self._is_planned.set()
+        await self.begin_eager([model for model in models if model.plan is not None])
+
+    async def begin_eager(self, models: Sequence[ServedModel]) -> None:
+        """Begin to load those that are to be loaded at once; pinned ones get their memory first."""
+        eager = [model for model in models if model.settings.load == "eager"]
+        for model in sorted(eager, key=lambda model: not model.is_pinned):
+            assert model.plan is not None
+            footprint = await asyncio.to_thread(footprint_of, model.plan)
+            try:
+                fits = self.room.claim(model, footprint)
+            except ModelTooLarge as error:
+                model.fail(error.message)
+                continue
+            if fits:
+                model.begin(self.settings, on_demand=False)
+            elif not model.is_serving:
+                _log.info("model %s does not fit beside the others; it loads with its first request", model.name)
+                model.put_off()
+
+    def run(self, task: asyncio.Task[None]) -> None:
+        """Keep a task in sight until it is done; closing cancels it."""
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Close every model; running requests end with EngineDead."""
+        tasks = tuple(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(model.close() for model in self._models.values()))
+
+    # -- requests ----------------------------------------------------------------------------------
 
     def get(self, name: str | None) -> LoadedModel:
-        """The model of that name or alias; None is the first configured one.
+        """The model of that name or alias, if it is loaded; None is the first configured one.
 
         Raises:
             ModelNotFound: no model has that name.
-            ModelNotReady: it is loading or restarting.
+            ModelNotReady: it is not loaded now.
             ModelLoadError: it failed.
         """
-        return self._find(name).get()
+        return self.find(name).get()
 
-    async def wait(self, name: str | None, timeout_s: float = _RESTART_WAIT_S) -> LoadedModel:
-        """Like :meth:`get`, but a model that is being restarted gets ``timeout_s`` to come back.
+    async def lease(self, name: str | None) -> Lease[LoadedModel]:
+        """The model of that name or alias for one request, loaded if necessary; release the lease when it is done.
 
-        The first load is not waited for: it may take minutes, and clients see its state at ``/health``.
+        A load that requests cause is waited for, as is a restart. The first load of a server is not: it may take
+        minutes, and clients see its state at ``/health``.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            ModelNotReady: it takes too long.
+            EngineError: it cannot be loaded, or failed earlier.
         """
-        model = self._find(name)
-        return await model.wait(timeout_s) if model.state == "restarting" else model.get()
+        model = self.find(name)
+        if model.state == "unloaded":
+            await self._is_planned.wait()
+            if model.plan is not None:
+                model.begin(self.settings, on_demand=True)
+        if model.state == "restarting":
+            return await model.lease(_RESTART_WAIT_S)
+        return await model.lease(self.settings.limits.load_wait_s if model.on_demand or model.is_leaving else 0.0)
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
+        """The model while the block runs, see :meth:`lease`."""
+        lease = await self.lease(name)
+        try:
+            yield lease.model
+        finally:
+            lease.release()
+
+    async def wait(self, name: str | None) -> LoadedModel:
+        """The model as :meth:`lease` finds it, for those who only look at it: it may be unloaded at any time."""
+        async with self.use(name) as model:
+            return model
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of that name or alias, whatever its state. Raises ModelNotFound."""
+        if name is None and self._models:
+            return next(iter(self._models.values()))
+        model = self._by_name.get(name or "")
+        if model is None:
+            raise ModelNotFound(name or "")
+        return model
+
+    def _on_wanted(self, model: ServedModel) -> None:
+        """Requests wait for a model that has just been unloaded, perhaps for its successor."""
+        current = self._models.get(model.name)
+        if current is None:
+            model.refuse_waiters(ModelNotFound(model.name))
+            return
+        if current is not model:
+            model.hand_over(current)
+        current.begin(self.settings, on_demand=True)
+
+    # -- what is known -----------------------------------------------------------------------------
 
     async def wait_settled(self, timeout_s: float) -> None:
-        """Wait until every model is ready or failed, at most ``timeout_s``."""
+        """Wait until no model loads or restarts, at most ``timeout_s``."""
         waits = [asyncio.create_task(model.settled()) for model in self._models.values()]
         if waits:
             _, late = await asyncio.wait(waits, timeout=timeout_s)
@@ -107,17 +238,9 @@ class ModelManager:
         """The state of every model, in the order of the settings."""
         return [model.status() for model in self._models.values()]
 
-    async def close(self) -> None:
-        """Close every model; running requests end with EngineDead."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
 
-    def _find(self, name: str | None) -> ServedModel:
-        if name is None and self._models:
-            return next(iter(self._models.values()))
-        model = self._by_name.get(name or "")
-        if model is None:
-            raise ModelNotFound(name or "")
-        return model
+def budget_of(settings: Settings) -> MemoryBudget:
+    """What the settings allow, and what the machine has where they say nothing."""
+    given = settings.limits.memory_budget
+    by_device = default_budget().by_device
+    return MemoryBudget({**by_device, **given.by_device} if given is not None else by_device)

@@ -1,4 +1,4 @@
-"""One served model through its life: loading, ready, restarting, failed."""
+"""One served model through its life: unloaded, loading, ready, draining, restarting, failed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,35 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from enginehouse.backend import Engine
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import EngineDead, EnginehouseError, ModelLoadError, ModelNotReady
+from enginehouse.errors import (
+    EngineDead,
+    EnginehouseError,
+    InsufficientMemory,
+    ModelLoadError,
+    ModelNotReady,
+    ModelTooLarge,
+    ModelUnloaded,
+    ServerStopping,
+)
+from enginehouse.models.events import EventKind, ModelEvent, Publish
+from enginehouse.models.leases import Lease, Uses, Waiters
+from enginehouse.models.memory import footprint_of
 from enginehouse.models.opening import ModelPlan, open_engine
 from enginehouse.models.restarts import Restarts
+from enginehouse.models.room import Room
+from enginehouse.models.status import ModelState, ModelStatus
 from enginehouse.types import ModelInfo
 
-__all__ = ["LoadedModel", "ModelCheck", "ModelState", "ModelStatus", "OnProgress", "ServedModel"]
-
-ModelState = Literal["loading", "ready", "restarting", "failed"]
+__all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
 ModelCheck = Callable[[str, ModelInfo], Awaitable[None]]
 """Called with a model's name and what is known of it, once it is open and before it is served; raises to refuse it."""
 
-OnProgress = Callable[[str, float, str], None]
-"""Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done.
-
-The last call of a load says ``ready`` or ``failed``.
-"""
+_Phase = Literal["unloaded", "loading", "ready", "restarting", "failed"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,82 +53,86 @@ class LoadedModel:
     created: int
 
 
-@frozen(kw_only=True)
-class ModelStatus:
-    """What is known about one model now.
+@define(eq=False, kw_only=True)
+class ServedModel:
+    """State of one model; changed on the event loop only. Also a :class:`enginehouse.models.room.Tenant`.
 
     Attributes:
-        created: Unix time in seconds when this server began to serve the model.
-        info: of the last successful load; None before it.
-        error: why the model failed, or why it is being restarted.
-        progress: share of the current load, 0 to 1; 1 when ready.
-        progress_text: what the current load is doing.
-        backend: name of the chosen backend; None before the choice.
-        reason: why this backend was chosen.
-        num_restarts: how often its worker died and was started again.
+        settings: the model's own; what does not concern its worker may be replaced while it is loaded.
+        room: where it takes the memory that it needs.
+        publish: told of everything that happens to it.
+        on_wanted: called when it has been unloaded although requests wait for it.
+        on_demand: its last load was begun for somebody who waits, and not by the start of the server.
+        error: why it failed, could not be loaded, or is being restarted.
     """
 
     name: str
-    state: ModelState
-    aliases: tuple[str, ...]
-    created: int
-    info: ModelInfo | None = None
-    error: str | None = None
-    progress: float = 0.0
-    progress_text: str = ""
-    backend: str | None = None
-    reason: str = ""
-    num_restarts: int = 0
-
-
-@define(eq=False, kw_only=True)
-class ServedModel:
-    """State of one model; changed on the event loop only, by the one task that runs :meth:`serve`."""
-
-    name: str
     settings: ModelSettings
-    on_progress: OnProgress | None = None
+    room: Room
+    publish: Publish = lambda _: None
+    on_wanted: Callable[[ServedModel], None] = lambda _: None
     check: ModelCheck | None = None
     restarts: Restarts = field(factory=Restarts)
-    state: ModelState = "loading"
     plan: ModelPlan | None = None
     created: int = field(factory=lambda: int(time.time()))
     loaded: LoadedModel | None = None
+    on_demand: bool = False
     error: str | None = None
     progress: float = 0.0
     progress_text: str = ""
+    uses: Uses[LoadedModel] = field(factory=Uses)
+    _phase: _Phase = "loading"  # what eager models will do, and lazy ones at once do not
     _info: ModelInfo | None = None
     _load_s: float = 1.0
-    # Set while the state is ready or failed, so that requests can wait for the outcome of a restart.
-    _settled: asyncio.Event = field(factory=asyncio.Event)
+    _serving: asyncio.Task[None] | None = None
+    _leaving: asyncio.Task[bool] | None = None
+    _is_forced: bool = False  # the one who unloads it does not wait for requests
+    _holds_back: bool = False  # new requests wait, although it is loaded
+    _waiters: Waiters[LoadedModel] = field(factory=Waiters)
+    _changed: asyncio.Event = field(factory=asyncio.Event)
+    _expiry: asyncio.TimerHandle | None = None
 
-    def get(self) -> LoadedModel:
-        """The loaded model.
+    def __attrs_post_init__(self) -> None:
+        """Hear of the first and the last of simultaneous requests."""
+        self.uses.on_change = self._note_uses
+        if self.settings.load == "lazy":
+            self._phase = "unloaded"
 
-        Raises:
-            ModelNotReady: it is loading or restarting.
-            ModelLoadError: it failed for good.
-        """
-        if self.loaded is not None:
-            return self.loaded
-        if self.state == "failed":
-            raise ModelLoadError(f"The model {self.name!r} could not be loaded: {self.error}")
-        done = f" ({self.progress:.0%})" if self.state == "loading" and self.progress else ""
-        raise ModelNotReady(
-            f"The model {self.name!r} is {self.state}{done}; try again in a moment.",
-            retry_after_s=max(1.0, self._load_s * (1 - self.progress)),
-        )
+    # -- what is known -----------------------------------------------------------------------------
 
-    async def wait(self, timeout_s: float) -> LoadedModel:
-        """Like :meth:`get`, but first waits up to ``timeout_s`` for a load to end."""
-        if self.loaded is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._settled.wait()
-        return self.get()
+    @property
+    def state(self) -> ModelState:
+        """What the model is doing."""
+        return "draining" if self._leaving is not None and self._phase == "ready" else self._phase
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it never makes way."""
+        return self.settings.pin
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests use it or it is loading."""
+        return bool(self.uses) or self._phase == "loading"
+
+    @property
+    def last_used(self) -> float:
+        """``time.monotonic()`` of its last use."""
+        return self.uses.last_used
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is about to be unloaded."""
+        return self._leaving is not None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is, or soon will be, a worker."""
+        return self._serving is not None
 
     def status(self) -> ModelStatus:
         """What is known now."""
+        footprint = self.room.footprint(self)
         return ModelStatus(
             name=self.name,
             state=self.state,
@@ -133,15 +145,82 @@ class ServedModel:
             backend=self.plan.backend.name if self.plan else None,
             reason=self.plan.reason if self.plan else "",
             num_restarts=self.restarts.total,
+            on_demand=self.on_demand,
+            num_running=len(self.uses),
+            num_waiting=len(self._waiters),
+            idle_s=None if self.uses or self.loaded is None else time.monotonic() - self.last_used,
+            memory_bytes=footprint.num_bytes if footprint is not None else None,
+            device=footprint.device if footprint is not None else None,
         )
 
     async def settled(self) -> None:
-        """Wait until the model is ready or failed."""
-        await self._settled.wait()
+        """Wait until the model neither loads nor restarts."""
+        while self._phase in ("loading", "restarting"):
+            await self._change()
 
-    async def serve(self, settings: Settings) -> None:
-        """Open the model and keep it open: returns when it failed for good; cancel it to close the model."""
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def get(self) -> LoadedModel:
+        """The loaded model.
+
+        Raises:
+            ModelNotReady: it is not loaded now.
+            ModelLoadError: it failed for good.
+        """
+        if self.loaded is not None:
+            return self.loaded
+        raise self._refusal()
+
+    async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
+        """The loaded model for one request, which waits for it up to ``timeout_s``; None is as long as it takes.
+
+        Cancelling it stops no load.
+
+        Raises:
+            ModelNotReady: it took longer.
+            EngineError: it could not be loaded.
+        """
+        if self.loaded is not None and not self._holds_back:
+            return self.uses.add(self.loaded)
+        if self._phase == "failed":
+            raise self._refusal()
+        lease = await self._waiters.wait(timeout_s)
+        if lease is None:
+            raise self._refusal()
+        return lease
+
+    def _refusal(self) -> EnginehouseError:
+        if self._phase == "failed":
+            return ModelLoadError(f"The model {self.name!r} could not be loaded: {self.error}")
+        done = f" ({self.progress:.0%})" if self._phase == "loading" and self.progress else ""
+        message = f"The model {self.name!r} is {self.state}{done}; try again in a moment."
+        return ModelNotReady(message, retry_after_s=max(1.0, self._load_s * (1 - self.progress)))
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def begin(self, settings: Settings, *, on_demand: bool, after: Awaitable[object] | None = None) -> None:
+        """Start to load, once for all who ask; harmless when it is loaded, loads or is on its way out.
+
+        Args:
+            settings: those of the server.
+            on_demand: requests wait for it.
+            after: awaited first.
+        """
+        if self._serving is None:
+            self.on_demand = on_demand
+            self._become("loading", None)
+            self._serving = asyncio.create_task(self._serve(settings, after), name=f"model {self.name}")
+
+    async def _serve(self, settings: Settings, after: Awaitable[object] | None) -> None:
+        """Open the model and keep it open: returns when that failed for good; cancel it to close the model."""
         try:
+            if after is not None:
+                await after
+            await self._take_room()
             while True:
                 death, ready_s = await self._serve_once(settings)
                 delay_s = self.restarts.died(ready_s)
@@ -151,11 +230,24 @@ class ServedModel:
                 self._become("restarting", death)
                 _log.warning("model %s: %s; restarting in %.1f s", self.name, death, delay_s)
                 await asyncio.sleep(delay_s)
+        except (InsufficientMemory, ModelTooLarge) as error:
+            _log.warning("%s", error.message)
+            self._become("unloaded", error.message)
+            self._waiters.refuse(error)
         except EnginehouseError as error:
             self.fail(error.message)
         except Exception as error:  # noqa: BLE001 - border to the backend: never stay "loading" for ever
             _log.exception("opening the model %s failed", self.name)
             self.fail(f"{type(error).__name__}: {error}")
+        finally:
+            self.room.free(self)
+            self._serving = None
+
+    async def _take_room(self) -> None:
+        assert self.plan is not None
+        if self.room.footprint(self) is None:
+            self._report(0.0, "waiting for memory")
+            await self.room.take(self, await asyncio.to_thread(footprint_of, self.plan))
 
     async def _serve_once(self, settings: Settings) -> tuple[str, float | None]:
         """Open the engine and wait until it dies.
@@ -195,30 +287,143 @@ class ServedModel:
             await opened.engine.close()
         return death, ready_s
 
+    def put_off(self) -> None:
+        """Do not load now, but with the first request."""
+        self._become("unloaded", None)
+
+    def use_settings(self, settings: ModelSettings) -> None:
+        """Take settings that do not concern the worker."""
+        self.settings = settings
+        if self.loaded is not None:
+            self.loaded = evolve(self.loaded, settings=settings)
+        self._note_uses()
+
+    def hand_over(self, successor: ServedModel) -> None:
+        """Let requests that wait for this model wait for another one."""
+        self._waiters.move_to(successor._waiters)
+
+    def refuse_waiters(self, error: EnginehouseError) -> None:
+        """Raise ``error`` where requests wait for this model."""
+        self._waiters.refuse(error)
+
     def fail(self, error: str) -> None:
         """Give the model up."""
         _log.error("model %s failed: %s", self.name, error)
         self._become("failed", error)
+        self._waiters.refuse(self._refusal())
 
     def _become_ready(self, engine: Engine) -> None:
         self._info = engine.info
         self.loaded = LoadedModel(self.name, self.settings, engine.info, engine, self.created)
         self._become("ready", None)
+        # Also when it was asked to leave meanwhile: a load serves all who waited for it.
+        self._waiters.answer(self.uses, self.loaded)
+        self._note_uses()
 
-    def _become(self, state: ModelState, error: str | None) -> None:
-        self.state, self.error = state, error
-        self.progress, self.progress_text = (1.0, "") if state == "ready" else (0.0, "")
-        if state in ("ready", "failed"):
-            self._settled.set()
-            if self.on_progress is not None:
-                self.on_progress(self.name, 1.0, state)
-        else:
-            self._settled.clear()
+    def _become(self, phase: _Phase, error: str | None) -> None:
+        was, self._phase, self.error = self._phase, phase, error
+        self.progress, self.progress_text = (1.0, "") if phase == "ready" else (0.0, "")
+        self._changed.set()
+        if phase == was or (phase == "restarting" and self._leaving is not None):
+            return
+        kinds: dict[_Phase, EventKind] = {"ready": "restarted"} if was == "restarting" else {}
+        self._publish(kinds.get(phase, phase), error or "")
 
     def _report(self, share: float, text: str) -> None:
         """Note a load's progress. Late reports of a load that has ended are dropped."""
-        if self.state in ("ready", "failed"):
-            return
-        self.progress, self.progress_text = share, text
-        if self.on_progress is not None:
-            self.on_progress(self.name, share, text)
+        if self._phase in ("loading", "restarting"):
+            self.progress, self.progress_text = share, text
+            self._publish("loading", text)
+
+    def _publish(self, kind: EventKind, text: str) -> None:
+        self.publish(ModelEvent(kind=kind, model=self.name, progress=self.progress, text=text))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def make_way(self, drain_s: float) -> bool:
+        """Leave for another model, as the settings say, see :class:`enginehouse.models.room.Tenant`."""
+        return await self.unload(drain_s, holds_back=self.settings.draining == "wait")
+
+    async def unload(self, drain_s: float, *, force: bool = False, holds_back: bool = True) -> bool:
+        """End the worker, when a load has ended and running requests have; all who wait for that share one end.
+
+        Args:
+            drain_s: seconds that running requests get.
+            force: end what still runs after that with an error; otherwise it is then left as it was.
+            holds_back: let new requests wait until the model is loaded again.
+
+        Returns:
+            Whether it is unloaded.
+        """
+        if self._serving is None:
+            return True
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(drain_s, force, holds_back))
+        elif force and drain_s <= 0:
+            self._is_forced = True
+            self._changed.set()
+        return await asyncio.shield(self._leaving)
+
+    async def _leave(self, drain_s: float, force: bool, holds_back: bool) -> bool:
+        self._is_forced, self._holds_back = force and drain_s <= 0, holds_back
+        try:
+            if not await self._wait_idle(drain_s) and not (force or self._is_forced):
+                self._stay()
+                return False
+            # Nothing is awaited between here and the end of the leases, so no request can begin.
+            self._holds_back = True
+            unloaded = ModelUnloaded(f"The model {self.name!r} was unloaded; try again.")
+            self.uses.end_all(unloaded)
+            if self._is_forced:
+                self._waiters.refuse(unloaded)
+            if self._serving is not None:  # else its load has failed meanwhile
+                self._serving.cancel()
+                await asyncio.gather(self._serving, return_exceptions=True)
+                self._become("unloaded", None)
+            return True
+        finally:
+            self._leaving, self._holds_back = None, False
+            if self._phase == "unloaded" and self._waiters:
+                self.on_wanted(self)
+
+    def _stay(self) -> None:
+        """Go on as before: requests did not finish in time."""
+        self._leaving, self._holds_back = None, False
+        if self.loaded is not None:
+            self._publish("ready", "its requests did not finish in time, so it stays")
+            self._waiters.answer(self.uses, self.loaded)
+
+    async def _wait_idle(self, drain_s: float) -> bool:
+        """Wait for the end of a load, however long, and then for that of requests."""
+        while self._phase == "loading" and not self._is_forced:
+            await self._change()
+        if self.uses and self._phase == "ready":
+            self._publish("draining", f"{len(self.uses)} requests are running")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                while self.uses and not self._is_forced:
+                    await self._change()
+        return not self.uses
+
+    async def close(self) -> None:
+        """End at once, with the server; running requests end with EngineDead."""
+        tasks = [task for task in (self._leaving, self._serving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._waiters.refuse(ServerStopping("The server is shutting down."))
+
+    def _note_uses(self) -> None:
+        """Something began or ended to use the model: an idle one is unloaded after its time."""
+        self._changed.set()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if self.settings.ttl is not None and not self.uses and self.loaded is not None:
+            self._expiry = asyncio.get_running_loop().call_later(self.settings.ttl, self._expire)
+
+    def _expire(self) -> None:
+        if not self.uses and self._phase == "ready" and self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(0.0, force=False, holds_back=True))

@@ -1,4 +1,4 @@
-"""The admin API: what a server's operator asks of it while it runs. Every route needs a key with the scope ``admin``."""
+"""The admin API: what a server's operator asks of it while it runs. Every route needs the scope ``admin``."""
 
 from __future__ import annotations
 

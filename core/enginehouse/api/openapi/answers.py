@@ -6,6 +6,7 @@ from typing import get_args
 
 from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.capabilities import Support
+from enginehouse.models import ModelState
 from enginehouse.parameters import Origin
 
 __all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
@@ -72,7 +73,7 @@ _SCORES = {
     ),
     "loglikelihood": object_of(content=_list_of(reference("ChatToken"))),
 }
-_MODEL_STATE: JsonSchema = {"enum": ["loading", "ready", "restarting", "failed"]}
+_MODEL_STATE: JsonSchema = {"enum": list(get_args(ModelState))}
 
 ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     "Usage": object_of(

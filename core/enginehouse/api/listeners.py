@@ -1,0 +1,118 @@
+"""Hands events to the plugins that listen: each on a thread of its own, so that none delays a request or another.
+
+A plugin that fails, or is slower than the events come, loses events; how many is counted, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from queue import Full, Queue
+
+from enginehouse.events import ServerEvent, ServerStarted, ServerStopped
+
+__all__ = ["Listener", "Listeners"]
+
+Listener = Callable[..., object]
+"""What is called with each event, as ``event=``. A list with False in it, for the first one, ends that."""
+
+_MAX_WAITING = 10_000
+_CLOSE_S = 5.0
+_LOG_EVERY_S = 60.0
+
+_log = logging.getLogger("enginehouse.server")
+
+
+class Listeners:
+    """All plugins that listen. ``publish`` may be called from one thread, and returns at once.
+
+    Args:
+        listeners: by the name of their plugin.
+
+    Attributes:
+        dropped: events that were lost, by plugin and reason (``failed`` or ``queue_full``).
+    """
+
+    def __init__(self, listeners: Mapping[str, Listener] | None = None, max_waiting: int = _MAX_WAITING) -> None:
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        self._threads = [_Thread(name, call, max_waiting, self.dropped) for name, call in (listeners or {}).items()]
+
+    def __bool__(self) -> bool:
+        """Whether anybody listens."""
+        return any(thread.is_listening for thread in self._threads)
+
+    def start(self, version: str) -> None:
+        """Begin to hand over; ``version`` is Enginehouse's."""
+        self.publish(ServerStarted(version=version))
+        for thread in self._threads:
+            thread.start()
+
+    def publish(self, event: ServerEvent) -> None:
+        """Tell all."""
+        for thread in self._threads:
+            if thread.is_listening:
+                thread.push(event)
+
+    def close(self) -> None:
+        """Tell all that this is the end, and give them a few seconds for what they still hold."""
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            if thread.is_listening:
+                thread.end()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Thread(threading.Thread):
+    """One plugin's thread; a daemon, for a plugin that hangs must not keep the server."""
+
+    def __init__(self, plugin: str, call: Listener, max_waiting: int, dropped: Counter[tuple[str, str]]) -> None:
+        super().__init__(name=f"listener {plugin}", daemon=True)
+        self._plugin = plugin
+        self._call = call
+        self._dropped = dropped
+        self._waiting: Queue[ServerEvent] = Queue(max_waiting)
+        self._logged_s = float("-inf")
+        self.is_listening = True
+
+    def push(self, event: ServerEvent) -> None:
+        """Add an event, unless too many wait."""
+        try:
+            self._waiting.put_nowait(event)
+        except Full:
+            self._dropped[self._plugin, "queue_full"] += 1
+
+    def end(self) -> None:
+        """Add the last event, in the place of another one if need be."""
+        while True:
+            try:
+                self._waiting.put_nowait(ServerStopped())
+                return
+            except Full:
+                self._waiting.get()
+                self._dropped[self._plugin, "queue_full"] += 1
+
+    def run(self) -> None:
+        """Hand over one event after the other."""
+        while True:
+            event = self._waiting.get()
+            try:
+                answer = self._call(event=event)
+                if isinstance(event, ServerStarted) and isinstance(answer, list) and False in answer:
+                    self.is_listening = False
+                    return
+            except Exception:  # noqa: BLE001 - border to plugins: whatever one does, only its events are lost
+                self._dropped[self._plugin, "failed"] += 1
+                self._log_failure()
+            if isinstance(event, ServerStopped):
+                return
+
+    def _log_failure(self) -> None:
+        """Say so, but not for every event."""
+        now = time.monotonic()
+        if now - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now
+            _log.exception("the plugin %s failed to take an event; further failures are counted", self._plugin)

@@ -1,0 +1,132 @@
+"""Every family of figures that ``/metrics`` can show. The documentation's table is made of this list.
+
+Labels are bounded: models and keys by the settings, addresses by the routes, outcomes and codes by the code. A family
+that nobody fills is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from attrs import frozen
+
+from enginehouse.api.pace import GAP_BUCKETS_S
+from enginehouse.inspection import BATCH_SIZES
+
+__all__ = ["FAMILIES", "FIGURES", "PREFIX", "Family", "family"]
+
+PREFIX = "enginehouse_"
+
+_SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+@frozen(kw_only=True)
+class Family:
+    """A family of figures.
+
+    Attributes:
+        name: without the prefix, and for counters without ``_total``.
+        meaning: one sentence.
+        labels: their names.
+        buckets: upper bounds, for histograms; one more bucket holds the rest.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    meaning: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def shown_name(self) -> str:
+        """As it stands in queries."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Family:
+    return Family(name=name, kind="counter", meaning=meaning, labels=labels)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Family:
+    return Family(name=name, kind="gauge", meaning=meaning, labels=labels)
+
+
+def _histogram(name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Family:
+    return Family(name=name, kind="histogram", meaning=meaning, labels=labels, buckets=buckets)
+
+
+_OF_REQUESTS = (
+    _counter("requests", "Requests whose response has ended.", "model", "endpoint", "status", "outcome"),
+    _counter("refusals", "Requests refused before their answer began, by error code.", "endpoint", "code"),
+    _counter("disconnects", "Requests whose client left before the end.", "model"),
+    _counter("prompt_tokens", "Tokens of prompts that were answered.", "model"),
+    _counter("cached_prompt_tokens", "Of these, tokens that the prefix cache held.", "model"),
+    _counter("completion_tokens", "Tokens of answers.", "model"),
+    _counter("prefix_cache_requests", "Answers by whether some of the prompt was cached.", "model", "result"),
+    _counter("replays", "Answers that went on after their worker had died.", "model"),
+    _histogram("time_to_first_token_seconds", "From a request's arrival to its first text.", _SHORT_S, "model"),
+    _histogram("inter_token_seconds", "Between two texts of one answer; counted when it ends.", GAP_BUCKETS_S, "model"),
+    _histogram("queue_seconds", "Waiting for a slot.", _SHORT_S, "model"),
+    _histogram("prefill_seconds", "From the slot to the first token.", _SHORT_S, "model"),
+    _histogram("request_seconds", "From a request's arrival to its end.", _LONG_S, "model", "endpoint"),
+    _histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS, "model"),
+    _histogram("request_completion_tokens", "Tokens of an answer, all choices together.", _TOKENS, "model"),
+    _counter("key_requests", "Requests by API key; only with `server.key_metrics`.", "key"),
+    _counter("key_tokens", "Tokens by API key; only with `server.key_metrics`.", "key", "kind"),
+)
+
+_OF_MODELS = (
+    _gauge("models", "1 for the state that a model is in.", "model", "state"),
+    _counter("worker_restarts", "Restarts of a model's worker after its death.", "model"),
+    _gauge("open_requests", "Generating requests that are being answered.", "model"),
+    _gauge("running_sequences", "Sequences that hold a slot.", "model"),
+    _gauge("waiting_requests", "Requests that wait for a slot.", "model"),
+    _gauge("slots", "Sequences that can run at once.", "model"),
+    _gauge("kv_cache_tokens", "KV positions in all.", "model"),
+    _gauge("kv_cache_free_tokens", "KV positions that are free; the prefix cache's count as taken.", "model"),
+    _gauge("prefix_cache_tokens", "Tokens that the prefix cache holds.", "model"),
+    _gauge("worker_memory_bytes", "Resident memory of a model's worker process.", "model"),
+    _counter("preemptions", "Sequences that lost their place to others and were computed again.", "model"),
+    _histogram("batch_sequences", "Sequences in one step.", tuple(map(float, BATCH_SIZES)), "model"),
+)
+
+_OF_THE_SERVER = (
+    _gauge("server_memory_bytes", "Resident memory of the server process, without its workers."),
+    _gauge("start_time_seconds", "When the server started, as Unix time."),
+    _counter("dropped_events", "Events that a plugin failed to take, or was too slow for.", "plugin", "reason"),
+)
+
+_OF_OPTIMISATIONS: Mapping[str, Family] = {
+    "forced_tokens": _counter("forced_tokens", "Tokens that a constraint forced, so that no pass was needed.", "model"),
+    "accepted_prediction_tokens": _counter(
+        "accepted_prediction_tokens", "Tokens of predicted answers that came.", "model"
+    ),
+    "rejected_prediction_tokens": _counter(
+        "rejected_prediction_tokens", "Tokens of predicted answers that did not come.", "model"
+    ),
+    "drafted_tokens": _counter("drafted_tokens", "Tokens that a drafter proposed.", "model"),
+    "accepted_draft_tokens": _counter("accepted_draft_tokens", "Of these, tokens that the model would draw.", "model"),
+    "early_exit_tokens": _counter("early_exit_tokens", "Tokens made without the model's last layers.", "model"),
+    "skipped_layers": _counter("skipped_layers", "Layers that these tokens did not need.", "model"),
+    "compressed_tokens_before": _counter("compressed_tokens_before", "Tokens of prompts before compression.", "model"),
+    "compressed_tokens_after": _counter("compressed_tokens_after", "Tokens of the same prompts behind it.", "model"),
+    "routed_requests": _counter("routed_requests", "Requests that a router sent to this model.", "model"),
+    "routing_attempts": _counter("routing_attempts", "Models that were tried for these, the last one too.", "model"),
+}
+
+FIGURES: Mapping[str, Family] = MappingProxyType(dict(_OF_OPTIMISATIONS))
+"""Name of a figure that an optimisation reports of a request (``AccessRecord.figures``) to its family."""
+
+FAMILIES: tuple[Family, ...] = (*_OF_REQUESTS, *_OF_MODELS, *_OF_THE_SERVER, *FIGURES.values())
+"""All of them, in the order in which they are shown."""
+
+_BY_NAME = {item.name: item for item in FAMILIES}
+
+
+def family(name: str) -> Family:
+    """The family of that name."""
+    return _BY_NAME[name]

@@ -1,0 +1,145 @@
+"""A conversation with one model of an OpenAI-compatible server: what was said, and the next answer piece by piece.
+
+Knows HTTP and server-sent events; knows no terminal. ``enginehouse chat`` shows it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from attrs import define, field, frozen
+
+from enginehouse.errors import EnginehouseError
+
+__all__ = ["ChatFailed", "Conversation", "Piece"]
+
+_TIMEOUT_S = 600.0
+
+
+class ChatFailed(EnginehouseError):
+    """The server refused a message or broke off its answer."""
+
+
+@frozen
+class Piece:
+    """A part of an answer. ``usage`` is what the server counted, once, at the end."""
+
+    kind: Literal["text", "reasoning", "usage"]
+    text: str = ""
+    usage: dict[str, Any] = field(factory=dict)
+
+
+@define
+class Conversation:
+    """What was said so far, and how answers are asked for.
+
+    Attributes:
+        url: address below which ``/chat/completions`` lies.
+        system: the system prompt, in front of every request.
+        turns: messages of user and assistant.
+        fields: further request fields, such as ``temperature``.
+    """
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    system: str = ""
+    turns: list[dict[str, str]] = field(factory=list)
+    fields: dict[str, Any] = field(factory=dict)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """Everything that the model is told."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns]
+
+    def reset(self) -> None:
+        """Forget what was said; the system prompt and the fields stay."""
+        self.turns.clear()
+
+    def ask(self, text: str) -> Generator[Piece, None, None]:
+        """Say ``text`` and get the answer as it comes.
+
+        An answer that is broken off half-way (close the iterator) stays in the conversation with what had come, so
+        that the model knows what the user saw. A question without any answer is taken back.
+
+        Raises:
+            ChatFailed: the server refuses it, breaks off, or cannot be reached.
+        """
+        self.turns.append({"role": "user", "content": text})
+        said: list[str] = []
+        try:
+            for piece in self._stream():
+                if piece.kind == "text":
+                    said.append(piece.text)
+                yield piece
+        finally:
+            if said:
+                self.turns.append({"role": "assistant", "content": "".join(said)})
+            else:
+                self.turns.pop()
+
+    def _stream(self) -> Iterator[Piece]:
+        body = {
+            "model": self.model,
+            "messages": self.messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.fields,
+        }
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        try:
+            with closing(kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)) as connection:
+                connection.request("POST", f"{parts.path.rstrip('/')}/chat/completions", json.dumps(body), headers)
+                with closing(connection.getresponse()) as answer:
+                    yield from _pieces(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise ChatFailed(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
+
+
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[Piece]:
+    if answer.status != 200:
+        raise ChatFailed(f"{answer.status}: {_error_of(answer.read(100_000))}")
+    for line in answer:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        yield from _of_chunk(data)
+    raise ChatFailed("the server broke off its answer")
+
+
+def _of_chunk(data: bytes) -> Iterator[Piece]:
+    try:
+        chunk = json.loads(data)
+    except ValueError as error:
+        raise ChatFailed(f"the server sends no JSON: {data[:80]!r}") from error
+    if "error" in chunk:
+        raise ChatFailed(_error_of(data))
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            yield Piece("reasoning", reasoning)
+        if text := delta.get("content"):
+            yield Piece("text", text)
+    if usage := chunk.get("usage"):
+        yield Piece("usage", usage=usage)
+
+
+def _error_of(body: bytes) -> str:
+    """The message of an error answer, or how it begins."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")

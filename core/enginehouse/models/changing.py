@@ -1,0 +1,129 @@
+"""A new configuration meets the served models: some appear, some leave, some are replaced, the others do not notice.
+
+Planning comes first and may refuse everything; applying cannot fail any more. Called by whoever reloads settings; the
+objects that requests meet besides models are not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from enginehouse.config import Settings
+from enginehouse.errors import ModelTooLarge
+from enginehouse.models.changes import ModelChanges, find_changes
+from enginehouse.models.events import EventKind, ModelEvent
+from enginehouse.models.manager import ModelManager, budget_of
+from enginehouse.models.memory import footprint_of
+from enginehouse.models.opening import ModelPlan, plan_model
+from enginehouse.models.served import ServedModel
+
+__all__ = ["ModelChanger", "PlannedChanges"]
+
+_log = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class PlannedChanges:
+    """What new settings will change, with a plan for each model that is to be opened."""
+
+    settings: Settings
+    changes: ModelChanges
+    plans: Mapping[str, ModelPlan]
+
+
+class ModelChanger:
+    """Changes what a manager serves. One change at a time."""
+
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
+        self._swaps: dict[str, asyncio.Task[None]] = {}
+
+    async def plan(self, settings: Settings) -> PlannedChanges:
+        """What the settings change, and how new models will be opened.
+
+        Raises:
+            EnginehouseError: a model that is to be opened has wrong options, is not there, or has no backend.
+        """
+        manager = self._manager
+        served = {name: model.settings for name, model in manager.models.items()}
+        changes = find_changes(served, settings.models)
+        plans = {
+            name: await asyncio.to_thread(plan_model, name, settings.models[name], manager.registry)
+            for name in (*changes.added, *changes.replaced)
+        }
+        return PlannedChanges(settings=settings, changes=changes, plans=plans)
+
+    def apply(self, planned: PlannedChanges) -> None:
+        """Serve by the new settings from now on; models that must be opened or closed are, in the background."""
+        manager, changes, settings = self._manager, planned.changes, planned.settings
+        manager.settings = settings
+        manager.room.budget, manager.room.drain_s = budget_of(settings), settings.limits.drain_s
+        old = manager.models
+        for name in (*changes.removed, *changes.replaced):
+            if (swap := self._swaps.pop(name, None)) is not None:
+                swap.cancel()  # what it was about to bring is out of date
+        new = {name: manager.make(name, settings.models[name]) for name in planned.plans}
+        for name, plan in planned.plans.items():
+            new[name].plan = plan
+        manager.put({name: new[name] if name in changes.added else old[name] for name in settings.models})
+        for name in changes.updated:
+            old[name].use_settings(settings.models[name])
+        for name in changes.removed:
+            self._publish("removed", name)
+            manager.run(asyncio.create_task(self._retire(old[name])))
+        for name in changes.added:
+            self._publish("added", name)
+        if changes.added:
+            manager.run(asyncio.create_task(manager.begin_eager([new[name] for name in changes.added])))
+        for name in changes.replaced:
+            self._swaps[name] = asyncio.create_task(self._swap(old[name], new[name]))
+            manager.run(self._swaps[name])
+
+    async def _swap(self, old: ServedModel, new: ServedModel) -> None:
+        """Let ``new`` take the place of ``old``: loaded before that one goes, where the memory is enough for both."""
+        manager = self._manager
+        try:
+            if not old.is_serving:
+                self._take_place(new)
+                await manager.begin_eager([new])
+            elif not await self._has_room_beside(new):
+                self._take_place(new)
+                new.begin(manager.settings, on_demand=True, after=self._retire(old))
+            else:
+                new.begin(manager.settings, on_demand=False)
+                await new.settled()
+                if new.state == "ready":
+                    self._take_place(new)
+                    await self._retire(old)
+                else:
+                    old.error = f"its new configuration could not be loaded, so the old one stays: {new.error}"
+                    _log.error("model %s: %s", old.name, old.error)
+        finally:
+            if manager.models.get(new.name) is not new:
+                await new.close()
+
+    async def _has_room_beside(self, new: ServedModel) -> bool:
+        assert new.plan is not None
+        footprint = await asyncio.to_thread(footprint_of, new.plan)
+        try:
+            return self._manager.room.claim(new, footprint)
+        except ModelTooLarge:  # beside the old one, if that is pinned; when it is gone, loading will say
+            return False
+
+    def _take_place(self, new: ServedModel) -> None:
+        self._manager.put({**self._manager.models, new.name: new})
+        self._publish("replaced", new.name)
+
+    async def _retire(self, model: ServedModel) -> None:
+        """Unload a model that nobody can ask for any more; requests that take too long end with an error."""
+        try:
+            await model.unload(self._manager.settings.limits.drain_s, force=True, holds_back=False)
+        finally:
+            await model.close()
+
+    def _publish(self, kind: EventKind, name: str) -> None:
+        self._manager.publish(ModelEvent(kind=kind, model=name))

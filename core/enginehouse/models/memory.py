@@ -1,0 +1,86 @@
+"""How much memory a model will need and where, and how much this machine has.
+
+Asks backends for estimates and the operating system for sizes; decides nothing (see ``room``). All of it blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from attrs import frozen
+
+from enginehouse.config import structure_options
+from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
+from enginehouse.models.opening import ModelPlan
+
+__all__ = ["Footprint", "default_budget", "footprint_of"]
+
+_log = logging.getLogger(__name__)
+
+_SHARE = 0.9  # of the machine's memory; the rest is for the server itself and the system
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_UNIFIED = ("gpu", "mps", "metal")  # devices of Apple's machines, whose memory is the main memory
+
+
+@frozen
+class Footprint:
+    """Memory that a model holds: how many bytes, and on which device."""
+
+    num_bytes: int
+    device: str = MAIN_MEMORY
+
+
+def footprint_of(plan: ModelPlan) -> Footprint:
+    """What a model will hold, by its backend's estimate; by the size of its files where there is none."""
+    device = MAIN_MEMORY
+    try:
+        device = _device_of(plan)
+        options = structure_options(plan.backend.options, plan.options, plan.options_path)
+        return Footprint(plan.backend.estimate(plan.source, options).total_bytes, device)
+    except Exception as error:  # noqa: BLE001 - border to the backend: opening the model will say what is wrong
+        _log.debug("no estimate of the memory of %s: %s", plan.name, error)
+        return Footprint(_file_bytes(plan.source.path), device)
+
+
+def default_budget() -> MemoryBudget:
+    """What this machine has, less a little for everything else. GPUs are not bounded: nothing here knows their sizes."""
+    sizes = [size for size in (_physical_bytes(), *map(_read_limit, _CGROUP_LIMITS)) if size]
+    return MemoryBudget({MAIN_MEMORY: int(min(sizes) * _SHARE)} if sizes else {})
+
+
+def _device_of(plan: ModelPlan) -> str:
+    """The device that the settings name, else the first that the backend has here."""
+    named = str(plan.options.get("device", "auto"))
+    if named == "auto":
+        named = next(iter(plan.backend.probe().devices), MAIN_MEMORY)
+    if sys.platform == "darwin" and named.partition(":")[0] in _UNIFIED:
+        return MAIN_MEMORY
+    return f"{named}:0" if named == "cuda" else named
+
+
+def _physical_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+
+
+def _read_limit(path: Path) -> int | None:
+    """The bound of a container; None where there is none."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+def _file_bytes(path: Path | None) -> int:
+    if path is None:
+        return 0
+    try:
+        files = [path] if path.is_file() else path.rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file())
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""Models of the hub: names, files, downloads; against a hub that runs here."""
