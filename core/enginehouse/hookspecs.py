@@ -21,6 +21,7 @@ import pluggy
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.drafting import Drafter
+from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
@@ -31,6 +32,7 @@ __all__ = [
     "hookspec",
     "register_backends",
     "register_drafters",
+    "register_logits_processors",
     "register_model_sources",
     "register_reasoning_parsers",
     "register_samplers",
@@ -139,6 +141,32 @@ def register_structured_decoders(
         @enginehouse.hookimpl
         def register_structured_decoders(register):
             register(MyDecoder())
+    """
+
+
+@hookspec
+def register_logits_processors(
+    register: Callable[[LogitsProcessor], None], options: Any, add_plugin: AddPlugin
+) -> None:
+    """Hand over what changes rows of logits (see ``enginehouse.logits_processor``).
+
+    When: once at start, in the server process and again in each worker process; main thread. For each sequence whose
+    request sets one of a processor's fields, a session is made in the worker and called for each token, on the engine's
+    thread.
+
+    Args:
+        register: call it once per processor object. Its ``request_fields`` become top-level request fields; a name
+            that core or another plugin has is reported as a load error.
+        options, add_plugin: see above; may be left out.
+
+    An exception here is recorded as the plugin's load error. One in a session fails the request, naming the processor;
+    the others of the batch go on.
+
+    Example::
+
+        @hookimpl
+        def register_logits_processors(register):
+            register(MyProcessor())
     """
 
 

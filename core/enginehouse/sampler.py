@@ -39,9 +39,10 @@ CORE_ORDER: Mapping[str, int] = MappingProxyType(
 )
 """Core's own steps and their places."""
 
-SamplerRole = Literal["penalty", "temperature", "truncation", "replacement"]
+SamplerRole = Literal["penalty", "temperature", "truncation", "replacement", "processor"]
 """What a plugin's step does: lowers some logits, sets the temperature (at the place of core's), or keeps some
-candidates; a replacement does that instead of every other truncation, core's included."""
+candidates; a replacement does that instead of every other truncation, core's included. Processors are what
+:mod:`enginehouse.logits_processor` makes of a logits processor; samplers are none."""
 
 
 @frozen(eq=False)
@@ -72,10 +73,12 @@ class History:
     Attributes:
         token_ids: (num_tokens,) int32, prompt and answer so far; not to be changed.
         token_bytes: ``vocab_size`` entries, the bytes of each id, always the same object for one model.
+        num_prompt_tokens: how many of ``token_ids``, from the first on, are the prompt.
     """
 
     token_ids: NDArray[np.int32]
     token_bytes: Sequence[bytes]
+    num_prompt_tokens: int = 0
 
 
 @frozen(eq=False)
@@ -144,7 +147,7 @@ class FollowingStep(Protocol):
 
 
 SamplerStep = TruncationStep | PenaltyStep | TemperatureStep
-"""What a plugin makes for one sequence."""
+"""What a sampler makes for one sequence."""
 
 
 @runtime_checkable

@@ -39,7 +39,7 @@ def step_names(names: Sequence[str], samplers: Mapping[str, SamplerPlugin]) -> t
     """
     known = {name: name for name in CORE_ORDER}
     for plugin in samplers.values():
-        if role_of(plugin) != "temperature":  # these stand where "temperature" stands
+        if role_of(plugin) not in ("temperature", "processor"):  # the former stand where "temperature" stands
             known |= dict.fromkeys((plugin.name, *getattr(plugin, "aliases", ())), plugin.name)
     for name in names:
         if name not in known:
@@ -114,6 +114,8 @@ def _steps_on(
             on[name] = changed[0]
     for name, fields in extensions.items():
         plugin = samplers[name]
+        if role_of(plugin) == "processor":
+            continue  # no step among the others: it always runs
         if plugin.create(plugin.request_fields(**fields)) is not None:
             on[name] = next(iter(fields))
     return on

@@ -18,6 +18,7 @@ import attrs
 from enginehouse import hookspecs
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import PluginsSettings, Settings
+from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.plugins import PluginRegistry
 from enginehouse.profiles import PROFILES, Profile
@@ -146,7 +147,9 @@ def _type(kind: Any) -> str:
     if type(None) in get_args(kind):
         return _type(next(choice for choice in get_args(kind) if choice is not type(None)))
     if get_origin(kind) is tuple:
-        return "list of strings or tables" if KeySettings in get_args(get_args(kind)[0]) else "list of strings"
+        (item, *_) = get_args(kind)
+        takes_tables = item is DrafterSettings or KeySettings in get_args(item)
+        return "list of strings or tables" if takes_tables else "list of strings"
     if get_origin(kind) is dict:
         return "table"
     if kind is MemoryBudget:

@@ -49,11 +49,13 @@ def arrange(
 ) -> Chain:
     """The chain of one sequence. ``history`` is needed where a plugin penalises."""
     temperature = bounded_temperature(params.temperature)
-    places = [(step.order, step.bind(history, temperature)) for step in plugin_steps]
+    first = [step.bind(history, temperature) for step in plugin_steps if step.role == "processor"]
+    others = [step for step in plugin_steps if step.role != "processor"]
+    places = [(step.order, step.bind(history, temperature)) for step in others]
     sets_temperature = any(step.name == "temperature" for _, step in places)
     core = _core_steps(params, vocab_size, penalties, None if sets_temperature else temperature)
     places += [(CORE_ORDER[step.name], step) for step in core]
-    return _split(_in_order(places, params.samplers))
+    return _split([*first, *_in_order(places, params.samplers)])
 
 
 def _core_steps(

@@ -20,6 +20,7 @@ from enginehouse.engine.penalties import RowPenalty
 from enginehouse.engine.token_history import TokenHistory
 from enginehouse.engine.truncation import Step, Uniform, bounded_temperature
 from enginehouse.errors import GenerationFailed, InvalidRequest
+from enginehouse.logits_processor import ProcessorSession
 from enginehouse.sampler import (
     Candidates,
     FollowingStep,
@@ -41,6 +42,7 @@ _WANTED: Mapping[SamplerRole, type[Any]] = {
     "temperature": TemperatureStep,
     "truncation": TruncationStep,
     "replacement": TruncationStep,
+    "processor": ProcessorSession,
 }
 
 _R = TypeVar("_R")
@@ -68,6 +70,9 @@ class PluginStep:
 
     def bind(self, history: TokenHistory | None, temperature: float) -> Step:
         """As a step of a chain."""
+        if self.role == "processor":
+            assert history is not None
+            return RowPenalty(self.plugin, _PluginProcessor(self.plugin, self.step, history).change)
         if self.role == "penalty":
             assert history is not None
             return RowPenalty(self.plugin, _PluginPenalty(self.plugin, self.step, history).change)
@@ -144,6 +149,28 @@ class _PluginTemperature:
         if not isfinite(wanted) or wanted < 0:
             raise _mistake(self.plugin, f"gave the temperature {value!r}")
         return row.at(bounded_temperature(wanted), head)
+
+
+@frozen(eq=False)
+class _PluginProcessor:
+    """A processor that changes the whole row."""
+
+    plugin: str
+    session: ProcessorSession
+    history: TokenHistory
+
+    def change(self, row: NDArray[np.float32]) -> None:
+        """Change ``row``, (vocab_size,) float32, in place.
+
+        Raises:
+            GenerationFailed: the plugin raised, or left no token or values that are no logits.
+        """
+        _call(self.plugin, self.session.process, row, self.history.view())
+        maximum = float(row.max())
+        if maximum == -np.inf:
+            raise _mistake(self.plugin, "banned every token")
+        if not isfinite(maximum):
+            raise _mistake(self.plugin, f"left {maximum} among the logits")
 
 
 @frozen(eq=False)

@@ -70,7 +70,7 @@ class SequenceSampler:
         self.vocab_size = vocab_size
         self._bias = LogitBias(params.logit_bias, vocab_size) if params.logit_bias else None
         self._penalties = _penalties(params, prompt_token_ids)
-        looks_back = any(step.role == "penalty" for step in steps)
+        looks_back = any(step.role in ("penalty", "processor") for step in steps)
         self._history = TokenHistory(prompt_token_ids, token_bytes) if looks_back else None
         chain = arrange(params, vocab_size, self._penalties, steps, self._history)
         self._changes, self._temperature, self._steps = chain.changes, chain.temperature, chain.steps

@@ -27,7 +27,7 @@ class TokenHistory:
         prompt = np.asarray(prompt_token_ids, np.int32)
         self._buffer = np.empty(prompt.size + 256, np.int32)
         self._buffer[: prompt.size] = prompt
-        self._length = prompt.size
+        self._length = self._num_prompt_tokens = prompt.size
         self._token_bytes = token_bytes
 
     def accept(self, token_id: int) -> None:
@@ -45,4 +45,4 @@ class TokenHistory:
         """What steps see; valid until the next token."""
         token_ids = self._buffer[: self._length]
         token_ids.flags.writeable = False
-        return History(token_ids, self._token_bytes)
+        return History(token_ids, self._token_bytes, self._num_prompt_tokens)

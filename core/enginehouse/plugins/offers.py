@@ -15,6 +15,7 @@ from enginehouse.backend import Backend, ModelSource
 from enginehouse.drafting import Drafter
 from enginehouse.errors import PluginError
 from enginehouse.hookspecs import API_VERSION
+from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.request_fields import CORE_FIELDS, RequestField, fields_of
 from enginehouse.sampler import SamplerPlugin
@@ -34,6 +35,7 @@ class Offers:
     backends: dict[str, Backend] = field(factory=dict)
     samplers: dict[str, SamplerPlugin] = field(factory=dict)
     structured_decoders: dict[str, StructuredDecoder] = field(factory=dict)
+    logits_processors: dict[str, LogitsProcessor] = field(factory=dict)
     drafters: dict[str, Drafter] = field(factory=dict)
     tool_parsers: dict[str, ToolParser] = field(factory=dict)
     reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
@@ -47,6 +49,7 @@ class Offers:
             "register_model_sources": self.accept_model_source,
             "register_samplers": self.accept_sampler,
             "register_structured_decoders": self.accept_structured_decoder,
+            "register_logits_processors": self.accept_logits_processor,
             "register_drafters": self.accept_drafter,
             "register_tool_parsers": self.accept_tool_parser,
             "register_reasoning_parsers": self.accept_reasoning_parser,
@@ -79,6 +82,12 @@ class Offers:
             names = ", ".join(unknown)
             raise PluginError(f"the structured decoder {decoder.name!r} names unknown kinds: {names}", plugin)
         self.structured_decoders[decoder.name] = decoder
+
+    def accept_logits_processor(self, plugin: str, processor: LogitsProcessor) -> None:
+        """Check and keep a logits processor and its request fields."""
+        _check("logits processor", processor, LogitsProcessor, self.samplers)
+        self.accept_sampler(plugin, ProcessorSampler(processor))
+        self.logits_processors[processor.name] = processor
 
     def accept_drafter(self, plugin: str, drafter: Drafter) -> None:
         """Check and keep a drafter."""

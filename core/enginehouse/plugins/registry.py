@@ -11,6 +11,7 @@ from enginehouse.backend import Backend
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafting import Drafter
 from enginehouse.errors import ConfigError
+from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.offers import FindSource
@@ -31,6 +32,7 @@ class PluginRegistry:
         backends: backend by name.
         samplers: sampler by name.
         structured_decoders: decoder by name, in order of preference.
+        logits_processors: logits processor by name; ``samplers`` holds each of them as a step, too.
         drafters: drafter by name.
         tool_parsers: tool parser by name, in order of registration.
         reasoning_parsers: reasoning parser by name, in order of registration.
@@ -42,6 +44,7 @@ class PluginRegistry:
     backends: Mapping[str, Backend]
     samplers: Mapping[str, SamplerPlugin]
     structured_decoders: Mapping[str, StructuredDecoder]
+    logits_processors: Mapping[str, LogitsProcessor]
     drafters: Mapping[str, Drafter]
     tool_parsers: Mapping[str, ToolParser]
     reasoning_parsers: Mapping[str, ReasoningParser]
@@ -70,6 +73,7 @@ class PluginRegistry:
             backends=MappingProxyType(offers.backends),
             samplers=MappingProxyType(offers.samplers),
             structured_decoders=MappingProxyType(offers.structured_decoders),
+            logits_processors=MappingProxyType(offers.logits_processors),
             drafters=MappingProxyType(offers.drafters),
             tool_parsers=MappingProxyType(offers.tool_parsers),
             reasoning_parsers=MappingProxyType(offers.reasoning_parsers),

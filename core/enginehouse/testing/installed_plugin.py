@@ -16,12 +16,14 @@ import pytest
 
 from enginehouse.backend import Backend
 from enginehouse.config import PluginsSettings, structure_options
+from enginehouse.drafting import Drafter
 from enginehouse.models.sources import find_source
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins import PluginRegistry
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.drafter_contract import DrafterContract
 from enginehouse.testing.engine_contract import EngineContract
 from enginehouse.testing.reasoning_parser_contract import ReasoningParserContract
 from enginehouse.testing.runner_contract import RunnerContract
@@ -102,6 +104,20 @@ if _REGISTRY.structured_decoders:
         @_each(_REGISTRY.structured_decoders)
         @staticmethod
         def decoder(request: pytest.FixtureRequest) -> StructuredDecoder:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.drafters:
+
+    class TestDrafter(DrafterContract):
+        """Each drafter, with the settings that it has by itself."""
+
+        uses_second_model = True
+
+        @_each(_REGISTRY.drafters)
+        @staticmethod
+        def drafter(request: pytest.FixtureRequest) -> Drafter:
             """One of them."""
             return request.param  # type: ignore[no-any-return]
 
