@@ -16,6 +16,7 @@ from enginehouse.backend import Generation
 from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import Settings
+from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from enginehouse.media import MediaReader
 from enginehouse.model_card import ModelCard, ModelCards
@@ -28,7 +29,9 @@ from enginehouse.profiles import PROFILES
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
+from enginehouse.replay import Replays
 from enginehouse.request_parameters import without_parameter
+from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 
 __all__ = ["Pipeline", "RunningRequest"]
@@ -82,6 +85,7 @@ class Pipeline:
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
         self._media = MediaReader(settings.media)
+        self._replays = Replays(settings.limits.max_queue)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
@@ -119,6 +123,21 @@ class Pipeline:
     async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request came in
+        timeouts = timeouts_of(self._settings.limits, model.settings)
+        backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
+        if backlog is not None:
+            backlog.check(request.caller, request.priority, timeouts.queue_s)
+            backlog.enter(request.request_id, request.caller, request.priority)
+        try:
+            return await self._prepare_and_submit(model, request, timeouts)
+        except BaseException:
+            if backlog is not None:
+                backlog.leave(request.request_id)
+            raise
+
+    async def _prepare_and_submit(
+        self, model: LoadedModel, request: GenerateRequest, timeouts: Timeouts
+    ) -> RunningRequest:
         card = self._cards.of(model.name, model.info)
         check_parameters(request, card.capabilities)
         layers = self._layers(request, model.name, model.info)
@@ -127,9 +146,9 @@ class Pipeline:
         request = await self._with_media(request, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
-        engine_request = _engine_request(request, parameters, prompt)
+        engine_request = _engine_request(request, parameters, prompt, timeouts)
         try:
-            generation = await model.engine.submit(engine_request)
+            generation = await self._replays.submit(model, engine_request)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -198,7 +217,9 @@ class Pipeline:
         return (*of_model, self._profiles[request.profile])
 
 
-def _engine_request(request: GenerateRequest, parameters: Parameters, prompt: Prompt) -> EngineRequest:
+def _engine_request(
+    request: GenerateRequest, parameters: Parameters, prompt: Prompt, timeouts: Timeouts
+) -> EngineRequest:
     plan = prompt.plan
     return EngineRequest(
         request_id=request.request_id,
@@ -215,6 +236,8 @@ def _engine_request(request: GenerateRequest, parameters: Parameters, prompt: Pr
         constraint=plan.constraint if plan is not None else request.constraint,
         priority=request.priority,
         namespace=request.namespace,
+        caller=request.caller,
+        queue_timeout_s=timeouts.queue_s,
     )
 
 
