@@ -25,6 +25,7 @@ __all__ = ["serve"]
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8080]")
 @config_option
 @click.option("--backend", help="Backend that opens the models.  [default: the one that suits each best]")
+@click.option("--pull", is_flag=True, help="Download models of the hub that are not here, before they are loaded.")
 @click.option("--insecure", is_flag=True, help="Allow a --host that other machines can reach without API keys.")
 @click.option(
     "--log-level",
@@ -42,18 +43,23 @@ def serve(
     port: int | None,
     config_file: Path | None,
     backend: str | None,
+    pull: bool,
     insecure: bool,
     log_level: str,
 ) -> None:
     """Serve models over HTTP until Ctrl-C.
 
-    MODEL is a model file or folder, or a name from the configuration file. Without one, every configured
-    model is served, or the starter model where none is configured.
+    MODEL is a model file or folder, the id of a model that `enginehouse pull` has downloaded, or a name from the
+    configuration file. Without one, every configured model is served, or the starter model where none is configured.
     """
-    settings = read_settings(config_file, {"server": _given(host=host, port=port, insecure=insecure or None)})
+    settings = read_settings(
+        config_file, {"server": _given(host=host, port=port, insecure=insecure or None, pull=pull or None)}
+    )
     # A backend that only the command line names must be known before the models are, for the test backends.
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
-    settings = evolve(settings, models=choose_models(models, backend, settings.models, registry))
+    settings = evolve(
+        settings, models=choose_models(models, backend, settings.models, registry, pull=settings.server.pull)
+    )
     console = Console(stderr=True)
     write_logs(console, log_level, settings.server.log_format)
     for record in registry.plugins:
