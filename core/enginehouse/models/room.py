@@ -138,9 +138,7 @@ class Room:
         self._held.pop(tenant, None)
 
     def _on(self, device: str) -> dict[Tenant, int]:
-        return {
-            tenant: footprint.num_bytes for tenant, footprint in self._held.items() if footprint.device == device
-        }
+        return {tenant: footprint.num_bytes for tenant, footprint in self._held.items() if footprint.device == device}
 
     def _refusal(self, tenant: Tenant, footprint: Footprint, limit: int) -> str:
         device = footprint.device
