@@ -14,6 +14,7 @@ from enginehouse.cli.choosing import choose_models
 from enginehouse.cli.logs import write_logs
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.cli.startup import Startup
+from enginehouse.config import Settings
 from enginehouse.plugins import PluginRegistry
 
 __all__ = ["serve"]
@@ -47,27 +48,35 @@ def serve(
     insecure: bool,
     log_level: str,
 ) -> None:
-    """Serve models over HTTP until Ctrl-C.
+    """Serve models over HTTP until Ctrl-C; SIGHUP reads the configuration again.
 
     MODEL is a model file or folder, the id of a model that `enginehouse pull` has downloaded, or a name from the
     configuration file. Without one, every configured model is served, or the starter model where none is configured.
     """
-    settings = read_settings(
-        config_file, {"server": _given(host=host, port=port, insecure=insecure or None, pull=pull or None)}
-    )
+    given = {"server": _given(host=host, port=port, insecure=insecure or None, pull=pull or None)}
+    settings = read_settings(config_file, given)
     # A backend that only the command line names must be known before the models are, for the test backends.
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
-    settings = evolve(
-        settings, models=choose_models(models, backend, settings.models, registry, pull=settings.server.pull)
-    )
+
+    def choose(read: Settings) -> Settings:
+        return evolve(read, models=choose_models(models, backend, read.models, registry, pull=read.server.pull))
+
+    settings = choose(settings)
     console = Console(stderr=True)
     write_logs(console, log_level, settings.server.log_format)
     for record in registry.plugins:
         if record.problem:
             line = f"Plugin with an error: {record.problem}"
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    with Startup(console, settings.models) as startup:
-        exit_code = run(settings, registry, on_progress=startup.on_progress, on_listening=startup.on_listening)
+    eager = [name for name, model in settings.models.items() if model.load == "eager"]
+    with Startup(console, eager) as startup:
+        exit_code = run(
+            settings,
+            registry,
+            on_progress=startup.on_progress,
+            on_listening=startup.on_listening,
+            reread=lambda: choose(read_settings(config_file, given)),
+        )
     ctx.exit(exit_code)
 
 
