@@ -21,11 +21,16 @@ _WITHOUT_WORKER = frozenset(
         "chat_template",
         "defaults",
         "draining",
+        "first_token_timeout_s",
         "generation_config",
         "load",
         "pin",
+        "queue_timeout_s",
         "reasoning_parser",
+        "replay",
+        "replay_timeout_s",
         "tool_parser",
+        "total_timeout_s",
         "ttl",
     }
 )
