@@ -67,12 +67,22 @@ class RunningRequest:
 class Pipeline:
     """Leads requests to engines. Used on one event loop.
 
+    Args:
+        replays: of an earlier pipeline whose requests may still run; None makes new ones.
+
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers do not exist, or its chat template file cannot
             be read.
     """
 
-    def __init__(self, settings: Settings, registry: PluginRegistry, manager: ModelManager, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        registry: PluginRegistry,
+        manager: ModelManager,
+        renderer: Renderer,
+        replays: Replays | None = None,
+    ) -> None:
         self._settings = settings
         self._manager = manager
         self._samplers = registry.samplers
@@ -85,7 +95,7 @@ class Pipeline:
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
         self._media = MediaReader(settings.media)
-        self._replays = Replays(settings.limits.max_queue)
+        self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
@@ -148,7 +158,7 @@ class Pipeline:
         rendered = time.perf_counter()
         engine_request = _engine_request(request, parameters, prompt, timeouts)
         try:
-            generation = await self._replays.submit(model, engine_request)
+            generation = await self.replays.submit(model, engine_request)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"

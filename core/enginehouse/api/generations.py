@@ -32,7 +32,7 @@ Reread = Callable[[], Settings]
 """Reads the settings again, as they were read at the start; may block, raises ConfigError."""
 
 _FIXED = {
-    "server": ("host", "port", "head_timeout_s", "body_timeout_s"),
+    "server": ("host", "port", "log_format", "pull", "head_timeout_s", "body_timeout_s"),
     "limits": (
         "max_header_bytes",
         "max_headers",
@@ -43,7 +43,7 @@ _FIXED = {
         "render_max_chars",
     ),
 }
-"""Settings that something outside generations was made with: the port, connections, workers, rendering processes."""
+"""Settings that something outside generations is made with: the port, the log, connections, workers, renderers."""
 
 _log = logging.getLogger("enginehouse.server")
 
@@ -124,7 +124,8 @@ class Generations:
     def _make(self, settings: Settings) -> tuple[ApiState, Guard]:
         """A generation. Takes a moment and may block, so reloading does it beside the event loop."""
         former = self._state
-        pipeline = Pipeline(settings, former.registry, former.manager, self._renderer)
+        replays = former.pipeline.replays
+        pipeline = Pipeline(settings, former.registry, former.manager, self._renderer, replays)
         state = evolve(former, settings=settings, pipeline=pipeline)
         return state, build_app(state)
 
