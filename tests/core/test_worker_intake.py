@@ -25,7 +25,7 @@ from enginehouse.engine.worker.messages import (
 from enginehouse.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.testing.fake_tokenizer import FakeTokenizer
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, Segment
+from enginehouse.types import EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 
 
 class GatedTokenizer(FakeTokenizer):
@@ -56,7 +56,7 @@ class Bench:
         self.intake = Intake(engine, self.tokenizer, self.sent.append, self._enter)
         self.intake.start()
 
-    def _enter(self, request: EngineRequest, token_ids: list[int]) -> None:
+    def _enter(self, request: EngineRequest, token_ids: list[int], resume: Resume | None) -> None:
         self.entered.append(request.request_id)
 
     def submit(self, request_id: str, text: str = "hello", **fields: object) -> None:

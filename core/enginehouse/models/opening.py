@@ -105,12 +105,20 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         engine=EngineSettings(
             slots=model.slots,
             max_queue=settings.limits.max_queue,
+            max_queue_tokens=settings.limits.max_queue_tokens,
+            max_queue_per_caller=settings.limits.max_queue_per_key,
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
         ),
         plugins=settings.plugins,
     )
-    engine = await WorkerEngine.open(load, isolation=model.isolation, python=model.python, on_progress=progress)
+    engine = await WorkerEngine.open(
+        load,
+        isolation=model.isolation,
+        python=model.python,
+        on_progress=progress,
+        step_timeout_s=model.step_timeout_s,
+    )
     return OpenEngine(engine, engine.died)
 
 
