@@ -18,6 +18,8 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 __all__ = ["Rate", "RateState", "Rates", "Taken"]
 
 _WINDOW_S = 60
+_MARGIN_S = 0.001
+"""Behind the very moment at which a unit fades."""
 
 
 @frozen(kw_only=True)
@@ -75,11 +77,11 @@ class Rates:
         if await self._limiter.test(rate.item, rate.owner, cost=amount):
             return 0.0
         before, before_left_s, current, current_left_s = await self._storage.get_sliding_window(rate.key, _WINDOW_S)
-        window_left_s = current_left_s - _WINDOW_S if current else before_left_s
-        free = rate.per_minute - amount
-        if current <= free:  # enough of the minute before fades while this one runs
-            return max(0.0, before_left_s - (free - current) * _WINDOW_S / before) if before else 0.0
-        return window_left_s + _WINDOW_S - free * _WINDOW_S / current
+        # The library compares whole units: what is used may be all but one more than what is left besides this amount.
+        free = rate.per_minute - amount + 1
+        if before and current < free:  # enough of the minute before fades while this one runs
+            return max(0.0, before_left_s - (free - current) * _WINDOW_S / before) + _MARGIN_S
+        return current_left_s - min(_WINDOW_S, free * _WINDOW_S / current) + _MARGIN_S
 
     async def take(self, rate: Rate, amount: int) -> Taken:
         """Take units that :meth:`wait_s` says are there."""
