@@ -6,12 +6,12 @@ that plugins hear are made of the same record.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from attrs import define, field
 from litestar.types import Scope
 
@@ -147,4 +147,5 @@ def _shown(value: Any) -> str:
     text = str(value)[:_MAX_CHARS]
     if text and _PLAIN.issuperset(text):
         return text
-    return msgspec.json.encode(text.encode("utf-8", "replace").decode()).decode()
+    # Escaped where it holds line ends that JSON does not know, or controls of terminals.
+    return json.dumps(text, ensure_ascii=not text.isprintable())
