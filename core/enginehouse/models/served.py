@@ -433,6 +433,7 @@ class ServedModel:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.room.free(self)
         if self._expiry is not None:
             self._expiry.cancel()
         self._waiters.refuse(ServerStopping("The server is shutting down."))

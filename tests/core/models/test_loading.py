@@ -170,7 +170,8 @@ async def test_least_recently_used_idle_models_leave_first_and_only_as_many_as_n
             async with manager.use(name):
                 pass
         async with manager.use("d"):
-            assert states(manager) == dict(a="ready", b="unloaded", c="unloaded", d="ready", small="unloaded")
+            ready = {name for name, state in states(manager).items() if state == "ready"}
+            assert ready == {"a", "d"}
         async with manager.use("small"):
             assert states(manager)["a"] == "ready"
 

@@ -126,5 +126,5 @@ def states(manager: ModelManager) -> dict[str, str]:
 async def until(condition: Any, timeout_s: float = 10.0) -> None:
     """Wait until ``condition()`` holds."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions are about things that set no event
             await asyncio.sleep(0.002)
