@@ -203,7 +203,7 @@ class _Run:
             return figures[f'enginehouse_{name}{{model="starter"}}']
 
         taken = figure("kv_cache_tokens") - figure("kv_cache_free_tokens")
-        # Sequences that computed the same beginning at the same time hold it twice, and the prefix cache counts it once.
+        # Sequences that computed one beginning at the same time hold it twice, and the prefix cache counts it once.
         cached, held = figure("prefix_cache_tokens"), sum(entry["tokens"] for entry in model["prefixes"])
         self.result.figures["KV positions taken, cached tokens, tokens of cached sequences"] = [taken, cached, held]
         if not cached <= taken <= held:

@@ -229,6 +229,7 @@ class Assembly:
         record.queue_s = max(event.queue_s for event in finished)
         record.prefill_s = max(event.prefill_s for event in finished)
         record.decode_s = max(event.decode_s for event in finished)
+        record.replays = sum(getattr(running.generation, "num_replays", 0) for running in self.running)
         self._note_figures()
         self.is_complete = True
 

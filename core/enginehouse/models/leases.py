@@ -40,6 +40,11 @@ class LeasedGeneration:
         finally:
             self.cancel()
 
+    @property
+    def num_replays(self) -> int:
+        """How often the request went on in another worker."""
+        return getattr(self._generation, "num_replays", 0)
+
     def cancel(self) -> None:
         """Stop generating; idempotent."""
         self._generation.cancel()

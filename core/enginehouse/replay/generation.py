@@ -52,12 +52,14 @@ class ReplayedGeneration:
     Attributes:
         num_suspicions: see :class:`enginehouse.replay.probation.Suspect`.
         engine: the worker that holds it; None while it is between two.
+        num_replays: how often it went on in another worker.
         stage: how far it has come in that worker; what is *queued* there has run no code of its own any more.
     """
 
     def __init__(self, request: EngineRequest, home: Home, arrival: int, timeout_s: float) -> None:
         self.arrival = arrival
         self.num_suspicions = 0
+        self.num_replays = 0
         self.engine: WorkerEngine | None = None
         self.stage: Literal["submitted", "accepted", "queued", "running"] = "submitted"
         self._request = request
@@ -147,6 +149,7 @@ class ReplayedGeneration:
             except WorkerDied:
                 await self._home.burial(engine)
             else:
+                self.num_replays += self._last_stay is not None
                 self._last_stay = stay
                 self._stays.append(stay)
                 if self.engine is engine:
