@@ -175,6 +175,7 @@ async def serve(
     finally:
         watching.cancel()
         server.should_exit = server.force_exit = True
+        await asyncio.gather(watching, return_exceptions=True)
         await asyncio.gather(manager.close(), renderer.close())
         await asyncio.wait([serving], timeout=1.0)
         await asyncio.to_thread(listeners.close)

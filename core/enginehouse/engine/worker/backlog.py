@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from attrs import define
 
-from enginehouse.errors import ModelOverloaded, Overloaded
+from enginehouse.errors import EnginehouseError, ModelOverloaded, Overloaded, QueueTimeout
 from enginehouse.throughput import Throughput
 from enginehouse.types import EngineSettings
 
@@ -89,10 +89,14 @@ class Backlog:
             message = f"This model would need about {expected_s:.0f} s to begin, longer than {queue_timeout_s:g} s"
             raise ModelOverloaded(f"{message} (queue_timeout_s); try again later.", expected_s - queue_timeout_s)
 
-    def explain(self, refusal: Overloaded, request_id: str) -> Overloaded:
-        """The worker's refusal, with whose doing it is and when to come again."""
+    def explain(self, error: EnginehouseError, request_id: str) -> EnginehouseError:
+        """The worker's error; a refusal for want of room with whose doing it is and when to come again."""
+        if isinstance(error, QueueTimeout):
+            return QueueTimeout(error.message, self.retry_after_s)
+        if not isinstance(error, Overloaded):
+            return error
         entry = self._entries.get(request_id)
-        return self._full(entry.caller if entry is not None else "", refusal.message)
+        return self._full(entry.caller if entry is not None else "", error.message)
 
     @property
     def retry_after_s(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.generation import WorkerGeneration
 from enginehouse.engine.worker.messages import Accepted, Entered, Failure, Rejected, Started, StepOutputs
-from enginehouse.errors import EngineDead, Overloaded
+from enginehouse.errors import EngineDead
 from enginehouse.types import RequestFinished
 
 __all__ = ["Requests"]
@@ -85,9 +85,7 @@ class Requests:
             case Accepted():
                 generation.accept(message.num_prompt_tokens)
             case Rejected():
-                error = message.failure.to_error()
-                if isinstance(error, Overloaded):
-                    error = self._backlog.explain(error, generation.request_id)
+                error = self._backlog.explain(message.failure.to_error(), generation.request_id)
                 self.forget(message.request_id)
                 generation.fail(error)
             case _ if generation.recorder is None:
@@ -106,7 +104,7 @@ class Requests:
                 continue
             if isinstance(output, Failure):
                 self.forget(link_id)
-                generation.fail(output.to_error())
+                generation.fail(self._backlog.explain(output.to_error(), generation.request_id))
                 continue
             if isinstance(output, RequestFinished):
                 self.forget(link_id, is_served=True)
