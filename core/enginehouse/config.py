@@ -75,6 +75,7 @@ class ServerSettings:
         head_timeout_s: seconds in which a request's first line and headers must arrive; then 408.
         body_timeout_s: seconds in which a request's body must arrive; then 408.
         shutdown_s: seconds that running requests get to finish after SIGTERM.
+        pull: download models of the hub that are not here when the server starts. Requests never cause a download.
     """
 
     host: str = "127.0.0.1"
@@ -94,6 +95,7 @@ class ServerSettings:
     head_timeout_s: float = field(default=15.0, validator=gt(0))
     body_timeout_s: float = field(default=120.0, validator=gt(0))
     shutdown_s: float = field(default=10.0, validator=ge(0))
+    pull: bool = False
 
 
 @frozen(kw_only=True)
@@ -197,6 +199,10 @@ class ModelSettings:
         prefix_cache: keep finished sequences for requests that share a beginning.
         isolation: ``process`` runs the model in a worker process of its own, ``thread`` in the server.
         python: Python of the virtual environment that the worker process uses; unset is the server's own.
+        step_timeout_s: seconds that a forward pass, or tokenizing one prompt, may take; a worker that takes longer is
+            killed and started again. 0 is no limit.
+        replay: go on with running requests where they were when their worker dies; else they end with an error.
+        replay_timeout_s: seconds that a request waits for its worker to come back before it ends with an error.
         aliases: further names of this model.
         defaults: request fields that apply when a request does not give them, such as ``temperature``.
         alias_defaults: alias to request fields that apply to requests by that alias, before ``defaults``.
@@ -227,6 +233,9 @@ class ModelSettings:
     prefix_cache: bool = True
     isolation: Literal["process", "thread"] = "process"
     python: str | None = None
+    step_timeout_s: float = field(default=300.0, validator=ge(0))
+    replay: bool = True
+    replay_timeout_s: float = field(default=300.0, validator=gt(0))
     aliases: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(factory=dict)
     alias_defaults: dict[str, dict[str, Any]] = field(factory=dict)

@@ -11,7 +11,8 @@
     │   ├── UnsupportedParameter    a known field that this model or version cannot honour
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
-    │   └── ModelNotFound           no model is served under that name
+    │   ├── ModelNotFound           no model is served under that name
+    │   └── ReloadRefused           a new configuration is wrong; the old one stays
     ├── RequestCancelled            the server's operator has cancelled the request
     ├── RateLimited                 the caller has used up what it may use for now; try again later
     ├── Overloaded                  the queue is full of the caller's own requests; try again later
@@ -74,6 +75,7 @@ __all__ = [
     "PluginError",
     "QueueTimeout",
     "RateLimited",
+    "ReloadRefused",
     "RenderError",
     "RequestCancelled",
     "RequestError",
@@ -170,6 +172,10 @@ class ModelNotFound(RequestError):
         super().__init__(f"The model {model!r} does not exist on this server.", "model")
         self.model = model
         self.fields = {"model": model}
+
+
+class ReloadRefused(RequestError):
+    """A new configuration is wrong, so the old one stays. ``param`` is the dotted path of the setting."""
 
 
 class RequestCancelled(EnginehouseError):

@@ -20,8 +20,13 @@ from typing import Any
 import pluggy
 
 from enginehouse.backend import Backend, ModelSource
+<<<<<<< HEAD
 from enginehouse.drafting import Drafter
 from enginehouse.logits_processor import LogitsProcessor
+=======
+from enginehouse.events import ServerEvent
+from enginehouse.identity import Credentials, Identity
+>>>>>>> main
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
@@ -29,7 +34,9 @@ from enginehouse.structured import StructuredDecoder
 __all__ = [
     "API_VERSION",
     "AddPlugin",
+    "authenticate",
     "hookspec",
+    "on_event",
     "register_backends",
     "register_drafters",
     "register_logits_processors",
@@ -238,4 +245,58 @@ def register_reasoning_parsers(
         @enginehouse.hookimpl
         def register_reasoning_parsers(register):
             register(MyReasoningParser())
+    """
+
+
+@hookspec(firstresult=True)
+def authenticate(credentials: Credentials, options: Any) -> Identity | None:
+    """Say who sends a request, where its key is none of the server's own.
+
+    When: once per request that needs a caller and brings no key of the settings or the key file, before its body is
+    read; in the server process, on a thread of a pool, so it may block for a moment and may run on several threads at
+    once. Only plugins that ``auth.authenticators`` lists are asked, in that order, until one answers.
+
+    Args:
+        credentials: the token, the headers and the peer's address of the request.
+        options: the plugin's settings; may be left out.
+
+    Return an :class:`enginehouse.identity.Identity`: a name, and what this caller may do. In the log and in limits the
+    plugin's name stands before it, so it cannot be taken for another plugin's caller or for a key. None means that
+    this plugin does not know the caller.
+
+    An exception is logged with the plugin's name and the caller is refused, without asking further plugins; so is
+    one whose answer is no Identity or has expired.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def authenticate(credentials):
+            user = USERS.get(credentials.token)
+            return None if user is None else Identity(name=user)
+    """
+
+
+@hookspec
+def on_event(event: ServerEvent, options: Any) -> object:
+    """Hear of what has happened: that the server started, that a request has ended, that a model changed.
+
+    When: once per event, see :mod:`enginehouse.events`; the first is ``ServerStarted``, the last ``ServerStopped``. In the
+    server process, on a thread that this plugin has for itself: it may block, and no request waits for it. Events come
+    one after the other, in their order. Those of which 10,000 wait already are dropped and counted.
+
+    Args:
+        event: a value; what it is made of is over.
+        options: see above; may be left out.
+
+    Return False for the first event to hear no others; what else is returned is not looked at.
+
+    An exception drops the event and is counted in ``enginehouse_dropped_events_total``; it is logged at most once a
+    minute.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def on_event(event):
+            if isinstance(event, RequestEnded):
+                print(event.model, event.outcome, event.total_s)
     """

@@ -16,6 +16,7 @@ from enginehouse.backend import Generation
 from enginehouse.capabilities import check_parameters
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import Settings
+from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from enginehouse.media import MediaReader
 from enginehouse.model_card import ModelCard, ModelCards
@@ -28,7 +29,9 @@ from enginehouse.profiles import PROFILES
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
+from enginehouse.replay import Replays
 from enginehouse.request_parameters import without_parameter
+from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 
 __all__ = ["Pipeline", "RunningRequest"]
@@ -64,12 +67,22 @@ class RunningRequest:
 class Pipeline:
     """Leads requests to engines. Used on one event loop.
 
+    Args:
+        replays: of an earlier pipeline whose requests may still run; None makes new ones.
+
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers do not exist, or its chat template file cannot
             be read.
     """
 
-    def __init__(self, settings: Settings, registry: PluginRegistry, manager: ModelManager, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        registry: PluginRegistry,
+        manager: ModelManager,
+        renderer: Renderer,
+        replays: Replays | None = None,
+    ) -> None:
         self._settings = settings
         self._manager = manager
         self._samplers = registry.samplers
@@ -82,6 +95,7 @@ class Pipeline:
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
         self._media = MediaReader(settings.media)
+        self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
@@ -119,6 +133,21 @@ class Pipeline:
     async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request came in
+        timeouts = timeouts_of(self._settings.limits, model.settings)
+        backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
+        if backlog is not None:
+            backlog.check(request.caller, request.priority, timeouts.queue_s)
+            backlog.enter(request.request_id, request.caller, request.priority)
+        try:
+            return await self._prepare_and_submit(model, request, timeouts)
+        except BaseException:
+            if backlog is not None:
+                backlog.leave(request.request_id)
+            raise
+
+    async def _prepare_and_submit(
+        self, model: LoadedModel, request: GenerateRequest, timeouts: Timeouts
+    ) -> RunningRequest:
         card = self._cards.of(model.name, model.info)
         check_parameters(request, card.capabilities)
         layers = self._layers(request, model.name, model.info)
@@ -127,9 +156,13 @@ class Pipeline:
         request = await self._with_media(request, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
+<<<<<<< HEAD
         engine_request = _engine_request(request, parameters, prompt, prediction)
+=======
+        engine_request = _engine_request(request, parameters, prompt, timeouts)
+>>>>>>> main
         try:
-            generation = await model.engine.submit(engine_request)
+            generation = await self.replays.submit(model, engine_request)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -199,7 +232,11 @@ class Pipeline:
 
 
 def _engine_request(
+<<<<<<< HEAD
     request: GenerateRequest, parameters: Parameters, prompt: Prompt, prediction: Sequence[int] | None
+=======
+    request: GenerateRequest, parameters: Parameters, prompt: Prompt, timeouts: Timeouts
+>>>>>>> main
 ) -> EngineRequest:
     plan = prompt.plan
     return EngineRequest(
@@ -218,6 +255,8 @@ def _engine_request(
         prediction_token_ids=tuple(prediction or ()),
         priority=request.priority,
         namespace=request.namespace,
+        caller=request.caller,
+        queue_timeout_s=timeouts.queue_s,
     )
 
 

@@ -175,6 +175,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prediction_token_ids: what the client expects as the answer; drafters may propose it.
         priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
+        caller: whose request it is; within a priority, callers take turns.
+        queue_timeout_s: how long it may wait before it starts; None is no limit.
     """
 
     request_id: str
@@ -192,6 +194,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prediction_token_ids: tuple[int, ...] = ()
     priority: int = 0
     namespace: str = ""
+    caller: str = ""
+    queue_timeout_s: float | None = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -547,6 +551,7 @@ class GenerateRequest:
         suffix: text that follows what is written, for models that fill gaps; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         profile: the API that the client speaks; its defaults apply behind the model's.
+        caller: whose request it is; callers take turns.
     """
 
     request_id: str
@@ -568,6 +573,7 @@ class GenerateRequest:
     priority: int = 0
     namespace: str = ""
     profile: str = "openai"
+    caller: str = ""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -576,6 +582,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slots: sequences that decode at once.
         max_queue: requests that wait; one more is refused.
+        max_queue_tokens: tokens of their prompts; a request that brings more is refused, unless none waits.
+        max_queue_per_caller: requests of one named caller that wait; None is a share of ``max_queue``.
         prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in; None is the runner's choice.
         max_prefill_tokens: most prompt tokens in a step that nothing decodes in; None is twice the runner's chunk.
         prefix_cache: keep finished sequences for requests that share a beginning.
@@ -583,6 +591,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     slots: int = 8
     max_queue: int = 128
+    max_queue_tokens: int = 1_000_000
+    max_queue_per_caller: int | None = None
     prefill_chunk_tokens: int | None = None
     max_prefill_tokens: int | None = None
     prefix_cache: bool = True

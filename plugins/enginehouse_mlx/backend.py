@@ -24,12 +24,14 @@ class MlxOptions:
         slots: sequences that decode at once. As many finished ones are kept for prefix reuse.
         max_batch_tokens: most tokens in one forward pass; bounds the memory of a prefill.
         dtype: of weights and KV; None is what the files hold.
+        draws: who draws tokens: MLX, one step ahead, or core. None is MLX on a GPU and core elsewhere.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     slots: int = field(default=8, validator=validators.ge(1))
     max_batch_tokens: int = field(default=2048, validator=validators.ge(1))
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    draws: Literal["mlx", "core"] | None = None
 
 
 class MlxBackend:

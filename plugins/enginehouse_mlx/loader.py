@@ -10,13 +10,20 @@ from mlx.utils import tree_flatten
 
 from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder, recommended_parameters, served_context
+from enginehouse.model_folder import (
+    ModelFolder,
+    describe_pickles,
+    pickled_weights,
+    recommended_parameters,
+    served_context,
+)
 from enginehouse.types import ModelInfo
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.config import older_keys
 from enginehouse_mlx.halves import cut_model
-from enginehouse_mlx.runner import MlxRunner
+from enginehouse_mlx.runner import DrawingRunner, MlxRunner
+from enginehouse_mlx.sampling import SUPPORTED
 from enginehouse_mlx.tokenizer import wrap_text
 
 __all__ = ["open_runner"]
@@ -30,6 +37,8 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
         ModelLoadError: anything else.
     """
     folder = ModelFolder.find(source)
+    if folder is None and (pickles := pickled_weights(source.path)):
+        raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
     if folder is None:
         raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
     try:
@@ -50,8 +59,12 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
 
 
 def _load(folder: ModelFolder) -> tuple[Any, Any]:
-    """mlx-lm's model and tokenizer wrapper."""
-    loaded: Any = mlx_lm.load(str(folder.path), model_config=older_keys(folder.config))
+    """mlx-lm's model and tokenizer wrapper; no code that the folder brings is run."""
+    if code := folder.config.get("model_file"):
+        raise ModelLoadError(f"{folder.path}: it brings Python code of its own ({code!r}), which is not run")
+    loaded: Any = mlx_lm.load(
+        str(folder.path), tokenizer_config={"trust_remote_code": False}, model_config=older_keys(folder.config)
+    )
     return loaded[0], loaded[1]
 
 
@@ -66,12 +79,15 @@ def _quantization(folder: ModelFolder) -> dict[str, str]:
 def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions) -> MlxRunner:
     memory = SlotMemory(model)
     max_context = served_context(_without_lost_windows(folder.config, memory), options.context)
+    draws = options.draws or ("mlx" if mx.default_device().type == mx.DeviceType.gpu else "core")
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=max_context,
         cache_tokens=options.slots * max_context,
         fork="copy",
+        logits="device" if draws == "mlx" else "host",
+        sampling=SUPPORTED if draws == "mlx" else frozenset(),
     )
     halves, vocab_size = cut_model(model)
     text = wrap_text(tokenizer, vocab_size)
@@ -91,9 +107,11 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
             "architecture": str(folder.config.get("model_type", "")),
             "weights_bytes": str(sum(array.nbytes for array in parameters.values())),
             "device": str(mx.default_device()),
+            "draws": draws,
         },
     )
-    return MlxRunner(halves, memory, capabilities, text, info)
+    runner = DrawingRunner if draws == "mlx" else MlxRunner
+    return runner(halves, memory, capabilities, text, info)
 
 
 def _without_lost_windows(config: dict[str, Any], memory: SlotMemory) -> dict[str, Any]:

@@ -32,13 +32,15 @@ _BENCHMARKS = {
     "sampling": "bench.sampling:measure_sampling",
     "constrained": "bench.constrained:measure_constrained",
 }
+_SOAK = "soak"
 
 
 @click.command()
-@click.argument("name", type=click.Choice(list(_BENCHMARKS)))
+@click.argument("name", type=click.Choice([*_BENCHMARKS, _SOAK]))
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Times everything is measured.")
 @click.option("--quick", is_flag=True, help="Two short rounds that show whether all works; not to be quoted.")
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A GGUF file.")
+@click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(0.1), help="How long soak goes on.")
 @click.option(
     "--out",
     default=Path("../bench-results"),
@@ -46,10 +48,15 @@ _BENCHMARKS = {
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for results and the servers' logs.",
 )
-def main(name: str, rounds: int, quick: bool, model: Path | None, out: Path) -> None:
-    """Measure NAME and report medians, 95 % intervals and ratios; docs/performance.md explains them."""
+def main(*, name: str, rounds: int, quick: bool, model: Path | None, minutes: float, out: Path) -> None:
+    """Measure NAME and report medians, 95 % intervals and ratios; docs/performance.md explains them.
+
+    soak measures nothing: it passes or fails, see docs/metrics.md.
+    """
     signal.signal(signal.SIGTERM, _exit)
     console = Console()
+    if name == _SOAK:
+        sys.exit(_soak(minutes, console, out.resolve()))
     machine = describe_machine()
     plan = Plan(find_model_file(model).resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve())
     record, comparisons = _load(_BENCHMARKS[name])(plan, console)
@@ -58,6 +65,16 @@ def main(name: str, rounds: int, quick: bool, model: Path | None, out: Path) -> 
     report.show(console)
     for path in report.write(plan.folder):
         console.print(f"written: {path}")
+
+
+def _soak(minutes: float, console: Console, folder: Path) -> int:
+    """Run the soak test; the exit code says whether it passed."""
+    soak = import_module("bench.soak")
+    result = soak.soak(60 * minutes, console, folder=folder)
+    for figure, value in result.figures.items():
+        console.print(f"{figure}: {value}", markup=False, highlight=False)
+    console.print(f"FAILED: {len(result.problems)} problems" if result.problems else "passed")
+    return 1 if result.problems else 0
 
 
 def _load(path: str) -> _Measure:

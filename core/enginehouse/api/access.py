@@ -6,16 +6,17 @@ that plugins hear are made of the same record.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from attrs import define, field
 from litestar.types import Scope
 
 from enginehouse.api.pace import Pace
+from enginehouse.parameters import Parameters
 
 __all__ = ["RECORD_KEY", "AccessRecord", "record_of"]
 
@@ -44,6 +45,8 @@ class AccessRecord:
         replays: how often the answer was taken up again after its worker died.
         queue_s: times are in seconds; those of the engine are measured in the worker.
         figures: what optimisations report of this request, by name.
+        parameters: those in effect, of the first prompt.
+        traceparent: the header of that name, of W3C Trace Context; not checked. ``tracestate`` likewise.
         began: ``time.perf_counter`` at its arrival; ``began_ns`` is the same moment as Unix time in nanoseconds.
     """
 
@@ -69,6 +72,9 @@ class AccessRecord:
     total_s: float = 0.0
     finish_reasons: Sequence[str] = ()
     figures: dict[str, float] = field(factory=dict)
+    parameters: Parameters | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
     began: float = field(factory=time.perf_counter)
     began_ns: int = field(factory=time.time_ns)
     pace: Pace = field(init=False)
@@ -141,4 +147,5 @@ def _shown(value: Any) -> str:
     text = str(value)[:_MAX_CHARS]
     if text and _PLAIN.issuperset(text):
         return text
-    return msgspec.json.encode(text.encode("utf-8", "replace").decode()).decode()
+    # Escaped where it holds line ends that JSON does not know, or controls of terminals.
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -126,6 +126,7 @@ class Assembly:
             first piece of that prompt.
         scores: writes them for clients that ask for them themselves; None when nobody does.
         prediction: how much of a predicted answer has come; None without one.
+        has_begun: the engine has said something.
         is_complete: everything has ended as it should.
         ended: choices that have ended, by index.
     """
@@ -138,6 +139,7 @@ class Assembly:
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
     scores: PromptScores | None = None
     prediction: PredictionCount | None = None
+    has_begun: bool = False
     is_complete: bool = False
     ended: dict[int, ChoiceFinished] = field(factory=dict)
     _parsers: list[ChoiceParser | None] = field(factory=list)
@@ -159,6 +161,7 @@ class Assembly:
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append what ``event`` adds, perhaps nothing."""
+        self.has_begun = True
         if type(event) is TextDelta:
             index = prompt * self.num_choices + event.choice
             parser = self._parsers[index]
@@ -226,6 +229,7 @@ class Assembly:
         record.queue_s = max(event.queue_s for event in finished)
         record.prefill_s = max(event.prefill_s for event in finished)
         record.decode_s = max(event.decode_s for event in finished)
+        record.replays = sum(getattr(running.generation, "num_replays", 0) for running in self.running)
         self._note_figures()
         self.is_complete = True
 

@@ -6,24 +6,29 @@ Reading order of a request: ``security`` (may it come in), this module (which ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from litestar import Litestar, Request, Response, Router
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp
 
+from enginehouse.api.access import AccessRecord
+from enginehouse.api.admin.events import event_route
+from enginehouse.api.admin.models import admin_model_routes
+from enginehouse.api.admin.reload import reload_route
 from enginehouse.api.admin.requests import request_routes
 from enginehouse.api.admin.slots import slot_route
 from enginehouse.api.caller import caller_of
+from enginehouse.api.callers import Callers
 from enginehouse.api.chat import chat_route
 from enginehouse.api.completions import completion_route
-from enginehouse.api.doors import API_PREFIXES, check_scope
+from enginehouse.api.doors import API_PREFIXES, open_doors
 from enginehouse.api.errors import describe
 from enginehouse.api.health import health_route
-from enginehouse.api.metrics import ServerMetrics
 from enginehouse.api.metrics.route import metrics_route
 from enginehouse.api.models import model_routes
 from enginehouse.api.openapi import schema_route
+from enginehouse.api.reporting import request_ended
 from enginehouse.api.security import Guard, note_outcome
 from enginehouse.api.state import ApiState
 from enginehouse.api.tokens import token_routes
@@ -36,25 +41,45 @@ def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
     return [chat_route(state), completion_route(state), *model_routes(state), *token_routes(state)]
 
 
-def build_app(state: ApiState) -> ASGIApp:
-    """The ASGI application of one server."""
+def build_app(state: ApiState) -> Guard:
+    """The ASGI application of one server.
+
+    Raises:
+        ConfigError: the settings name an authenticator that does not exist.
+    """
     routes = api_routes(state)
-    metrics = ServerMetrics(state.settings, state.manager, state.exchanges)
     litestar = Litestar(
         route_handlers=[
             *(Router(prefix or "/", route_handlers=routes) for prefix in API_PREFIXES),
             health_route(state),
             schema_route(state),
-            metrics_route(metrics),
+            metrics_route(state.metrics),
+            *admin_model_routes(state),
+            event_route(state),
+            reload_route(state),
             *request_routes(state),
             slot_route(state),
         ],
-        guards=[check_scope],
+        guards=[open_doors(state.admission)],
         exception_handlers={Exception: _answer_error},
         openapi_config=None,
         logging_config=None,
     )
-    return Guard(litestar, state.settings, metrics.on_request_end)
+    state.registry.check_authenticators(state.settings.auth.authenticators)
+    authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
+    callers = Callers(state.keys, authenticators)
+    return Guard(litestar, state.settings, callers, state.admission, _on_end(state))
+
+
+def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
+    """What is done with the record of every request when its response has ended."""
+
+    def count_and_tell(record: AccessRecord) -> None:
+        state.metrics.on_request_end(record, by_key=state.settings.server.key_metrics)
+        if state.listeners:
+            state.listeners.publish(request_ended(record))
+
+    return count_and_tell
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -10,7 +10,7 @@ from typing import cast
 from attrs import frozen
 from litestar.types import Scope
 
-from enginehouse.keys import KeyRecord
+from enginehouse.identity import Identity
 from enginehouse.profiles import PROFILES, Profile
 
 __all__ = ["CALLER_KEY", "Caller", "caller_of", "split_compat"]
@@ -27,16 +27,23 @@ class Caller:
 
     Attributes:
         profile: the API that the answer is written in.
-        key: the key that was given; None on a server without keys, and at public addresses.
+        key: whom its key, or a plugin, says it is; None on a server without keys, and at public addresses.
+        named_profile: the profile that the address names, if any.
     """
 
     profile: Profile
-    key: KeyRecord | None = None
+    key: Identity | None = None
+    named_profile: Profile | None = None
+
+    @property
+    def name(self) -> str:
+        """By what it is told from other callers in queues; all are one on a server without keys."""
+        return "" if self.key is None else self.key.name
 
     def namespace(self, salt: str) -> str:
         """The prefix-cache namespace of a request with that ``cache_salt``: nobody else's, unless keys share theirs."""
         # The first NUL ends the key's part, in which there is none, so no two pairs make the same text.
-        return salt if self.key is None else f"{self.key.namespace}\0{salt}"
+        return salt if self.key is None else f"{self.key.namespace or self.key.name}\0{salt}"
 
 
 def caller_of(scope: Scope) -> Caller:

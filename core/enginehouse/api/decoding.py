@@ -176,6 +176,7 @@ class Decoded(Generic[_B_co]):
             priority=body.priority,
             namespace=self.caller.namespace(body.cache_salt),
             profile=self.caller.profile.name,
+            caller=self.caller.name,
             **prompt,
         )
 

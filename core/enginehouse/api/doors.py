@@ -6,17 +6,22 @@ servers with keys ask; without keys everyone who may reach the server may do eve
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from litestar.types import Scope as AsgiScope
 
+from enginehouse.admission import Admission, Ticket
 from enginehouse.api.access import record_of
 from enginehouse.api.caller import caller_of
 from enginehouse.api.errors import MissingScope
 from enginehouse.identity import Scope
 
-__all__ = ["API_PREFIXES", "PUBLIC", "SCOPES", "check_scope", "scope_of"]
+__all__ = ["API_PREFIXES", "METERED", "PUBLIC", "SCOPES", "open_doors", "scope_of", "ticket_of"]
+
+_TICKET_KEY = "enginehouse.ticket"
 
 PUBLIC = frozenset({"/health"})
 """Addresses that need no key."""
@@ -39,6 +44,10 @@ SCOPES: dict[str, Scope] = {
     "/schema": "infer",
     "/schema/openapi.json": "infer",
     "/metrics": "metrics",
+    "/admin/events": "admin",
+    "/admin/models": "admin",
+    "/admin/models/{model_id}": "admin",
+    "/admin/reload": "admin",
     "/admin/requests": "admin",
     "/admin/requests/{request_id}": "admin",
     "/admin/requests/{request_id}/partial": "admin",
@@ -48,21 +57,38 @@ SCOPES: dict[str, Scope] = {
 }
 """Address of a route, with the names of its parameters, to the scope that it needs."""
 
+METERED = frozenset(f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/chat/completions", "/completions"))
+"""Addresses whose requests count against the limits of callers."""
+
 
 def scope_of(template: str) -> Scope | None:
     """The scope that an address needs; None when it is public."""
     return None if template in PUBLIC else SCOPES.get(template, "admin")
 
 
-async def check_scope(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+_Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
     """Litestar's guard of every route; runs when the route is known and its caller has been let in.
 
-    Raises:
-        MissingScope: the key may not do this.
+    What it refuses is refused before the body is read. It raises MissingScope when the key may not do this, RateLimited
+    and ServerOverloaded when limits are used up.
     """
-    template = connection.scope["path_template"]
-    record_of(connection.scope).endpoint = template.removeprefix("/v1")
-    needed = scope_of(template)
-    key = caller_of(connection.scope).key
-    if key is not None and needed is not None and needed not in key.scopes:
-        raise MissingScope(needed, sorted(key.scopes))
+
+    async def open_door(connection: _Connection, _: BaseRouteHandler) -> None:
+        template = connection.scope["path_template"]
+        record_of(connection.scope).endpoint = template.removeprefix("/v1")
+        needed = scope_of(template)
+        key = caller_of(connection.scope).key
+        if key is not None and needed is not None and needed not in key.scopes:
+            raise MissingScope(needed, sorted(key.scopes))
+        if template in METERED:
+            connection.scope[_TICKET_KEY] = await admission.enter(key)  # type: ignore[typeddict-unknown-key]
+
+    return open_door
+
+
+def ticket_of(scope: AsgiScope) -> Ticket | None:
+    """The ticket of a request that counts against limits; None before it was let in, and of others."""
+    return cast(Ticket | None, scope.get(_TICKET_KEY))

@@ -33,9 +33,11 @@ from enginehouse.errors import (
     Overloaded,
     QueueTimeout,
     RateLimited,
+    ReloadRefused,
     RenderError,
     RequestCancelled,
     RequestError,
+    RequestKillsWorker,
     ServerOverloaded,
     ServerStopping,
     TotalTimeout,
@@ -92,6 +94,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (RenderError, 400, "invalid_request_error", "template_error"),
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
+    (ReloadRefused, 400, "invalid_request_error", "invalid_configuration"),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
     (RequestError, 400, "invalid_request_error", "invalid_request"),
     (MissingScope, 403, "invalid_request_error", "insufficient_scope"),
@@ -115,6 +118,8 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (InsufficientMemory, 503, "server_error", "insufficient_memory"),
     (ModelLoadError, 503, "server_error", "model_load_failed"),
     (EngineDead, 503, "server_error", "engine_dead"),
+    # Clients try 5xx again by themselves, which would cost two more workers.
+    (RequestKillsWorker, 422, "invalid_request_error", "request_kills_worker"),
     (GenerationFailed, 500, "server_error", "generation_failed"),
     (EnginehouseError, 500, "server_error", "internal_error"),
 )

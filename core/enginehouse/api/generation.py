@@ -8,18 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.admission import Ticket
 from enginehouse.api.access import AccessRecord, record_of
 from enginehouse.api.answer import Assembly, Dialect, event_batches
+from enginehouse.api.deadlines import deadlines
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
+from enginehouse.api.doors import ticket_of
 from enginehouse.api.exchange import Exchange
+from enginehouse.api.metering import estimate_tokens, used_tokens
 from enginehouse.api.open_answers import OpenAnswer
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
+from enginehouse.api.rights import check_model, check_priority
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
 from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
+from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Event, GenerateRequest
 
 __all__ = ["GenerationResponse"]
@@ -44,42 +50,68 @@ class GenerationResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit, wait for the answer and send it; stops as soon as the client leaves."""
         record = self._begin_record(scope)
-        server = self.state.settings.server
-        is_detailed = asks_for_details(scope["headers"], server.details)
-        async with self.state.exchanges.open(receive, server.ping_s) as exchange:
+        ticket = ticket_of(scope)
+        assert ticket is not None, "every route that generates is metered"
+        await self._admit(ticket)
+        async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
-            running = await self._submit(exchange)
-            if running is None:
-                _give_up(exchange, record)
-                return
-            record.model = running[0].model.name
-            if self.decoded.body.log_prompt and server.log_prompts:
-                log_prompts(self.requests)
-            assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
-            if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
-                assembly.scores = PromptScores(self.decoded.body, len(running))
-            dialect = self._open_dialect(assembly, is_detailed)
-            left_out = dict.fromkeys(name for one in running for name in one.unsupported)
-            headers = self.decoded.headers(left_out)
-            if self.decoded.body.stream:
-                include_usage = self.decoded.body.include_usage
-                stream = EventStream(
-                    send,
-                    exchange,
-                    dialect,
-                    include_usage=include_usage,
-                    profile=self.decoded.caller.profile,
-                    headers=headers,
-                )
-                await stream.write(assembly, _batches(assembly))
-                return
-            choices = await assembly.fold(_batches(assembly))
-            if exchange.is_ended:
-                _give_up(exchange, record)
-                return
-            assembly.complete()
-            headers += optimization_headers(assembly, self.decoded.caller.profile)
-            await _send_json(send, dialect.whole(choices, assembly.usage()), headers)
+            try:
+                with deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)):
+                    await self._answer(answer, scope, send)
+            finally:
+                ticket.used = used_tokens(answer.assembly) if answer.assembly is not None else 0
+
+    async def _admit(self, ticket: Ticket) -> None:
+        """Check what this caller may ask for, and set the tokens aside.
+
+        Raises:
+            RequestError: it may not use the model, or not so urgently.
+            RateLimited: it has used up its tokens.
+        """
+        caller, body = self.decoded.caller, self.decoded.body
+        check_model(caller, body.model, self.state.manager)
+        check_priority(caller, body.priority)
+        await self.state.admission.reserve(ticket, estimate_tokens(self.requests))
+
+    def _timeouts(self) -> Timeouts:
+        model = self.state.manager.find(self.decoded.body.model)
+        return timeouts_of(self.state.settings.limits, model.settings)
+
+    async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
+        """Submit and write."""
+        exchange, record, server = answer.exchange, answer.record, self.state.settings.server
+        running = await self._submit(exchange)
+        if running is None:
+            _give_up(exchange, record)
+            return
+        record.model, record.parameters = running[0].model.name, running[0].parameters
+        if self.decoded.body.log_prompt and server.log_prompts:
+            log_prompts(self.requests)
+        assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
+        if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
+            assembly.scores = PromptScores(self.decoded.body, len(running))
+        dialect = self._open_dialect(assembly, asks_for_details(scope["headers"], server.details))
+        left_out = dict.fromkeys(name for one in running for name in one.unsupported)
+        headers = self.decoded.headers(left_out)
+        if self.decoded.body.stream:
+            include_usage = self.decoded.body.include_usage
+            stream = EventStream(
+                send,
+                exchange,
+                dialect,
+                include_usage=include_usage,
+                profile=self.decoded.caller.profile,
+                headers=headers,
+            )
+            await stream.write(assembly, _batches(assembly))
+            return
+        choices = await assembly.fold(_batches(assembly))
+        if exchange.is_ended:
+            _give_up(exchange, record)
+            return
+        assembly.complete()
+        headers += optimization_headers(assembly, self.decoded.caller.profile)
+        await _send_json(send, dialect.whole(choices, assembly.usage()), headers)
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Write into the record what is known before the request is submitted."""
@@ -114,6 +146,10 @@ class GenerationResponse:
             await exchange.until_ended(self.prepare(submitted))
             return None if exchange.is_ended else submitted
         return submitted
+
+
+def _has_begun(answer: OpenAnswer) -> bool:
+    return answer.assembly is not None and answer.assembly.has_begun
 
 
 def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -14,7 +14,7 @@ from attrs import frozen
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from enginehouse.api.errors import ErrorAnswer, http_error
-from enginehouse.api.security import Guard
+from enginehouse.api.generations import Generations
 from enginehouse.config import Settings
 
 __all__ = ["HttpProtocol", "WireBounds"]
@@ -135,7 +135,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             return
         guard = self.app
-        assert isinstance(guard, Guard)
+        assert isinstance(guard, Generations)
         self._refuse(guard.check_long_head(dict(reversed(self.headers or []))) or http_error(431, message))
 
     def _start_timer(self) -> None:

@@ -5,16 +5,18 @@ Loading and failed models are listed too; what only an open model knows is null 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.caller import caller_of
+from enginehouse.api.caller import Caller, caller_of
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
 from enginehouse.api.effective import shown_parameters
+from enginehouse.api.rights import shown_as
 from enginehouse.api.state import ApiState
 from enginehouse.api.unsupported import refused_fields
 from enginehouse.capabilities import Capability
@@ -33,20 +35,23 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @get("/models")
     async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """List all models."""
-        profile = caller_of(request.scope).profile.name
+        """List all models that the caller may use."""
+        caller = caller_of(request.scope)
+        shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
         return {
             "object": "list",
-            "data": [_model(state, status, status.name, profile) for status in state.manager.statuses()],
+            "data": [_model(state, status, names, names[0], caller) for status, names in shown if names],
         }
 
     @get("/models/{model_id:path}")
     async def show_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show one model, by its name or an alias; names may hold slashes."""
         name = str(request.path_params["model_id"]).removeprefix("/")
+        caller = caller_of(request.scope)
         for status in state.manager.statuses():
-            if name == status.name or name in status.aliases:
-                return _model(state, status, name, caller_of(request.scope).profile.name)
+            names = shown_as(caller, status)
+            if name in names:
+                return _model(state, status, names, name, caller)
         raise ModelNotFound(name)
 
     return [list_models, show_model]
@@ -59,22 +64,22 @@ def all_capabilities(card: ModelCard) -> dict[str, Capability]:
     return dict(sorted(everything.items()))
 
 
-def _model(state: ApiState, status: ModelStatus, asked: str, profile: str) -> dict[str, Any]:
-    """OpenAI's model object; what follows ``owned_by`` is ours."""
+def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, caller: Caller) -> dict[str, Any]:
+    """OpenAI's model object; what follows ``owned_by`` is ours. The first of ``names`` is its id for this caller."""
     info = status.info
     return {
-        "id": status.name,
+        "id": names[0],
         "object": "model",
         "created": status.created,
         "owned_by": "enginehouse",
-        "aliases": list(status.aliases),
+        "aliases": list(names[1:]),
         "state": status.state,
         "progress": status.progress,
         "error": status.error,
         "backend": status.backend,
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
-        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile)),
+        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, caller.profile.name)),
     }
 
 

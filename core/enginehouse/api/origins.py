@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from litestar.types import HTTPScope
 
 from enginehouse.api.errors import ErrorAnswer, http_error
+from enginehouse.api.rate_headers import RATE_HEADERS
 from enginehouse.profiles import PROFILES
 
 __all__ = ["Headers", "Origins", "is_preflight"]
@@ -24,6 +25,7 @@ _EXPOSED = ", ".join(
         "x-request-id",
         "x-enginehouse-ignored",
         "x-enginehouse-unsupported",
+        *RATE_HEADERS,
         *(header for profile in PROFILES.values() for header in profile.optimization_headers.values()),
     )
 )

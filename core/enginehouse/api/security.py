@@ -1,9 +1,9 @@
 """The guard in front of every route: who may call, from where, with what.
 
 A plain ASGI wrapper, so that it also covers addresses that do not exist. In this order: the access
-record; the profile that the address names; Host (against DNS rebinding); Origin and CORS; API keys, for everything
-but what ``doors`` lists as public; the content type of POSTs. What a key may do is checked when the route is
-known, see ``doors``.
+record; the profile that the address names; Host (against DNS rebinding); Origin and CORS; API keys or what plugins
+recognise instead, for everything but what ``doors`` lists as public; the content type of POSTs. What a caller may do is
+checked when the route is known, see ``doors``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from collections.abc import Callable
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
+from enginehouse.admission import Admission
 from enginehouse.api.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.caller import CALLER_KEY, Caller, caller_of, split_compat
-from enginehouse.api.doors import PUBLIC
+from enginehouse.api.callers import Callers, ExpiredKey
+from enginehouse.api.doors import PUBLIC, ticket_of
 from enginehouse.api.errors import BodyTooLarge, ErrorAnswer, describe, http_error
 from enginehouse.api.origins import Headers, Origins, is_preflight
+from enginehouse.api.rate_headers import rate_headers
 from enginehouse.api.request_ids import REQUEST_ID_HEADER, new_request_id, sent_request_id
 from enginehouse.config import Settings, is_loopback
 from enginehouse.errors import InvalidRequest
-from enginehouse.keys import KeyRecord, load_keys
+from enginehouse.identity import Identity
 from enginehouse.profiles import PROFILES
 
 __all__ = ["Guard", "note_outcome"]
+
+_MAX_TRACE_BYTES = 512
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
@@ -38,21 +43,26 @@ class Guard:
     """Lets requests through to ``app`` or answers them itself.
 
     Args:
+        callers: recognises who calls.
+        admission: where the tickets of requests are closed.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
         app: what is guarded.
-
-    Raises:
-        ConfigError: the key file cannot be used.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, on_end: Callable[[AccessRecord], None] = lambda record: None
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        callers: Callers,
+        admission: Admission,
+        on_end: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self.app = app
         self._on_end = on_end
-        self._keys = load_keys(settings.auth)
+        self._callers = callers
+        self._admission = admission
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
@@ -73,18 +83,24 @@ class Guard:
                 record.status = message["status"]
                 record.request_id = record.request_id or new_request_id()
                 own = (REQUEST_ID_HEADER, record.request_id.encode())
-                message["headers"] = [*message.get("headers", ()), own, *cors]
+                ticket = ticket_of(scope)
+                rates = rate_headers(ticket) if ticket is not None else ()
+                message["headers"] = [*message.get("headers", ()), own, *rates, *cors]
             await send(message)
 
         try:
             await self._answer(scope, headers, receive, send_with_headers)
         finally:
+            ticket = ticket_of(scope)
+            if ticket is not None:
+                await self._admission.close(ticket)
             record.end()
             self._on_end(record)
 
     async def _answer(self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send) -> None:
         bad_id = _note_request_id(scope)
-        key = self._find_key(headers)
+        _note_trace(record_of(scope), headers)
+        key, no_key = self._find_key(headers)
         self._note_caller(scope, key)
         refusal = self._hosts.check(scope) or self._origins.check(headers)
         if refusal is None and is_preflight(scope, headers):
@@ -92,8 +108,12 @@ class Guard:
             await send({"type": "http.response.start", "status": 204, "headers": fields})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        refusal = refusal or self._check_key(scope, key) or _check_content_type(scope, headers)
-        refusal = refusal or self._check_length(headers) or bad_id
+        if refusal is None and no_key is not None and scope["path"] not in PUBLIC:
+            found = await self._callers.by_plugin(scope, headers)
+            if found is not None:
+                self._note_caller(scope, found)
+            refusal = no_key if found is None else None
+        refusal = refusal or _check_content_type(scope, headers) or self._check_length(headers) or bad_id
         if refusal is not None:
             note_outcome(scope, refusal.code)
             await _send_error(send, refusal, scope)
@@ -104,31 +124,29 @@ class Guard:
             note_outcome(scope, describe(error).code)
             raise
 
-    def _note_caller(self, scope: HTTPScope, key: KeyRecord | None) -> None:
+    def _note_caller(self, scope: HTTPScope, key: Identity | None) -> None:
         """Write the caller into the scope; the address loses the profile that it names, so that routes match."""
-        named, path = split_compat(scope["path"])
+        before = scope.get(CALLER_KEY)
+        named, path = split_compat(scope["path"]) if before is None else (before.named_profile, scope["path"])
         if named is not None:
             scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
-        scope[CALLER_KEY] = Caller(profile=profile, key=key)  # type: ignore[literal-required]
+        scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]
         if key is not None:
             record_of(scope).key = key.name
 
-    def _find_key(self, headers: Headers) -> KeyRecord | None:
-        """The key that was given; None when it is none of ours, and when none is needed."""
-        if self._keys.is_empty:
-            return None
-        scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
-        given = credentials.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        return self._keys.find(given)
+    def _find_key(self, headers: Headers) -> tuple[Identity | None, ErrorAnswer | None]:
+        """Whose key was given, and the refusal where one is needed but none of ours was given."""
+        try:
+            key = self._callers.by_key(headers)
+        except ExpiredKey:
+            return None, http_error(401, "This API key has expired.", "expired_api_key", www_authenticate="Bearer")
+        return key, _no_key() if key is None and self._callers.are_checked else None
 
     def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
         """The refusal of a caller whose head is too long to be read to its end: nobody without a key learns more."""
-        return None if self._keys.is_empty or self._find_key(headers) is not None else _no_key()
-
-    def _check_key(self, scope: HTTPScope, key: KeyRecord | None) -> ErrorAnswer | None:
-        return None if self._keys.is_empty or key is not None or scope["path"] in PUBLIC else _no_key()
+        return self._find_key(headers)[1]
 
     def _check_length(self, headers: Headers) -> ErrorAnswer | None:
         """A body that says how long it is need not be read to be refused."""
@@ -166,6 +184,13 @@ def _note_request_id(scope: HTTPScope) -> ErrorAnswer | None:
     except InvalidRequest as error:
         return describe(error)
     return None
+
+
+def _note_trace(record: AccessRecord, headers: Headers) -> None:
+    """Take the trace that the request belongs to; whoever uses it checks it."""
+    if traceparent := headers.get(b"traceparent"):
+        record.traceparent = traceparent[:_MAX_TRACE_BYTES].decode("latin-1")
+        record.tracestate = headers.get(b"tracestate", b"")[:_MAX_TRACE_BYTES].decode("latin-1") or None
 
 
 def _no_key() -> ErrorAnswer:

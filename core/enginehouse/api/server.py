@@ -20,12 +20,17 @@ from typing import Any
 import uvicorn
 from litestar.types import ASGIApp
 
-from enginehouse.api.app import build_app
+from enginehouse.admission import Admission
 from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.generations import Generations, Reread
 from enginehouse.api.http_protocol import HttpProtocol, WireBounds
+from enginehouse.api.listeners import Listeners
+from enginehouse.api.reporting import forward_model_events
 from enginehouse.api.state import ApiState
 from enginehouse.config import ServerSettings, Settings
 from enginehouse.errors import ConfigError, ServerStopping
+from enginehouse.keys import KeyStore
+from enginehouse.model_card import release
 from enginehouse.models import ModelManager
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
@@ -49,12 +54,14 @@ def run(
     registry: PluginRegistry,
     on_progress: OnProgress | None = None,
     on_listening: Callable[[str], None] | None = None,
+    reread: Reread | None = None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM; SIGHUP reloads the configuration.
 
     Args:
         on_progress: told how far each model has loaded.
         on_listening: told the server's URL once, when the port is open; models may still be loading.
+        reread: reads the settings again.
 
     Returns:
         The exit code: 0 after a signal, 1 when no model could be loaded.
@@ -70,7 +77,10 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(number, stop.set)
-        return await serve(settings, registry, listener, stop, on_progress)
+        hangup = asyncio.Event()
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            loop.add_signal_handler(signal.SIGHUP, hangup.set)
+        return await serve(settings, registry, listener, stop, on_progress, reread=reread, hangup=hangup)
 
     with listener:
         if on_listening is not None:
@@ -119,8 +129,14 @@ async def serve(
     listener: socket.socket,
     stop: asyncio.Event,
     on_progress: OnProgress | None = None,
+    *,
+    reread: Reread | None = None,
+    hangup: asyncio.Event | None = None,
 ) -> int:
     """Serve on ``listener`` until ``stop`` is set or no model can be loaded; returns the exit code.
+
+    Args:
+        reread: reads the settings again; done whenever ``hangup`` is set, and when an operator asks.
 
     Raises:
         ConfigError: the settings of a model are wrong.
@@ -130,20 +146,39 @@ async def serve(
     pipeline = Pipeline(settings, registry, manager, renderer)
     manager.check_with(pipeline.check_model)
     exchanges = OpenExchanges()
-    app = build_app(
-        ApiState(settings=settings, registry=registry, manager=manager, pipeline=pipeline, exchanges=exchanges)
+    keys, listeners = KeyStore(settings.auth), Listeners(registry.listeners)
+    app = Generations(
+        ApiState(
+            settings=settings,
+            registry=registry,
+            manager=manager,
+            pipeline=pipeline,
+            exchanges=exchanges,
+            listeners=listeners,
+            keys=keys,
+            admission=Admission(settings.limits),
+        ),
+        renderer,
+        reread,
     )
     server = _Server(_uvicorn_config(app, WireBounds.of(settings)))
     _log.info("listening on %s", url_of(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.gather(
+        keys.watch(), forward_model_events(manager, listeners), app.reload_on(hangup or asyncio.Event())
+    )
+    listeners.start(release())
     try:
         await asyncio.gather(manager.start(), renderer.start())
         is_failed = await _until_stopped_or_failed(stop, manager, serving)
-        await _shut_down(server, serving, exchanges, settings.server.shutdown_s)
+        await _shut_down(server, serving, exchanges, app.settings.server.shutdown_s)
     finally:
+        watching.cancel()
         server.should_exit = server.force_exit = True
+        await asyncio.gather(watching, return_exceptions=True)
         await asyncio.gather(manager.close(), renderer.close())
         await asyncio.wait([serving], timeout=1.0)
+        await asyncio.to_thread(listeners.close)
     return 1 if is_failed else 0
 
 

@@ -20,11 +20,11 @@ from enginehouse.errors import EnginehouseError
 from enginehouse.profiles import Profile
 from enginehouse.types import Event
 
-__all__ = ["EventStream", "event"]
+__all__ = ["EVENT_STREAM_HEADERS", "PING", "EventStream", "event"]
 
 _DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
-_HEADERS = (
+PING = b": ping\n\n"
+EVENT_STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect the events otherwise
@@ -60,13 +60,13 @@ class EventStream:
         self._dialect = dialect
         self._include_usage = include_usage
         self._profile = profile
-        self._headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in headers)]
+        self._headers = [*EVENT_STREAM_HEADERS, *((name.encode(), value.encode()) for name, value in headers)]
         self._is_sending = False
 
     async def write(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> None:
         """Write everything; returns when the answer is complete, failed, or nobody reads it any more."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._write(self._dialect.opening() or _PING)
+        await self._write(self._dialect.opening() or PING)
         self._exchange.on_idle = self._ping
         try:
             tail = await self._write_pieces(assembly, batches)
@@ -116,4 +116,4 @@ class EventStream:
     async def _ping(self) -> None:
         # A client that does not read makes a write wait; a ping behind it would help nobody.
         if not self._is_sending:
-            await self._write(_PING)
+            await self._write(PING)

@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Awaitable, Callable
 
+from attrs import Factory, field, frozen
+
+from enginehouse.admission import Admission
 from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.listeners import Listeners
+from enginehouse.api.metrics import ServerMetrics
 from enginehouse.config import Settings
+from enginehouse.errors import ReloadRefused
+from enginehouse.keys import KeyStore
 from enginehouse.models import ModelManager
+from enginehouse.models.changes import ModelChanges
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 
-__all__ = ["ApiState"]
+__all__ = ["ApiState", "ReloadReport"]
+
+
+@frozen(kw_only=True)
+class ReloadReport:
+    """What a reload of the configuration changed.
+
+    Attributes:
+        generation: number of the configuration that is served now; the first one is 1.
+        needs_restart: settings in which it differs but that cannot change while the server runs; the old ones hold.
+    """
+
+    generation: int
+    models: ModelChanges
+    needs_restart: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """For the log."""
+        words = {"added": self.models.added, "replaced": self.models.replaced, "removed": self.models.removed}
+        parts = [f"models {word}: {', '.join(names)}" for word, names in words.items() if names]
+        if self.needs_restart:
+            parts.append(f"needing a restart: {', '.join(self.needs_restart)}")
+        return f"configuration {self.generation} is served now" + "".join(f"; {part}" for part in parts)
+
+
+async def _no_reload() -> ReloadReport:
+    raise ReloadRefused("This server cannot read its configuration again.")
 
 
 @frozen(eq=False, kw_only=True)
 class ApiState:
-    """The server's parts that handlers use."""
+    """The server's parts that handlers use.
+
+    Attributes:
+        reload: reads the configuration again, see :meth:`enginehouse.api.generations.Generations.reload`.
+    """
 
     settings: Settings
     registry: PluginRegistry
     manager: ModelManager
     pipeline: Pipeline
     exchanges: OpenExchanges
+    listeners: Listeners = field(factory=Listeners)
+    metrics: ServerMetrics = field(
+        default=Factory(lambda self: ServerMetrics(self.manager, self.exchanges, self.listeners), takes_self=True)
+    )
+    keys: KeyStore
+    admission: Admission
+    reload: Callable[[], Awaitable[ReloadReport]] = _no_reload

@@ -21,6 +21,7 @@ from enginehouse.api.chat import ChatBody
 from enginehouse.api.decoding import BodyDecoder, Decoded, RequestBody
 from enginehouse.api.encoding import encode_json, token_text
 from enginehouse.api.raw_prompt import read_token_ids
+from enginehouse.api.rights import check_model
 from enginehouse.api.state import ApiState
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
@@ -155,6 +156,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         """Token ids of a text or a chat."""
         decoded = tokenize_decoder.decode(await read(request), caller_of(request.scope))
         body = decoded.body
+        check_model(decoded.caller, body.model, state.manager)
         async with state.manager.use(body.model) as model:
             prompt = await _tokenized_prompt(state, decoded, model)
             token_ids = await prompt.tokenize()
@@ -176,6 +178,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         """The text of token ids, control tokens by name."""
         decoded = detokenize_decoder.decode(await read(request), caller_of(request.scope))
         token_ids = read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
+        check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
             text = await model.engine.detokenize(token_ids)
         return _answer(request, decoded, model, {"content": text, "prompt": text})
@@ -184,6 +187,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The prompt that a chat request makes."""
         decoded = template_decoder.decode(await read(request), caller_of(request.scope))
+        check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
             prompt = await state.pipeline.prompt(decoded.request(_new_id(), **decoded.body.chat()), model)
         text = "".join(segment.text for segment in prompt.segments)

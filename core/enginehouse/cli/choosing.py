@@ -13,6 +13,7 @@ from attrs import evolve
 
 from enginehouse.config import ModelSettings
 from enginehouse.errors import ConfigError
+from enginehouse.models.downloads import missing_download
 from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
@@ -31,6 +32,8 @@ def choose_models(
     backend: str | None,
     configured: Mapping[str, ModelSettings],
     registry: PluginRegistry,
+    *,
+    pull: bool = False,
 ) -> dict[str, ModelSettings]:
     """The models to serve, by the name that requests use.
 
@@ -43,6 +46,7 @@ def choose_models(
         backend: backend that is to open all of them, or None.
         configured: the models of the settings.
         registry: the plugins, for their model sources.
+        pull: the server will download models of the hub that are not here.
 
     Raises:
         ConfigError: there is no model to serve, or two would have one name.
@@ -60,7 +64,7 @@ def choose_models(
     if backend is not None:
         chosen = {name: evolve(model, backend=backend) for name, model in chosen.items()}
     for name, model in chosen.items():
-        if name not in configured:
+        if name not in configured and not (pull and missing_download(model.source, registry.model_sources)):
             plan_model(name, model, registry)
     return chosen
 

@@ -1,4 +1,4 @@
-"""``enginehouse models``: what could be served, by which backend, and why."""
+"""``enginehouse models``: what could be served, by which backend, and why; and the models of a running server."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from enginehouse.cli.model_orders import list_models, load, unload
 from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.config import ModelSettings
 from enginehouse.errors import EnginehouseError
@@ -34,11 +35,21 @@ class _Row:
     error: str | None = None
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @config_option
 @json_option
-def models(config_file: Path | None, as_json: bool) -> None:
-    """List the configured models and those that plugins offer."""
+@click.pass_context
+def models(ctx: click.Context, config_file: Path | None, as_json: bool) -> None:
+    """List the configured models and those that plugins offer; with a command, manage those of a running server."""
+    if ctx.invoked_subcommand is None:
+        _list_here(config_file, as_json)
+
+
+for _command in (list_models, load, unload):
+    models.add_command(_command)
+
+
+def _list_here(config_file: Path | None, as_json: bool) -> None:
     settings = read_settings(config_file)
     registry = PluginRegistry.for_settings(settings)
     rows = [_describe(name, model, registry, configured=True) for name, model in settings.models.items()]

@@ -14,6 +14,7 @@ from enginehouse.cli.choosing import choose_models
 from enginehouse.cli.logs import write_logs
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.cli.startup import Startup
+from enginehouse.config import Settings
 from enginehouse.plugins import PluginRegistry
 
 __all__ = ["serve"]
@@ -25,6 +26,7 @@ __all__ = ["serve"]
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8080]")
 @config_option
 @click.option("--backend", help="Backend that opens the models.  [default: the one that suits each best]")
+@click.option("--pull", is_flag=True, help="Download models of the hub that are not here, before they are loaded.")
 @click.option("--insecure", is_flag=True, help="Allow a --host that other machines can reach without API keys.")
 @click.option(
     "--log-level",
@@ -42,26 +44,39 @@ def serve(
     port: int | None,
     config_file: Path | None,
     backend: str | None,
+    pull: bool,
     insecure: bool,
     log_level: str,
 ) -> None:
-    """Serve models over HTTP until Ctrl-C.
+    """Serve models over HTTP until Ctrl-C; SIGHUP reads the configuration again.
 
-    MODEL is a model file or folder, or a name from the configuration file. Without one, every configured
-    model is served, or the starter model where none is configured.
+    MODEL is a model file or folder, the id of a model that `enginehouse pull` has downloaded, or a name from the
+    configuration file. Without one, every configured model is served, or the starter model where none is configured.
     """
-    settings = read_settings(config_file, {"server": _given(host=host, port=port, insecure=insecure or None)})
+    given = {"server": _given(host=host, port=port, insecure=insecure or None, pull=pull or None)}
+    settings = read_settings(config_file, given)
     # A backend that only the command line names must be known before the models are, for the test backends.
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
-    settings = evolve(settings, models=choose_models(models, backend, settings.models, registry))
+
+    def choose(read: Settings) -> Settings:
+        return evolve(read, models=choose_models(models, backend, read.models, registry, pull=read.server.pull))
+
+    settings = choose(settings)
     console = Console(stderr=True)
     write_logs(console, log_level, settings.server.log_format)
     for record in registry.plugins:
         if record.problem:
             line = f"Plugin with an error: {record.problem}"
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    with Startup(console, settings.models) as startup:
-        exit_code = run(settings, registry, on_progress=startup.on_progress, on_listening=startup.on_listening)
+    eager = [name for name, model in settings.models.items() if model.load == "eager"]
+    with Startup(console, eager) as startup:
+        exit_code = run(
+            settings,
+            registry,
+            on_progress=startup.on_progress,
+            on_listening=startup.on_listening,
+            reread=lambda: choose(read_settings(config_file, given)),
+        )
     ctx.exit(exit_code)
 
 

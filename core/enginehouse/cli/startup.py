@@ -47,9 +47,12 @@ class Startup:
         self._url = url
 
     def on_progress(self, model: str, share: float, text: str) -> None:
-        """``model`` has loaded ``share`` (0 to 1) of itself. ``ready`` and ``failed`` as ``text`` end the load."""
+        """``model`` has loaded ``share`` (0 to 1) of itself.
+
+        ``ready``, ``failed``, and ``unloaded`` for one that was put off, as ``text`` end the load.
+        """
         with self._lock:
-            if text in ("ready", "failed"):
+            if text in ("ready", "failed", "unloaded"):
                 self._end(model, text)
             elif model in self._waiting:
                 if model not in self._bars:

@@ -17,7 +17,7 @@ from enginehouse.engine.sampling import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.text_stream import Piece
-from enginehouse.types import PromptLogprobs, RequestFinished, TextDelta, TokenLogprob, TopLogprob
+from enginehouse.types import HeldTokens, PromptLogprobs, RequestFinished, TextDelta, TokenLogprob, TopLogprob
 
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
@@ -66,7 +66,13 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     logprobs = None
     if sequence.owner.request.sampling.num_logprobs is not None:
         logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
-    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs)
+    if not sequence.text.num_pending and not sequence.untold:
+        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs)
+    held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
+    probabilities, sequence.untold = tuple(sequence.untold), []
+    return TextDelta(
+        sequence.choice, piece.text, piece.token_ids, logprobs, held if held.token_ids else None, probabilities
+    )
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:

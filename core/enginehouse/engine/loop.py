@@ -22,6 +22,7 @@ from enginehouse.engine.device_draws import Flight, can_draw, launch
 from enginehouse.engine.forward import forward
 from enginehouse.engine.inspecting import StepCounts, view_engine
 from enginehouse.engine.reasoning import ReasoningGate
+from enginehouse.engine.resumption import restore
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -32,6 +33,7 @@ from enginehouse.errors import (
     EnginehouseError,
     GenerationFailed,
     InvalidRequest,
+    QueueTimeout,
 )
 from enginehouse.inspection import EngineFigures, EngineView
 from enginehouse.output.detokenizer import Detokenizer
@@ -46,6 +48,7 @@ from enginehouse.types import (
     EngineStats,
     Event,
     FinishReason,
+    Resume,
 )
 
 __all__ = ["EngineOutput", "StepEngine"]
@@ -63,7 +66,11 @@ class StepEngine:
         samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
         decoders: plugins that enforce ``EngineRequest.constraint``.
         clock: seconds, monotonic.
+<<<<<<< HEAD
         drafters: what proposes tokens for sequences, by name, in order of preference; shut down by ``close``.
+=======
+        on_started: called with a request that leaves the queue, before anything of it is computed.
+>>>>>>> main
     """
 
     def __init__(
@@ -74,13 +81,18 @@ class StepEngine:
         decoders: Iterable[StructuredDecoder] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
+<<<<<<< HEAD
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
+=======
+        on_started: Callable[[ActiveRequest], None] = lambda request: None,
+>>>>>>> main
     ) -> None:
         self._runner = runner
         self._tokenizer = runner.tokenizer
         self._settings = settings
         self._samplers = samplers
         self._clock = clock
+        self._on_started = on_started
         self._constraints = Constraints(decoders, runner.tokenizer)
         self._masks = Masks()
         self._scheduler = Scheduler(runner, settings)
@@ -132,9 +144,12 @@ class StepEngine:
 
     def _admit(self) -> None:
         now = self._clock()
+        for owner in self._scheduler.overdue(now):
+            self._fail(owner, _overdue(owner))
         for sequence in self._scheduler.admit():
             if sequence.owner.started_s is None:
                 sequence.owner.started_s = now
+                self._on_started(sequence.owner)
 
     # -- one token ---------------------------------------------------------------------------------
 
@@ -216,25 +231,19 @@ class StepEngine:
         while forced := sequence.forced_token_ids():
             for token_id in forced:
                 sequence.owner.num_forced_tokens += 1
+                sequence.num_forced += 1
                 if not self._take(sequence, token_id):
                     return
 
     def _take(self, sequence: Sequence, token_id: int) -> bool:
         """Append a token and pass on what it makes visible; False when the sequence ended with it."""
-        owner, is_closing = sequence.owner, sequence.is_closing
+        owner = sequence.owner
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
         owner.num_completion_tokens += 1
-        sequence.append(token_id)
-        sequence.sampler.accept(token_id)
-        if token_id in sequence.end_token_ids:
+        piece = sequence.advance(token_id)
+        if piece is None:
             return self._finish(sequence, sequence.text.flush(), "stop", token_id)
-        if sequence.constraint is not None and not sequence.is_reasoning:
-            sequence.constraint.accept(token_id)
-        reasoning = sequence.reasoning
-        piece = sequence.text.push(token_id, is_reasoning=reasoning is not None and reasoning.is_inside)
-        if reasoning is not None and not reasoning.is_over:
-            reasoning.accept(token_id, is_closing)
         if piece.stop is not None:
             return self._finish(sequence, piece, "stop", piece.stop)
         self._emit(sequence, piece)
@@ -255,7 +264,9 @@ class StepEngine:
         owner = sequence.owner
         request_id = owner.request.request_id
         num_reasoning = sequence.reasoning.num_tokens if sequence.reasoning is not None else 0
-        finished = ChoiceFinished(sequence.choice, reason, sequence.num_generated, stop_reason, num_reasoning)
+        finished = ChoiceFinished(
+            sequence.choice, reason, sequence.num_generated, stop_reason, num_reasoning, sequence.num_forced
+        )
         self._outputs.append((request_id, finished))
         self._speculation.close(sequence)
         self._scheduler.release(sequence, keep=True)
@@ -309,16 +320,24 @@ class StepEngine:
         num_places = self._settings.max_queue + max(0, scheduler.slots - len(scheduler.running))
         return scheduler.num_waiting_requests + num_more > num_places
 
-    def add(self, request: EngineRequest, prompt_token_ids: list[int]) -> None:
-        """Queue a checked request."""
+    def is_full_of_tokens(self, num_entering: int, num_more: int) -> bool:
+        """Whether a prompt of ``num_more`` tokens would make too many wait, besides those that enter. Any thread."""
+        num_waiting = self._scheduler.num_waiting_tokens + num_entering
+        return num_waiting > 0 and num_waiting + num_more > self._settings.max_queue_tokens
+
+    def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:
+        """Queue a checked request; with ``resume``, one that was answered in part before."""
         prompt = np.array(prompt_token_ids, np.int32)
         room = self._runner.capabilities.max_context - len(prompt)
         limit = request.stopping.max_tokens
         max_length = len(prompt) + (room if limit is None else min(limit, room))
         owner = ActiveRequest(request, prompt, self._num_arrivals, self._clock())
         self._num_arrivals += 1
-        owner.sequences = [self._new_sequence(owner, choice, max_length) for choice in range(request.num_choices)]
+        choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
+        owner.sequences = [self._new_sequence(owner, choice, max_length) for choice in choices]
         owner.num_unfinished = len(owner.sequences)
+        if resume is not None:
+            restore(owner, resume, self._clock())
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
         try:
@@ -446,3 +465,8 @@ class StepEngine:
         self._runner.close()
         outputs, self._outputs = self._outputs, []
         return outputs
+
+
+def _overdue(owner: ActiveRequest) -> QueueTimeout:
+    waited = f"The request waited {owner.request.queue_timeout_s:g} s for a place (queue_timeout_s)"
+    return QueueTimeout(f"{waited}; try again later.")

@@ -50,6 +50,7 @@ class SequenceSampler:
 
     Attributes:
         vocab_size: width of a row of logits.
+        last_probability: what steps that follow draws were told with the last token; None for one that was not drawn.
 
     Raises:
         InvalidRequest: the logit bias has ids outside the vocabulary.
@@ -78,6 +79,12 @@ class SequenceSampler:
         self._followers = tuple(step for step in steps if step.follows)
         self._drawn: tuple[int, float] | None = None  # the last draw and its probability, until it is accepted
         self._num_accepted = 0
+        self.last_probability: float | None = None
+
+    @property
+    def follows_draws(self) -> bool:
+        """Whether its state depends on how probable the drawn tokens were, not on the tokens alone."""
+        return bool(self._followers)
 
     @property
     def penalties(self) -> Penalties | None:
@@ -128,9 +135,13 @@ class SequenceSampler:
             self._history.accept(token_id)
         if self._followers:
             drawn, self._drawn = self._drawn, None
-            probability = drawn[1] if drawn is not None and drawn[0] == token_id else None
+            self.last_probability = drawn[1] if drawn is not None and drawn[0] == token_id else None
             for step in self._followers:
-                step.accept(token_id, probability)
+                step.accept(token_id, self.last_probability)
+
+    def recall(self, token_id: int, probability: float | None) -> None:
+        """The next accepted token was drawn before, in another worker; None: it was not drawn there either."""
+        self._drawn = (token_id, probability) if probability is not None else None
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last ``num_tokens`` accepted tokens back."""

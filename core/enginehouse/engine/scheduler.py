@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 
 from enginehouse.backend import LastSampled, Outputs, Runner, Span
+from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.prefix_cache import PrefixCache
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -41,6 +42,7 @@ class Scheduler:
         self.settings = settings
         self.cache = PrefixCache(runner, settings.prefix_cache)
         self._reuse = PrefixReuse(runner, self.cache, settings.prefix_cache)
+        self._shares = FairShares()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -53,29 +55,83 @@ class Scheduler:
     @property
     def num_waiting_requests(self) -> int:
         """Requests of which nothing has started yet."""
-        return sum(1 for sequence in self.waiting if sequence.choice == 0 and sequence.owner.started_s is None)
+        return sum(1 for sequence in self.waiting if sequence is sequence.leader and sequence.owner.started_s is None)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the prompts of which nothing has started yet."""
+        return sum(
+            len(sequence.owner.prompt)
+            for sequence in tuple(self.waiting)
+            if sequence is sequence.leader and sequence.owner.started_s is None
+        )
 
     def enqueue(self, sequences: list[Sequence]) -> None:
-        """Put sequences in line by priority, then arrival, then choice."""
-        self.waiting.extend(sequences)
-        self.waiting.sort(key=lambda sequence: (*sequence.owner.order, sequence.choice))
+        """Put sequences in line: by priority, those that ran before first, then callers in turn, then by arrival."""
+        for sequence in sequences:
+            self._shares.arrive(sequence.owner.request.caller, self._waiting_callers())
+            self.waiting.append(sequence)
+        self.waiting.sort(key=self._place)
+
+    def overdue(self, now: float) -> list[ActiveRequest]:
+        """Requests of which nothing has started in the time that they may wait."""
+        return [
+            sequence.owner
+            for sequence in self.waiting
+            if sequence is sequence.leader and sequence.owner.is_overdue(now)
+        ]
+
+    def _place(self, sequence: Sequence) -> tuple[float, ...]:
+        """Sort key in the line of those that wait."""
+        owner = sequence.owner
+        given = self._shares.of(owner.request.caller)
+        return (owner.request.priority, sequence.num_generated == 0, given, owner.arrival, sequence.choice)
+
+    def _waiting_callers(self) -> set[str]:
+        return {sequence.owner.request.caller for sequence in self.waiting}
 
     # -- admission ---------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
         """Start waiting sequences while slots and KV positions last; returns those started."""
         started: list[Sequence] = []
+        while len(self.running) < self.slots and self.waiting:
+            several = len(self._waiting_callers()) > 1
+            if several:
+                self._put_in_line()
+            if not self._start_next(started, only_one=several):
+                break
+        return started
+
+    def _put_in_line(self) -> None:
+        """Sort those that wait by what their callers have been given up to now."""
+        for sequence in self.running:
+            self._count_generated(sequence)
+        self.waiting.sort(key=self._place)
+
+    def _start_next(self, started: list[Sequence], *, only_one: bool) -> bool:
+        """Start sequences in line, or only one, after which the line may be another; whether more may start."""
         for sequence in list(self.waiting):
             if len(self.running) >= self.slots:
-                break
+                return False
             if self._reuse.should_wait(sequence, self.waiting, self.running):
                 continue
             if not self._start(sequence):
-                break
+                return False
             self.waiting.remove(sequence)
             self.running.append(sequence)
             started.append(sequence)
-        return started
+            self._shares.start(sequence.owner.request.caller, sequence.length - sequence.num_computed)
+            if only_one:
+                return True
+        return False
+
+    def _count_generated(self, sequence: Sequence) -> None:
+        """Count what was generated since the last time for its caller."""
+        more = sequence.num_generated - sequence.num_counted
+        sequence.num_counted = sequence.num_generated
+        if more:
+            self._shares.generated(sequence.owner.request.caller, more)
 
     def _start(self, sequence: Sequence) -> bool:
         """Give the sequence a runner handle with as much of it computed as can be reused."""
@@ -184,6 +240,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
+        self._count_generated(sequence)
         handle, sequence.handle = sequence.handle, None
         assert handle is not None
         sequence.num_pending = 0

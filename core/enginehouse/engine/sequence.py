@@ -20,7 +20,7 @@ from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.constraints import ConstraintState
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler
-from enginehouse.output.text_stream import TextStream
+from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse.types import EngineRequest, TokenLogprob
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class ActiveRequest:
     started_s: float | None = None
     first_token_s: float | None = None
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether it has waited for its start longer than it may."""
+        limit_s = self.request.queue_timeout_s
+        return limit_s is not None and self.started_s is None and now - self.received_s >= limit_s
+
     @property
     def order(self) -> tuple[int, int]:
         """Sort key: served first comes first."""
@@ -66,10 +71,16 @@ class Sequence:
     Attributes:
         on_device: whether the runner itself draws this sequence's tokens.
         num_pending: tokens drawn on the device that have not been read yet.
+<<<<<<< HEAD
         speculation: what its drafters know of it; None when nothing is drafted for it.
         drafts: guesses that the next step computes behind the last token.
         num_surplus: tokens that the runner holds beyond ``num_computed``: drafts that nobody has confirmed.
         reads_at_once: whether each token must be read before the next step, because drafts go on from it.
+=======
+        num_forced: tokens that a constraint forced.
+        num_counted: generated tokens that count for its caller already.
+        untold: probabilities of the tokens since the last event, where a sampler follows its draws.
+>>>>>>> main
     """
 
     owner: ActiveRequest
@@ -86,11 +97,17 @@ class Sequence:
     num_scored: int = 0
     on_device: bool = False
     num_pending: int = 0
+    num_forced: int = 0
+    num_counted: int = 0
     pending_logprobs: deque[TokenLogprob] = field(factory=deque)
+<<<<<<< HEAD
     speculation: SequenceDrafts | None = None
     drafts: Tokens[int] = ()
     num_surplus: int = 0
     reads_at_once: bool = False
+=======
+    untold: list[float | None] = field(factory=list)
+>>>>>>> main
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -182,10 +199,16 @@ class Sequence:
     def _closing_token_ids(self) -> tuple[int, ...]:
         return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
 
-    def append(self, token_id: int) -> None:
-        """Add a sampled token."""
+    def advance(self, token_id: int) -> Piece | None:
+        """Add a token, which everything that looks back follows; None when the token ends the sequence.
+
+        Raises:
+            GenerationFailed: a plugin's step failed.
+        """
+        is_closing, reasoning = self.is_closing, self.reasoning
         self.buffer[self.length] = token_id
         self.length += 1
+<<<<<<< HEAD
 
     def confirm_drafts(self) -> None:
         """Count drafted tokens as computed, as far as they are what was written."""
@@ -195,3 +218,16 @@ class Sequence:
             self.num_computed += 1
             self.num_surplus -= 1
             self.owner.num_accepted_tokens += 1
+=======
+        self.sampler.accept(token_id)
+        if self.sampler.follows_draws:
+            self.untold.append(self.sampler.last_probability)
+        if token_id in self.end_token_ids:
+            return None
+        if self.constraint is not None and not self.is_reasoning:
+            self.constraint.accept(token_id)
+        piece = self.text.push(token_id, is_reasoning=reasoning is not None and reasoning.is_inside)
+        if reasoning is not None and not reasoning.is_over:
+            reasoning.accept(token_id, is_closing)
+        return piece
+>>>>>>> main

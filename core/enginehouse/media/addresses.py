@@ -61,7 +61,7 @@ def read_url(url: str) -> Target:
     try:
         parts = urlsplit(url)
         port = parts.port
-        host = parts.hostname or ""
+        host = (parts.hostname or "").removesuffix(".")
     except ValueError as error:
         raise AddressRefused("it is not an http, https or data URL") from error
     if parts.scheme not in _PORTS or not host:
@@ -71,7 +71,7 @@ def read_url(url: str) -> Target:
     if not (_HOST.fullmatch(host) or (parts.netloc.startswith("[") and ":" in host and "%" not in host)):
         raise AddressRefused("its host is malformed")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host.rstrip("."), port or _PORTS[parts.scheme], path)
+    return Target(parts.scheme, host, port or _PORTS[parts.scheme], path)
 
 
 def is_allowed_host(target: Target, allowed: Iterable[str]) -> bool:

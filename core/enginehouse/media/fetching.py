@@ -24,7 +24,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """A host and a port to the host's addresses; raises OSError."""
 
 _MAX_AT_ONCE = 8
-_MAX_HEAD_BYTES = 65536
+_MAX_HEAD_BYTES = 32768
 _READ_BYTES = 65536
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 

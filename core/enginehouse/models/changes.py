@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.config import ModelSettings
 
-__all__ = ["ModelChanges", "find_changes"]
+__all__ = ["ModelChanges", "find_changes", "on_same_worker"]
 
 _WITHOUT_WORKER = frozenset(
     {
@@ -21,11 +21,16 @@ _WITHOUT_WORKER = frozenset(
         "chat_template",
         "defaults",
         "draining",
+        "first_token_timeout_s",
         "generation_config",
         "load",
         "pin",
+        "queue_timeout_s",
         "reasoning_parser",
+        "replay",
+        "replay_timeout_s",
         "tool_parser",
+        "total_timeout_s",
         "ttl",
     }
 )
@@ -59,6 +64,11 @@ def find_changes(old: Mapping[str, ModelSettings], new: Mapping[str, ModelSettin
         updated=tuple(name for name in both if old[name] != new[name] and not _needs_worker(old[name], new[name])),
         kept=tuple(name for name in both if old[name] == new[name]),
     )
+
+
+def on_same_worker(old: ModelSettings, new: ModelSettings) -> ModelSettings:
+    """The new settings as far as the worker of the old ones can serve by them."""
+    return evolve(old, **{name: getattr(new, name) for name in _WITHOUT_WORKER})
 
 
 def _needs_worker(old: ModelSettings, new: ModelSettings) -> bool:

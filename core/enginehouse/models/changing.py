@@ -14,7 +14,7 @@ from attrs import frozen
 
 from enginehouse.config import Settings
 from enginehouse.errors import ModelTooLarge
-from enginehouse.models.changes import ModelChanges, find_changes
+from enginehouse.models.changes import ModelChanges, find_changes, on_same_worker
 from enginehouse.models.events import EventKind, ModelEvent
 from enginehouse.models.manager import ModelManager, budget_of
 from enginehouse.models.memory import footprint_of
@@ -69,9 +69,9 @@ class ModelChanger:
         new = {name: manager.make(name, settings.models[name]) for name in planned.plans}
         for name, plan in planned.plans.items():
             new[name].plan = plan
+        for name in (*changes.updated, *changes.replaced):
+            old[name].use_settings(on_same_worker(old[name].settings, settings.models[name]))
         manager.put({name: new[name] if name in changes.added else old[name] for name in settings.models})
-        for name in changes.updated:
-            old[name].use_settings(settings.models[name])
         for name in changes.removed:
             self._publish("removed", name)
             manager.run(asyncio.create_task(self._retire(old[name])))

@@ -60,10 +60,14 @@ class Subscription:
             self.num_lost += 1
         self._waiting.put_nowait(event)
 
+    async def next(self) -> ModelEvent:
+        """The next event, waited for."""
+        return await self._waiting.get()
+
     async def __aiter__(self) -> AsyncIterator[ModelEvent]:
         """Events as they come; never ends by itself."""
         while True:
-            yield await self._waiting.get()
+            yield await self.next()
 
 
 class ModelEvents:

@@ -40,6 +40,11 @@ class LeasedGeneration:
         finally:
             self.cancel()
 
+    @property
+    def num_replays(self) -> int:
+        """How often the request went on in another worker."""
+        return getattr(self._generation, "num_replays", 0)
+
     def cancel(self) -> None:
         """Stop generating; idempotent."""
         self._generation.cancel()
@@ -69,7 +74,7 @@ class Lease(Generic[_M]):
         self._uses.remove(self)
 
     def end(self, error: EnginehouseError) -> None:
-        """Take the model away: its generation ends with ``error``. One that is still being prepared meets a closed engine."""
+        """Take the model away: its generation ends with ``error``; one that is still prepared meets a closed engine."""
         if self._generation is not None:
             self._generation.fail(error)
         self.release()
@@ -124,7 +129,7 @@ class Waiters(Generic[_M]):
         return len(self._waiting)
 
     async def wait(self, timeout_s: float | None) -> Lease[_M] | None:
-        """A lease, once there is one; None after ``timeout_s``, unless that is None. Raises what the waiters are refused with."""
+        """A lease, once there is one; None after ``timeout_s``, if given. Raises what the waiters are refused with."""
         waiter: asyncio.Future[Lease[_M]] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         try:

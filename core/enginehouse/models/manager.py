@@ -13,7 +13,9 @@ from contextlib import asynccontextmanager
 
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelTooLarge
+from enginehouse.hub import HubReference
 from enginehouse.memory_budget import MemoryBudget
+from enginehouse.models.downloads import download, missing_download
 from enginehouse.models.events import ModelEvent, ModelEvents
 from enginehouse.models.leases import Lease
 from enginehouse.models.memory import default_budget, footprint_of
@@ -117,17 +119,36 @@ class ModelManager:
         """
         models = list(self._models.values())
         for model in models:
-            try:
-                model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, self.registry)
-            except ConfigError:
-                raise
-            except EnginehouseError as error:
-                model.fail(error.message)
-            except Exception as error:  # noqa: BLE001 - border to plugins: a broken one stops its own model only
-                _log.error("planning the model %s failed", model.name, exc_info=error)
-                model.fail(f"{type(error).__name__}: {error}")
+            missing = missing_download(model.settings.source, self.registry.model_sources)
+            if missing is not None and self.settings.server.pull:
+                self.run(asyncio.create_task(self._download(model, missing)))
+            else:
+                await self._plan(model)
         self._is_planned.set()
         await self.begin_eager([model for model in models if model.plan is not None])
+
+    async def _plan(self, model: ServedModel) -> None:
+        try:
+            model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, self.registry)
+        except ConfigError:
+            raise
+        except EnginehouseError as error:
+            model.fail(error.message)
+        except Exception as error:  # noqa: BLE001 - border to plugins: a broken one stops its own model only
+            _log.error("planning the model %s failed", model.name, exc_info=error)
+            model.fail(f"{type(error).__name__}: {error}")
+
+    async def _download(self, model: ServedModel, reference: HubReference) -> None:
+        """Fetch a model's files, then go on with it as with all others. Only the start of the server comes here."""
+        try:
+            await download(reference, model.report_download)
+            await self._plan(model)
+        except EnginehouseError as error:
+            model.fail(error.message)
+            return
+        if model.plan is not None:
+            model.put_off()
+            await self.begin_eager([model])
 
     async def begin_eager(self, models: Sequence[ServedModel]) -> None:
         """Begin to load those that are to be loaded at once; pinned ones get their memory first."""

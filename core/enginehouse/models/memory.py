@@ -46,7 +46,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
 
 
 def default_budget() -> MemoryBudget:
-    """What this machine has, less a little for everything else. GPUs are not bounded: nothing here knows their sizes."""
+    """What this machine has, less a little for everything else. GPUs are not bounded: nobody here knows their sizes."""
     sizes = [size for size in (_physical_bytes(), *map(_read_limit, _CGROUP_LIMITS)) if size]
     return MemoryBudget({MAIN_MEMORY: int(min(sizes) * _SHARE)} if sizes else {})
 

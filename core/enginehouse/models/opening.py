@@ -7,6 +7,7 @@ the event loop. Opening takes as long as the model takes to load.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, cast
 
 import attrs
@@ -107,13 +108,21 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         engine=EngineSettings(
             slots=model.slots,
             max_queue=settings.limits.max_queue,
+            max_queue_tokens=settings.limits.max_queue_tokens,
+            max_queue_per_caller=settings.limits.max_queue_per_key,
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
         ),
         plugins=settings.plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
     )
-    engine = await WorkerEngine.open(load, isolation=model.isolation, python=model.python, on_progress=progress)
+    engine = await WorkerEngine.open(
+        load,
+        isolation=model.isolation,
+        python=model.python,
+        on_progress=progress,
+        step_timeout_s=model.step_timeout_s,
+    )
     return OpenEngine(engine, engine.died)
 
 
@@ -125,5 +134,12 @@ async def _open_here(plan: ModelPlan, progress: Progress) -> OpenEngine:
         loop.call_soon_threadsafe(progress, share, text)
 
     options = structure_options(plan.backend.options, plan.options, plan.options_path)
-    engine = await asyncio.to_thread(plan.backend.open, plan.source, options, report)
-    return OpenEngine(cast(Engine, engine), loop.create_future())
+    opening = asyncio.ensure_future(asyncio.to_thread(plan.backend.open, plan.source, options, report))
+    try:
+        engine = cast(Engine, await asyncio.shield(opening))
+    except asyncio.CancelledError:
+        # A thread cannot be stopped: its memory is free only when what it opens has been closed again.
+        with contextlib.suppress(Exception):
+            await cast(Engine, await opening).close()
+        raise
+    return OpenEngine(engine, loop.create_future())

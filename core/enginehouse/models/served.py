@@ -44,13 +44,18 @@ _log = logging.getLogger(__name__)
 
 @frozen(eq=False)
 class LoadedModel:
-    """A model that serves requests now. Do not keep it between requests: after a restart it is another one."""
+    """A model that serves requests now. Do not keep it between requests: after a restart it is another one.
+
+    Attributes:
+        served: the model through all its lives.
+    """
 
     name: str
     settings: ModelSettings
     info: ModelInfo
     engine: Engine
     created: int
+    served: ServedModel
 
 
 @define(eq=False, kw_only=True)
@@ -175,6 +180,17 @@ class ServedModel:
             return self.loaded
         raise self._refusal()
 
+    async def restarted(self) -> LoadedModel:
+        """The model for requests that it was answering when its worker died: waits for a restart, however long.
+
+        Raises:
+            ModelNotReady: it is not restarted, but unloaded.
+            ModelLoadError: it could not be restarted.
+        """
+        while self._phase == "restarting":
+            await self._change()
+        return self.get()
+
     async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
         """The loaded model for one request, which waits for it up to ``timeout_s``; None is as long as it takes.
 
@@ -287,6 +303,12 @@ class ServedModel:
             await opened.engine.close()
         return death, ready_s
 
+    def report_download(self, share: float, text: str) -> None:
+        """Note how much of its files is here, before it can be loaded."""
+        if self._phase == "unloaded":
+            self._become("loading", None)
+        self._report(share, text)
+
     def put_off(self) -> None:
         """Do not load now, but with the first request."""
         self._become("unloaded", None)
@@ -314,7 +336,7 @@ class ServedModel:
 
     def _become_ready(self, engine: Engine) -> None:
         self._info = engine.info
-        self.loaded = LoadedModel(self.name, self.settings, engine.info, engine, self.created)
+        self.loaded = LoadedModel(self.name, self.settings, engine.info, engine, self.created, self)
         self._become("ready", None)
         # Also when it was asked to leave meanwhile: a load serves all who waited for it.
         self._waiters.answer(self.uses, self.loaded)
@@ -411,6 +433,7 @@ class ServedModel:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.room.free(self)
         if self._expiry is not None:
             self._expiry.cancel()
         self._waiters.refuse(ServerStopping("The server is shutting down."))

@@ -86,6 +86,11 @@ class TextStream:
         """Tokens pushed and not yet visible."""
         return len(self._pending)
 
+    @property
+    def pending_token_ids(self) -> tuple[int, ...]:
+        """The tokens pushed and not yet visible."""
+        return tuple(token_id for token_id, _ in self._pending)
+
     def push(self, token_id: int, *, is_reasoning: bool = False) -> Piece:
         """Take the next token; after a stop string nothing becomes visible any more.
 

@@ -7,6 +7,7 @@ skips duplicate names without a word. This is the only module that calls hooks.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -20,7 +21,8 @@ from attrs import define, evolve, field
 from enginehouse import hookspecs
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.errors import ConfigError, PluginError
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.offers import PER_REQUEST, Offers
 from enginehouse.plugins.records import PluginRecord, PluginRecords
 from enginehouse.structuring import closest
 
@@ -90,6 +92,11 @@ class PluginLoader:
             for hook, name in waiting:
                 called.add((hook, name))
                 self._call(hook, name, accepts[hook])
+        for plugin in self._manager.hook.authenticate.get_hookimpls():
+            name = plugin.plugin_name
+            self.offers.authenticators[name] = Authenticator(name, self._asking("authenticate", name))
+        for plugin in self._manager.hook.on_event.get_hookimpls():
+            self.offers.listeners[plugin.plugin_name] = self._asking("on_event", plugin.plugin_name)
 
     def _call(self, hook: str, name: str, accept: Callable[..., None]) -> None:
         """Call one hook of one plugin. A bad object is refused without losing the plugin's other ones."""
@@ -105,6 +112,12 @@ class PluginLoader:
                 options=self._options[name],
                 add_plugin=lambda added, plugin: self._add_by_plugin(name, added, plugin),
             )
+
+    def _asking(self, hook: str, name: str) -> Callable[..., Any]:
+        """The hook of one plugin as a plain function, with the plugin's options."""
+        others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
+        caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
+        return functools.partial(caller, options=self._options[name])
 
     def _is_allowed(self, name: str) -> bool:
         allow = self.settings.allow
@@ -135,7 +148,7 @@ class PluginLoader:
             self._add(plugin, record)
 
     def _check_hooks(self, hooks: Sequence[str]) -> None:
-        known = tuple(self.offers.by_hook())
+        known = (*self.offers.by_hook(), *PER_REQUEST)
         for name in hooks:
             if name not in known:
                 raise PluginError(f"there is no hook {name!r}{closest(name, known)}")

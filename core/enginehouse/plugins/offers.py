@@ -17,12 +17,16 @@ from enginehouse.errors import PluginError
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.request_fields import CORE_FIELDS, RequestField, fields_of
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.types import ConstraintKind
 
-__all__ = ["FindSource", "Offers"]
+__all__ = ["PER_REQUEST", "FindSource", "Offers"]
+
+PER_REQUEST = ("authenticate", "on_event")
+"""Hooks that are called while requests come, through a plain function that was made at the start."""
 
 FindSource = Callable[[], ModelSource | None]
 """Finds a model now, or returns None when it is not installed."""
@@ -41,6 +45,8 @@ class Offers:
     reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
     model_sources: dict[str, FindSource] = field(factory=dict)
     request_fields: dict[str, RequestField] = field(factory=dict)
+    listeners: dict[str, Callable[..., object]] = field(factory=dict)
+    authenticators: dict[str, Authenticator] = field(factory=dict)
 
     def by_hook(self) -> dict[str, Callable[..., None]]:
         """Hook to the method that takes what it hands over, after the name of the plugin; in call order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from attrs import frozen
@@ -13,6 +13,7 @@ from enginehouse.drafting import Drafter
 from enginehouse.errors import ConfigError
 from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.offers import FindSource
 from enginehouse.plugins.records import PluginRecord
@@ -38,6 +39,8 @@ class PluginRegistry:
         reasoning_parsers: reasoning parser by name, in order of registration.
         model_sources: function that finds a model, by the name that users ask for.
         request_fields: field that a plugin added to the request body, by name.
+        authenticators: what recognises callers, by the plugin's name; used only where the settings say so.
+        listeners: what hears events, by the name of the plugin; called with ``event=``.
         plugins: every installed plugin, loaded or not, in load order.
     """
 
@@ -50,7 +53,9 @@ class PluginRegistry:
     reasoning_parsers: Mapping[str, ReasoningParser]
     model_sources: Mapping[str, FindSource]
     request_fields: Mapping[str, RequestField]
+    authenticators: Mapping[str, Authenticator]
     plugins: Sequence[PluginRecord]
+    listeners: Mapping[str, Callable[..., object]] = MappingProxyType({})
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -79,6 +84,8 @@ class PluginRegistry:
             reasoning_parsers=MappingProxyType(offers.reasoning_parsers),
             model_sources=MappingProxyType(offers.model_sources),
             request_fields=MappingProxyType(offers.request_fields),
+            listeners=MappingProxyType(offers.listeners),
+            authenticators=MappingProxyType(offers.authenticators),
             plugins=tuple(loader.records.by_name.values()),
         )
 
@@ -96,7 +103,18 @@ class PluginRegistry:
         backends = [model.backend for model in settings.models.values() if model.backend]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
         registry.check_names(settings.plugins)
+        registry.check_authenticators(settings.auth.authenticators)
         return registry
+
+    def check_authenticators(self, names: Iterable[str]) -> None:
+        """Raise ConfigError when one of ``names`` is no plugin that recognises callers."""
+        for name in names:
+            if name not in self.authenticators:
+                record = next((record for record in self.plugins if record.name == name), None)
+                why = f": {record.error}" if record is not None and record.error else ""
+                hint = closest(name, self.authenticators)
+                path = "auth.authenticators"
+                raise ConfigError(f"{path}: no loaded plugin {name!r} implements authenticate{why}{hint}", path)
 
     def check_names(self, settings: PluginsSettings) -> None:
         """Raise ConfigError when ``settings`` name a plugin that is not installed."""

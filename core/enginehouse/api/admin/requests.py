@@ -32,30 +32,30 @@ def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
         return {"object": "list", "data": await describe(list_answers(exchanges))}
 
     @get("/admin/requests/{request_id:str}")
-    async def show_request(request_id: str) -> dict[str, Any]:
+    async def show_request(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show one running request."""
-        answer = find_answer(exchanges, request_id)
+        answer = find_answer(exchanges, str(request.path_params["request_id"]))
         (shown,) = await describe([answer])
         return {**shown, "prompts": prompts_of(answer) if state.settings.server.show_prompts else None}
 
     @get("/admin/requests/{request_id:str}/partial")
-    async def show_partial(request_id: str) -> dict[str, Any]:
+    async def show_partial(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show what a running request has said so far."""
-        return describe_partial(find_answer(exchanges, request_id))
+        return describe_partial(find_answer(exchanges, str(request.path_params["request_id"])))
 
     @post("/admin/requests/{request_id:str}/cancel", status_code=200)
-    async def cancel_request(request: Request[Any, Any, Any], request_id: str) -> dict[str, Any]:
+    async def cancel_request(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Cancel a running request; its client gets the error ``request_cancelled``."""
         await read_empty_body(request.receive, limit)
-        answer = find_answer(exchanges, request_id)
+        answer = find_answer(exchanges, str(request.path_params["request_id"]))
         answer.cancel()
         return {"id": answer.id, "cancelled": True}
 
     @post("/admin/requests/{request_id:str}/stop-thinking", status_code=200)
-    async def stop_thinking(request: Request[Any, Any, Any], request_id: str) -> dict[str, Any]:
+    async def stop_thinking(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Close the reasoning of a running request, so that its answer follows."""
         await read_empty_body(request.receive, limit)
-        answer = find_answer(exchanges, request_id)
+        answer = find_answer(exchanges, str(request.path_params["request_id"]))
         return {"id": answer.id, "choices_stopped": await answer.stop_thinking(engines.get)}
 
     return [list_requests, show_request, show_partial, cancel_request, stop_thinking]

@@ -21,17 +21,15 @@ class RequestMetrics:
     Args:
         values: where to.
         manager: knows which models there are.
-        by_key: count by API key as well.
     """
 
-    def __init__(self, values: Values, manager: ModelManager, *, by_key: bool) -> None:
+    def __init__(self, values: Values, manager: ModelManager) -> None:
         self._values = values
         self._manager = manager
-        self._by_key = by_key
         self._names: dict[str, str] = {}
 
-    def count(self, record: AccessRecord) -> None:
-        """Count one request."""
+    def count(self, record: AccessRecord, *, by_key: bool) -> None:
+        """Count one request; ``by_key``: by API key as well."""
         values, model = self._values, self.model_label(record)
         endpoint, status = record.endpoint or _OTHER, str(record.status)
         values.add("requests", model, endpoint, status, record.outcome)
@@ -39,8 +37,8 @@ class RequestMetrics:
             values.add("disconnects", model)
         elif record.status >= 400:
             values.add("refusals", endpoint, record.outcome)
-        if self._by_key and record.key is not None:
-            values.add("key_requests", record.key)
+        if by_key and record.key is not None:
+            self._count_key(record, record.key)
         if record.model is not None:
             values.observe("request_seconds", model, endpoint, value=record.total_s)
             self._count_times(record, model)
@@ -71,9 +69,12 @@ class RequestMetrics:
         values.add("prefix_cache_requests", model, "hit" if record.cached_tokens else "miss")
         values.observe("request_prompt_tokens", model, value=record.prompt_tokens)
         values.observe("request_completion_tokens", model, value=record.completion_tokens)
-        if self._by_key and record.key is not None:
-            values.add("key_tokens", record.key, "prompt", amount=record.prompt_tokens)
-            values.add("key_tokens", record.key, "completion", amount=record.completion_tokens)
+
+    def _count_key(self, record: AccessRecord, key: str) -> None:
+        self._values.add("key_requests", key)
+        for kind, amount in (("prompt", record.prompt_tokens), ("completion", record.completion_tokens)):
+            if amount:
+                self._values.add("key_tokens", key, kind, amount=amount)
 
     def model_label(self, record: AccessRecord) -> str:
         """The model's configured name; ``other`` where the request named another one, nothing where it named none."""

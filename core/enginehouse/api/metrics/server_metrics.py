@@ -15,10 +15,10 @@ from prometheus_client.registry import Collector
 
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.listeners import Listeners
 from enginehouse.api.metrics.request_metrics import RequestMetrics
 from enginehouse.api.metrics.values import Values
 from enginehouse.api.open_answers import list_answers
-from enginehouse.config import Settings
 from enginehouse.engine.worker.figures import rss_bytes
 from enginehouse.errors import EnginehouseError
 from enginehouse.inspection import BATCH_SIZES, EngineFigures, Inspectable
@@ -30,26 +30,27 @@ _NO_STEPS = (0,) * (len(BATCH_SIZES) + 1)
 
 
 class ServerMetrics(Collector):
-    """Counts requests, and writes everything down when it is asked to.
+    """Counts requests, and writes everything down when it is asked to. Outlives changes of the configuration.
 
     Attributes:
         values: what is counted as it happens; whoever counts something else, counts it here.
     """
 
-    def __init__(self, settings: Settings, manager: ModelManager, exchanges: OpenExchanges) -> None:
+    def __init__(self, manager: ModelManager, exchanges: OpenExchanges, listeners: Listeners) -> None:
         self.values = Values()
-        self.requests = RequestMetrics(self.values, manager, by_key=settings.server.key_metrics)
+        self.requests = RequestMetrics(self.values, manager)
         self._manager = manager
         self._exchanges = exchanges
+        self._listeners = listeners
         self._engines: dict[str, Inspectable] = {}
         self._of_former_engines: dict[str, EngineFigures] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self.values.set("start_time_seconds", value=time.time())
 
-    def on_request_end(self, record: AccessRecord) -> None:
-        """Count one request."""
-        self.requests.count(record)
+    def on_request_end(self, record: AccessRecord, *, by_key: bool) -> None:
+        """Count one request; ``by_key``: by API key as well."""
+        self.requests.count(record, by_key=by_key)
 
     def encode(self, accept: str) -> tuple[bytes, str]:
         """Everything as text, and its content type; ``accept`` is the header of that name."""
@@ -67,6 +68,8 @@ class ServerMetrics(Collector):
         now = Values()
         if memory := rss_bytes():
             now.set("server_memory_bytes", value=memory)
+        for (plugin, reason), number in tuple(self._listeners.dropped.items()):
+            now.add("dropped_events", plugin, reason, amount=number)
         names = [answer.record.model for answer in list_answers(self._exchanges)]
         num_open = Counter(name for name in names if name is not None)
         for status in self._manager.statuses():

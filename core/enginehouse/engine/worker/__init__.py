@@ -2,12 +2,21 @@
 
 The modules, in the order in which a request passes them: ``client`` and ``connection`` (server side),
 ``messages`` and ``link`` (between), ``host`` and ``intake`` (worker side), and back to ``generation`` (server
-side), from which its events are read. ``carrier`` starts and ends the process.
+side), from which its events are read. ``carrier`` starts and ends the process, ``handshake`` makes sure that both
+sides speak the same language, ``watchdog`` notices a worker that hangs, ``backlog`` knows what is to be done.
 """
 
 from __future__ import annotations
 
+from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.client import WorkerEngine
+<<<<<<< HEAD
 from enginehouse.engine.worker.messages import DrafterLoad, Load, ModelLoad
 
 __all__ = ["DrafterLoad", "Load", "ModelLoad", "WorkerEngine"]
+=======
+from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
+from enginehouse.engine.worker.messages import Load
+
+__all__ = ["Backlog", "Load", "Recorder", "WorkerEngine", "WorkerGeneration"]
+>>>>>>> main

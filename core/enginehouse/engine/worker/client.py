@@ -6,14 +6,18 @@ Lives on the event loop. Each step of the worker is one message and wakes each r
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from enginehouse.backend import Progress
+from enginehouse.engine.worker.backlog import Backlog
+from enginehouse.engine.worker.calls import NOBODY, Calls, settle
 from enginehouse.engine.worker.carrier import Carrier, start_carrier
 from enginehouse.engine.worker.connection import Connection
-from enginehouse.engine.worker.generation import WorkerGeneration
+from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
+from enginehouse.engine.worker.handshake import check_hello, explain
 from enginehouse.engine.worker.messages import (
     Accepted,
     CallFailed,
@@ -22,16 +26,18 @@ from enginehouse.engine.worker.messages import (
     Detokenize,
     Detokenized,
     Died,
-    Failure,
+    Entered,
     Figures,
     FromWorker,
     GetStats,
     GetView,
+    Hello,
     Load,
     LoadFailed,
     LoadProgress,
     Ready,
     Rejected,
+    Started,
     Stats,
     StepOutputs,
     StopThinking,
@@ -42,9 +48,18 @@ from enginehouse.engine.worker.messages import (
     ToWorker,
     View,
 )
-from enginehouse.errors import EngineDead, EnginehouseError, InvalidRequest, Overloaded
+from enginehouse.engine.worker.requests import Requests
+from enginehouse.engine.worker.watchdog import Watchdog
+from enginehouse.errors import (
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    Overloaded,
+    PluginError,
+    WorkerDied,
+)
 from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.types import EngineRequest, EngineStats, ModelInfo, RequestFinished, Segment
+from enginehouse.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
 
 __all__ = ["WorkerEngine"]
 
@@ -58,6 +73,9 @@ _AUTOPSY_S = 0.3
 # How long to wait for a killed worker, or for a worker thread, which cannot be killed.
 _KILL_S = 1.0
 
+# A worker says hello as soon as it has imported enginehouse.
+_HELLO_S = 60.0
+
 # Bytes that may wait for a worker that does not read; more are refused instead of filling the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
@@ -69,30 +87,59 @@ class WorkerEngine:
         info: the loaded model's.
         died: the reason, once the worker has ended without being asked to.
         figures: what the worker last said that it has counted.
+        backlog: what it has to do; with it requests are refused before their prompts are made.
     """
 
     info: ModelInfo
 
-    def __init__(self, carrier: Carrier, on_progress: Progress) -> None:
+    def __init__(
+        self, carrier: Carrier, on_progress: Progress, settings: EngineSettings, step_timeout_s: float = 0.0
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._carrier = carrier
         self._on_progress = on_progress
         self._connection = Connection(self._handle, self._on_lost)
         self.figures = EngineFigures()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
+        self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
-        self._generations: dict[str, WorkerGeneration] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_numbers = itertools.count()
+        self.backlog = Backlog(settings)
+        self._requests = Requests(self.backlog)
+        self._calls = Calls()
         self._reason: str | None = None  # the worker's own last words
+        self._step_watchdog = Watchdog(
+            step_timeout_s,
+            lambda: bool(self._requests),
+            lambda: self._connection.send(GetStats(NOBODY)),
+            lambda: self._end_hung(f"a step took longer than {step_timeout_s:g} s"),
+        )
+        self._intake_watchdog = Watchdog(
+            step_timeout_s,
+            lambda: bool(self._calls) or not all(generation.is_accepted for generation in self._requests),
+            lambda: self._connection.send(Detokenize(NOBODY, ())),
+            lambda: self._end_hung(f"tokenizing took longer than {step_timeout_s:g} s"),
+        )
         self._is_ready = False
         self._is_closing = False
         carrier.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests, as far as is known."""
+        return self._is_ready and not self._is_closing and not self.died.done() and self._connection.is_open
+
     # -- life --------------------------------------------------------------------------------------
 
     @classmethod
-    async def open(cls, load: Load, *, isolation: str, python: str | None, on_progress: Progress) -> WorkerEngine:
+    async def open(
+        cls,
+        load: Load,
+        *,
+        isolation: str,
+        python: str | None,
+        on_progress: Progress,
+        step_timeout_s: float = 0.0,
+    ) -> WorkerEngine:
         """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
 
         Args:
@@ -100,28 +147,56 @@ class WorkerEngine:
             isolation: ``process`` or ``thread``.
             python: interpreter for the process; None is this one.
             on_progress: called on the event loop while the model loads.
+            step_timeout_s: how long a step, or tokenizing one prompt, may take before the worker is killed; 0 is for
+                ever.
 
         Raises:
             ModelLoadError, MissingDependency, ConfigError: the worker says why it cannot load the model.
             EngineDead: the worker died while loading.
         """
-        carrier = start_carrier(isolation, python)
-        engine = cls(carrier, on_progress)
+        path = f"{load.options_path}.python"
+        try:
+            carrier = start_carrier(isolation, python)
+        except ModelLoadError as error:
+            raise error if python is None else ModelLoadError(f"{path}: {error.message}") from error
+        engine = cls(carrier, on_progress, load.engine, step_timeout_s)
         try:
             await engine._connection.open(carrier.socket)
+            await engine._greet(python, path)
             engine._connection.send(load)
             engine.info = await engine._loaded
             engine._is_ready = True
-        except BaseException:
+        except BaseException as error:
             carrier.kill()
             await engine.close()
+            if python is not None and isinstance(error, PluginError | ModelLoadError) and path not in error.message:
+                raise ModelLoadError(f"{error.message} (in the environment of {path}: {python})") from error
             raise
         return engine
+
+    async def _greet(self, python: str | None, path: str) -> None:
+        """Wait for the worker's first words and check that it is one of ours."""
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                hello = await self._greeted
+        except TimeoutError:
+            raise ModelLoadError(f"{path}: {python or 'the worker'} said nothing for {_HELLO_S:g} s") from None
+        except EngineDead as error:
+            if python is None:
+                raise
+            raise await explain(python, path, error.message) from error
+        check_hello(hello, path)
+
+    def _end_hung(self, reason: str) -> None:
+        """A thread of the worker hangs: nothing but the end of the process ends that."""
+        self._reason = reason
+        self._carrier.kill()
+        self._connection.abort()
 
     async def close(self) -> None:
         """Stop; running requests end with EngineDead."""
         self._is_closing = True
-        self._end_everything("The server is shutting down.")
+        self._end_everything(EngineDead("The server is shutting down."))
         if self._is_ready and self._connection.is_open:
             self._connection.send(Close())
             await self._wait_ended(_CLOSE_S)
@@ -150,21 +225,27 @@ class WorkerEngine:
         self._carrier.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
-        self._end_everything(_lost_request(reason) if self._is_ready else reason)
+        self._end_everything(WorkerDied(_lost_request(reason) if self._is_ready else reason))
 
-    def _end_everything(self, reason: str) -> None:
-        generations, self._generations = self._generations, {}
-        for generation in generations.values():
-            generation.fail(EngineDead(reason))
-        for future in (self._loaded, *self._calls.values()):
-            _settle(future, EngineDead(reason))
-            if not future.cancelled():
-                future.exception()  # counts as seen even when nobody waits for it any more
+    def _end_everything(self, error: EngineDead) -> None:
+        self._step_watchdog.end()
+        self._intake_watchdog.end()
+        self._requests.fail_all(error)
+        self._calls.fail_all(error)
+        for future in (self._greeted, self._loaded):
+            settle(future, error)
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def submit(self, request: EngineRequest) -> WorkerGeneration:
+    async def submit(
+        self, request: EngineRequest, *, resume: Resume | None = None, recorder: Recorder | None = None
+    ) -> WorkerGeneration:
         """Queue a request; returns when the worker has accepted it.
+
+        Args:
+            request: what to answer.
+            resume: how far it was answered before, by another worker or earlier by this one.
+            recorder: told of everything that happens to it.
 
         Raises:
             RequestError: the request cannot be served.
@@ -172,12 +253,18 @@ class WorkerEngine:
             EngineDead: the worker is gone.
         """
         request_id = request.request_id
-        if request_id in self._generations:
+        if request_id in self._requests:
             raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
-        generation = WorkerGeneration(self._loop, lambda: self._cancel(request_id))
+        link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
+        generation = WorkerGeneration(request_id, self._loop, lambda: self._cancel(link_id), recorder)
         self._check_room()
-        self._connection.send(Submit(request))
-        self._generations[request_id] = generation
+        if resume is not None:
+            # What has begun once is not given up for waiting again.
+            request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
+        self._connection.send(Submit(request, resume))
+        self._requests.add(link_id, generation)
+        self.backlog.enter(generation.request_id, request.caller, request.priority)
+        self._begin_watch()
         try:
             await generation.wait_accepted()
         except asyncio.CancelledError:
@@ -185,9 +272,13 @@ class WorkerEngine:
             raise
         return generation
 
-    def _cancel(self, request_id: str) -> None:
-        if self._generations.pop(request_id, None) is not None:
-            self._connection.send(Cancel(request_id))
+    def _cancel(self, link_id: str) -> None:
+        if self._requests.forget(link_id) is not None:
+            self._connection.send(Cancel(link_id))
+
+    def _begin_watch(self) -> None:
+        self._step_watchdog.begin()
+        self._intake_watchdog.begin()
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
         """Token ids of a prompt, exactly as ``submit`` would encode it."""
@@ -211,95 +302,68 @@ class WorkerEngine:
     async def view(self) -> EngineView:
         """What runs, waits and is kept; answered after the running step."""
         view: EngineView = await self._call(GetView)
-        return view
+        requests = tuple(
+            msgspec.structs.replace(request, request_id=self._requests.request_id(request.request_id))
+            for request in view.requests
+        )
+        return msgspec.structs.replace(view, requests=requests)
 
     async def stop_thinking(self, request_id: str) -> int:
         """Close the reasoning of a request's choices by force; returns of how many, 0 when none is thinking."""
-        num_choices: int = await self._call(lambda call: StopThinking(call, request_id))
+        link_id, generation = self._requests.find(request_id)
+        if generation is not None and generation.recorder is not None:
+            generation.recorder.thinking_stopped()
+        num_choices: int = await self._call(lambda call: StopThinking(call, link_id))
         return num_choices
 
     async def _call(self, message_for: Callable[[int], ToWorker]) -> Any:
         """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
-        call = next(self._call_numbers)
+        number = self._calls.next_number()
         self._check_room()
-        self._connection.send(message_for(call))
-        answer = self._calls[call] = self._loop.create_future()
-        try:
-            return await answer
-        finally:
-            del self._calls[call]
+        self._connection.send(message_for(number))
+        self._begin_watch()
+        return await self._calls.answer_to(number)
 
     def _check_room(self) -> None:
         if self.died.done():
-            raise EngineDead(_lost_request(self.died.result().message))
-        if self._is_closing or not self._connection.is_open:
+            raise WorkerDied(_lost_request(self.died.result().message))
+        if self._is_closing:
             raise EngineDead(_lost_request("its worker is gone"))
+        if not self._connection.is_open:
+            raise WorkerDied(_lost_request("its worker is gone"))
         if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
             raise Overloaded("The model's worker does not take requests at the moment; try again.")
 
     # -- what comes back ---------------------------------------------------------------------------
 
     def _handle(self, message: FromWorker) -> None:
+        if isinstance(message, StepOutputs):
+            self._step_watchdog.heard()
+            self._requests.distribute(message)
+            return
+        if isinstance(message, Entered | Started | Stats | View | ThinkingStopped):
+            self._step_watchdog.heard()
+        elif isinstance(message, Accepted | Rejected | Tokenized | Detokenized | CallFailed):
+            self._intake_watchdog.heard()
         match message:
-            case StepOutputs():
-                self._distribute(message)
-            case Accepted():
-                if (generation := self._generations.get(message.request_id)) is not None:
-                    generation.accept(message.num_prompt_tokens)
-            case Rejected():
-                if (generation := self._generations.pop(message.request_id, None)) is not None:
-                    generation.fail(message.failure.to_error())
-            case Tokenized(call=call, token_ids=answer) | Detokenized(call=call, pieces=answer):
-                self._answer(call, answer)
-            case Stats():
-                self._answer(message.call, message.stats)
-            case View():
-                self._answer(message.call, message.view)
-            case ThinkingStopped():
-                self._answer(message.call, message.num_choices)
+            case Accepted() | Rejected() | Entered() | Started():
+                self._requests.handle(message)
             case Figures():
                 self.figures = message.figures
-            case CallFailed():
-                self._answer(message.call, message.failure.to_error())
+            case Hello():
+                settle(self._greeted, message)
             case LoadProgress():
                 self._on_progress(message.share, message.text)
             case Ready():
-                _settle(self._loaded, message.info)
+                settle(self._loaded, message.info)
             case LoadFailed():
-                _settle(self._loaded, message.failure.to_error())
+                settle(self._loaded, message.failure.to_error())
             case Died():
                 self._reason = message.reason
-
-    def _distribute(self, message: StepOutputs) -> None:
-        """Give each request its events; those of requests that were cancelled meanwhile are dropped."""
-        generations = self._generations
-        for request_id, output in message.outputs:
-            generation = generations.get(request_id)
-            if generation is None:
-                continue
-            if isinstance(output, Failure):
-                del generations[request_id]
-                generation.fail(output.to_error())
-                continue
-            if isinstance(output, RequestFinished):
-                del generations[request_id]
-            generation.push(output)
-
-    def _answer(self, call: int, answer: object) -> None:
-        if (future := self._calls.get(call)) is not None:
-            _settle(future, answer)
+            case _:
+                self._calls.handle(message)
 
 
 def _lost_request(reason: str) -> str:
     """What a client is told whose request the worker took along."""
     return f"The model stopped working ({reason}); it is being restarted, so try again in a moment."
-
-
-def _settle(future: asyncio.Future[Any], outcome: object) -> None:
-    """Give a future its result or error, unless its waiter was cancelled."""
-    if future.done():
-        return
-    if isinstance(outcome, EnginehouseError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
 from enginehouse.errors import EnginehouseError
 from enginehouse.types import Event, RequestFinished
 
-__all__ = ["WorkerGeneration"]
+__all__ = ["Recorder", "WorkerGeneration"]
+
+
+class Recorder(Protocol):
+    """Is told of everything that happens to a request as it comes from the worker, before it is read."""
+
+    def accepted(self, num_prompt_tokens: int) -> None:
+        """The worker has accepted the request."""
+        ...
+
+    def started(self, num_cached_tokens: int) -> None:
+        """The request has left the queue."""
+        ...
+
+    def entered(self) -> None:
+        """The engine holds it and has asked all plugins that take part; it may have to queue."""
+        ...
+
+    def record(self, event: Event) -> Event:
+        """Something happened; returns what the reader is given."""
+        ...
+
+    def failed(self, error: EnginehouseError) -> None:
+        """It ended with an error."""
+        ...
+
+    def thinking_stopped(self) -> None:
+        """Its reasoning is closed on demand."""
+        ...
 
 
 class WorkerGeneration:
@@ -17,12 +46,26 @@ class WorkerGeneration:
     Events wait here while the client is slow; the model's context bounds how many there can be.
 
     Args:
+        request_id: the request's.
         loop: the event loop that everything here runs on.
         on_cancel: called once when the request is cancelled before its end.
+        recorder: told of everything that happens.
+
+    Attributes:
+        is_accepted: whether the worker has accepted the request.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        loop: asyncio.AbstractEventLoop,
+        on_cancel: Callable[[], None],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.request_id = request_id
         self.num_prompt_tokens = 0
+        self.is_accepted = False
+        self.recorder = recorder
         self._loop = loop
         self._on_cancel = on_cancel
         self._accepted: asyncio.Future[int] = loop.create_future()
@@ -35,6 +78,9 @@ class WorkerGeneration:
 
     def accept(self, num_prompt_tokens: int) -> None:
         """The worker has accepted the request."""
+        self.is_accepted = True
+        if self.recorder is not None:
+            self.recorder.accepted(num_prompt_tokens)
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)
 
@@ -44,7 +90,7 @@ class WorkerGeneration:
 
     def push(self, event: Event) -> None:
         """Add an event; RequestFinished is the last one."""
-        self._events.append(event)
+        self._events.append(event if self.recorder is None else self.recorder.record(event))
         self._is_ended = isinstance(event, RequestFinished)
         self._wake()
 
@@ -53,6 +99,8 @@ class WorkerGeneration:
         if self._is_ended:
             return
         self._is_ended = True
+        if self.recorder is not None:
+            self.recorder.failed(error)
         if not self._accepted.done():
             self._accepted.set_exception(error)
             return
@@ -86,7 +134,13 @@ class WorkerGeneration:
         """Stop generating; idempotent, also after the end. Iteration then just ends."""
         if self._is_ended:
             return
-        self._is_ended = True
         self._events.clear()
+        self.detach()
+
+    def detach(self) -> None:
+        """Take the request out of the worker; iteration ends after the events that are already here."""
+        if self._is_ended:
+            return
+        self._is_ended = True
         self._on_cancel()
         self._wake()

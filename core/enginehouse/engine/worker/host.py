@@ -17,8 +17,14 @@ from attrs import frozen
 
 from enginehouse.backend import Runner
 from enginehouse.engine.loop import EngineOutput, StepEngine
+<<<<<<< HEAD
 from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
 from enginehouse.engine.worker.figures import FigureReports
+=======
+from enginehouse.engine.sequence import ActiveRequest
+from enginehouse.engine.worker.figures import FigureReports
+from enginehouse.engine.worker.handshake import own_hello
+>>>>>>> main
 from enginehouse.engine.worker.intake import Intake
 from enginehouse.engine.worker.link import FrameTooLarge, Link
 from enginehouse.engine.worker.messages import (
@@ -26,6 +32,7 @@ from enginehouse.engine.worker.messages import (
     Close,
     Detokenize,
     Died,
+    Entered,
     FromWorker,
     GetStats,
     GetView,
@@ -33,6 +40,7 @@ from enginehouse.engine.worker.messages import (
     LoadFailed,
     LoadProgress,
     Ready,
+    Started,
     Stats,
     StepOutputs,
     StopThinking,
@@ -47,7 +55,7 @@ from enginehouse.engine.worker.messages import (
 )
 from enginehouse.errors import EnginehouseError, GenerationFailed, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineRequest
+from enginehouse.types import EngineRequest, Resume
 
 __all__ = ["WorkerHost"]
 
@@ -60,6 +68,7 @@ class _Enter:
 
     request: EngineRequest
     token_ids: list[int]
+    resume: Resume | None
 
 
 class WorkerHost:
@@ -86,6 +95,7 @@ class WorkerHost:
         """Load the model and serve until the server says Close; False when the engine broke before."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
+            self._send(own_hello())
             first = self._inbox.get()
             engine = self._load(first) if isinstance(first, Load) else None
             return engine is None or self._serve(engine)
@@ -123,7 +133,14 @@ class WorkerHost:
             runner.close()
             raise
         decoders = registry.structured_decoders.values()
+<<<<<<< HEAD
         return runner, StepEngine(runner, message.engine, registry.samplers, decoders, drafters=drafters)
+=======
+        return runner, StepEngine(runner, message.engine, registry.samplers, decoders, on_started=self._report_started)
+
+    def _report_started(self, request: ActiveRequest) -> None:
+        self._send(Started(request.request.request_id, request.num_cached_tokens or 0))
+>>>>>>> main
 
     def _report(self, share: float, text: str) -> None:
         """Pass on a load's progress, but not more often than it can be seen."""
@@ -176,14 +193,15 @@ class WorkerHost:
     def _add(self, engine: StepEngine, entering: _Enter) -> None:
         request_id = entering.request.request_id
         try:
-            engine.add(entering.request, entering.token_ids)
+            engine.add(entering.request, entering.token_ids, entering.resume)
+            self._send(Entered(request_id))
         except Exception as error:  # noqa: BLE001 - a plugin's sampler is created here: only its request may fail
             failure = (
                 error if isinstance(error, EnginehouseError) else GenerationFailed(f"{type(error).__name__}: {error}")
             )
             self._send_outputs([(request_id, failure)])
         assert self._intake is not None
-        self._intake.entered()
+        self._intake.entered(len(entering.token_ids))
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
         """One message for the whole step."""

@@ -28,7 +28,7 @@ from enginehouse.engine.worker.messages import (
 )
 from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
 from enginehouse.prompt.segments import encode_segments
-from enginehouse.types import EngineRequest
+from enginehouse.types import EngineRequest, Resume
 
 __all__ = ["Intake"]
 
@@ -53,7 +53,7 @@ class Intake:
         engine: StepEngine,
         tokenizer: Tokenizer,
         send: Callable[[FromWorker], None],
-        enter: Callable[[EngineRequest, list[int]], None],
+        enter: Callable[[EngineRequest, list[int], Resume | None], None],
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -63,6 +63,7 @@ class Intake:
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
         self._num_entering = 0  # handed over, not yet added by the engine thread
+        self._num_entering_tokens = 0  # of their prompts
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
 
     def start(self) -> None:
@@ -81,7 +82,7 @@ class Intake:
         request_id = message.request.request_id
         with self._lock:
             num_before = len(self._waiting) + self._num_entering
-            is_full = self._engine.is_full(num_before + 1)
+            is_full = message.resume is None and self._engine.is_full(num_before + 1)
             if not is_full:
                 self._waiting.add(request_id)
         if is_full:
@@ -104,27 +105,30 @@ class Intake:
 
     # -- engine thread -----------------------------------------------------------------------------
 
-    def entered(self) -> None:
-        """The engine thread has added a request; the engine counts it from now on."""
+    def entered(self, num_tokens: int) -> None:
+        """The engine thread has added a request with so long a prompt; the engine counts it from now on."""
         with self._lock:
             self._num_entering -= 1
+            self._num_entering_tokens -= num_tokens
 
     # -- intake thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (message := self._queue.get()) is not None:
             if isinstance(message, Submit):
-                self._take(message.request)
+                self._take(message.request, message.resume)
             else:
                 self._answer(message)
 
-    def _take(self, request: EngineRequest) -> None:
+    def _take(self, request: EngineRequest, resume: Resume | None) -> None:
         request_id = request.request_id
         if request_id not in self._waiting:
             return  # cancelled before its turn
         try:
             token_ids = self._token_ids(request)
             self._engine.check(request, len(token_ids))
+            if resume is None:
+                self._check_room(len(token_ids))
         except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this request may fail
             with self._lock:
                 self._waiting.discard(request_id)
@@ -136,7 +140,15 @@ class Intake:
             if request_id in self._waiting:
                 self._waiting.remove(request_id)
                 self._num_entering += 1
-                self._enter(request, token_ids)
+                self._num_entering_tokens += len(token_ids)
+                self._enter(request, token_ids, resume)
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Refuse a prompt that makes the tokens that wait too many."""
+        with self._lock:
+            num_before = self._num_entering_tokens
+        if self._engine.is_full_of_tokens(num_before, num_tokens):
+            raise Overloaded("Too many prompt tokens wait for this model; try again in a moment.", _RETRY_AFTER_S)
 
     def _token_ids(self, request: EngineRequest) -> list[int]:
         if request.token_ids is not None:

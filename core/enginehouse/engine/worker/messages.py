@@ -12,7 +12,7 @@ import msgspec
 from enginehouse.config import PluginsSettings
 from enginehouse.errors import EnginehouseError, error_from_fields
 from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Segment
+from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Resume, Segment
 
 __all__ = [
     "Accepted",
@@ -22,16 +22,19 @@ __all__ = [
     "Detokenize",
     "Detokenized",
     "Died",
+    "Entered",
     "Failure",
     "Figures",
     "FromWorker",
     "GetStats",
     "GetView",
+    "Hello",
     "Load",
     "LoadFailed",
     "LoadProgress",
     "Ready",
     "Rejected",
+    "Started",
     "Stats",
     "StepOutputs",
     "StopThinking",
@@ -106,9 +109,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Serve a request; answered by Accepted or Rejected, then by its share of StepOutputs."""
+    """Serve a request; answered by Accepted or Rejected, then by its share of StepOutputs.
+
+    Attributes:
+        resume: what was answered before; such a request was accepted once and is not refused for a full queue.
+    """
 
     request: EngineRequest
+    resume: Resume | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -161,6 +169,22 @@ ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView |
 # -- worker to server ------------------------------------------------------------------------------
 
 
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first message, before Load is read: who the worker is. Its form never changes.
+
+    Attributes:
+        protocol: number of the language that it speaks.
+        version: of its enginehouse.
+        python: version of its Python.
+        prefix: folder of its environment.
+    """
+
+    protocol: int
+    version: str
+    python: str
+    prefix: str
+
+
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """The model is loading. ``share`` is what is done, 0 to 1."""
 
@@ -192,6 +216,23 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
 
     request_id: str
     failure: Failure
+
+
+class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered"):
+    """The engine holds the request; plugins' code for it has run without harm."""
+
+    request_id: str
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The request has left the queue; sent before anything of it is computed.
+
+    Attributes:
+        num_cached_tokens: tokens of its prompt that need not be computed.
+    """
+
+    request_id: str
+    num_cached_tokens: int
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -255,11 +296,14 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
 
 
 FromWorker = (
-    LoadProgress
+    Hello
+    | LoadProgress
     | Ready
     | LoadFailed
     | Accepted
     | Rejected
+    | Entered
+    | Started
     | StepOutputs
     | Tokenized
     | Detokenized

@@ -1,0 +1,79 @@
+"""``GET /admin/events``: what happens to models, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import attrs
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from enginehouse.api.encoding import encode_json
+from enginehouse.api.sse import EVENT_STREAM_HEADERS, PING, event
+from enginehouse.api.state import ApiState
+from enginehouse.models.events import Subscription
+
+__all__ = ["event_route"]
+
+_POLL_S = 0.5
+"""Seconds between two looks at whether the server stops: this stream would otherwise hold it up."""
+
+
+def event_route(state: ApiState) -> HTTPRouteHandler:
+    """The route."""
+
+    @get("/admin/events")
+    async def stream_events() -> ASGIApp:
+        """Stream what happens to models from now on."""
+        return EventsResponse(state)
+
+    return stream_events
+
+
+@attrs.frozen(eq=False)
+class EventsResponse:
+    """An ASGI response that ends when its client leaves or the server stops."""
+
+    state: ApiState
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until somebody has had enough."""
+        with self.state.manager.events.subscribe() as subscription:
+            await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
+            await send({"type": "http.response.body", "body": PING, "more_body": True})
+            left = asyncio.create_task(_client_left(receive))
+            try:
+                await self._send_events(subscription, left, send)
+            finally:
+                left.cancel()
+            if not left.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, subscription: Subscription, left: asyncio.Task[None], send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        last_sent, num_lost = loop.time(), 0
+        while not (left.done() or self.state.exchanges.stopping):
+            body = b""
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    body = _encoded(attrs.asdict(await subscription.next()))
+            if subscription.num_lost > num_lost:
+                body = _encoded({"kind": "lost", "count": subscription.num_lost - num_lost}) + body
+                num_lost = subscription.num_lost
+            if not body and loop.time() - last_sent >= self.state.settings.server.ping_s:
+                body = PING
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                last_sent = loop.time()
+
+
+def _encoded(members: dict[str, Any]) -> bytes:
+    return event(encode_json(members))
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,127 @@
+"""``/admin/models``: what is loaded and what holds memory; loading and unloading by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import attrs
+from attrs import field, frozen
+from attrs.validators import ge, optional
+from litestar import Request, get, post
+from litestar.exceptions import NotFoundException
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.body import parse_object, read_body, read_empty_body
+from enginehouse.api.decoding import decode_problem
+from enginehouse.api.state import ApiState
+from enginehouse.errors import InvalidRequest
+from enginehouse.models import ModelManager, ModelStatus
+from enginehouse.models.orders import load_model, unload_model
+from enginehouse.structuring import strict_converter
+
+__all__ = ["UnloadBody", "admin_model_routes", "describe_model"]
+
+_Order = Literal["load", "unload"]
+
+
+@frozen(kw_only=True)
+class UnloadBody:
+    """The body of ``/admin/models/{id}/unload``; it may be empty.
+
+    Attributes:
+        drain: let running requests finish; new ones wait until the model is loaded again.
+        force: end running requests, or a load, and unload a pinned model; with ``drain`` only those that do not finish.
+        drain_s: seconds that running requests get; unset is ``limits.drain_s``.
+    """
+
+    drain: bool = False
+    force: bool = False
+    drain_s: float | None = field(default=None, validator=optional(ge(0)))
+
+
+def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
+    """The routes."""
+    manager = state.manager
+    limit = state.settings.limits.max_body_bytes
+
+    @get("/admin/models")
+    async def list_served_models() -> dict[str, Any]:
+        """List all models with what they hold."""
+        data = [describe_model(manager, status) for status in manager.statuses()]
+        return {"object": "list", "data": data, "memory": _describe_memory(manager)}
+
+    @get("/admin/models/{model_id:path}")
+    async def show_served_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Show one model, by its name or an alias."""
+        return describe_model(manager, manager.find(_path_of(request)).status())
+
+    @post("/admin/models/{model_id:path}", status_code=200)
+    async def order_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Load or unload a model: its id, which may hold slashes, and the order behind it."""
+        name, order = _split(_path_of(request))
+        if order == "load":
+            await read_empty_body(request.receive, limit)
+            return describe_model(manager, await load_model(manager, name))
+        body = _read_unload_body(await read_body(request.receive, limit))
+        status = await unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
+        return describe_model(manager, status)
+
+    return [list_served_models, show_served_model, order_model]
+
+
+def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]:
+    """One model as the admin API shows it."""
+    settings = manager.find(status.name).settings
+    holds = status.memory_bytes is not None
+    return {
+        "id": status.name,
+        "object": "model",
+        "aliases": list(status.aliases),
+        "state": status.state,
+        "progress": status.progress,
+        "progress_text": status.progress_text,
+        "error": status.error,
+        "backend": status.backend,
+        "backend_reason": status.reason,
+        "load": settings.load,
+        "pin": settings.pin,
+        "ttl": settings.ttl,
+        "draining": settings.draining,
+        "num_running": status.num_running,
+        "num_waiting": status.num_waiting,
+        "num_restarts": status.num_restarts,
+        "idle_s": None if status.idle_s is None else round(status.idle_s, 3),
+        "memory": {"device": status.device, "bytes": status.memory_bytes} if holds else None,
+    }
+
+
+def _describe_memory(manager: ModelManager) -> dict[str, Any]:
+    room = manager.room
+    return {
+        device: {"budget_bytes": room.budget.by_device.get(device), "held_bytes": room.held_bytes(device)}
+        for device in room.devices()
+    }
+
+
+def _path_of(request: Request[Any, Any, Any]) -> str:
+    return str(request.path_params["model_id"]).removeprefix("/")
+
+
+def _split(path: str) -> tuple[str, _Order]:
+    name, _, order = path.rpartition("/")
+    if order not in ("load", "unload") or not name:
+        raise NotFoundException
+    return name, cast(_Order, order)
+
+
+def _read_unload_body(body: bytes) -> UnloadBody:
+    """Raises InvalidRequest: a field is unknown or wrong."""
+    data = parse_object(body) if body else {}
+    known = {attribute.name for attribute in attrs.fields(UnloadBody)}
+    for name in data:
+        if name not in known:
+            raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(sorted(known))}", name)
+    try:
+        return strict_converter().structure(data, UnloadBody)
+    except Exception as error:
+        raise decode_problem(error) from error

@@ -1,0 +1,128 @@
+"""How far a request has come, from its events: enough to go on with it in another worker as if nothing had happened.
+
+Written as events arrive, before anybody reads them, so that a slow client loses nothing and gets nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field
+
+from enginehouse.types import (
+    ChoiceFinished,
+    EngineRequest,
+    Event,
+    HeldTokens,
+    PromptLogprobs,
+    RequestFinished,
+    Resume,
+    ResumedChoice,
+    TextDelta,
+)
+
+__all__ = ["Transcript"]
+
+
+@define(eq=False)
+class _Choice:
+    """What was told of one choice; see :class:`ResumedChoice`."""
+
+    token_ids: list[int] = field(factory=list)
+    held: HeldTokens | None = None
+    probabilities: list[float | None] = field(factory=list)
+    finished: ChoiceFinished | None = None
+
+    def resumed(self, index: int) -> ResumedChoice:
+        held = self.held or HeldTokens(())
+        token_ids = (*self.token_ids, *held.token_ids)
+        return ResumedChoice(index, token_ids, held.logprobs, tuple(self.probabilities))
+
+
+class Transcript:
+    """One request's.
+
+    Args:
+        request: what is answered.
+        clock: seconds, monotonic.
+
+    Attributes:
+        num_prompt_tokens: tokens of the prompt, once a worker has accepted it.
+        num_tokens: tokens of the answer that are visible so far, over all choices.
+        is_finished: whether the last event has come.
+    """
+
+    def __init__(self, request: EngineRequest, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._choices = [_Choice() for _ in range(request.num_choices)]
+        self._num_stays = 0
+        self._num_scored = 0
+        self._num_cached_tokens = 0
+        self._is_thinking_stopped = False
+        self._accepted_s: float | None = None
+        self._started_s: float | None = None
+        self._first_token_s: float | None = None
+        self.num_prompt_tokens = 0
+        self.num_tokens = 0
+        self.is_finished = False
+
+    def begin_stay(self) -> Resume | None:
+        """A worker is given the request: what it must know of the stays before; None on the first one."""
+        self._num_stays += 1
+        if self._num_stays == 1:
+            return None
+        choices = tuple(choice.resumed(i) for i, choice in enumerate(self._choices) if choice.finished is None)
+        return Resume(choices, self._num_scored, self._is_thinking_stopped)
+
+    def accepted(self, num_prompt_tokens: int) -> None:
+        """A worker has accepted the request."""
+        self.num_prompt_tokens = num_prompt_tokens
+        if self._accepted_s is None:
+            self._accepted_s = self._clock()
+
+    def started(self, num_cached_tokens: int) -> None:
+        """It has left the queue."""
+        if self._started_s is None:
+            self._started_s = self._clock()
+            self._num_cached_tokens = num_cached_tokens
+
+    def thinking_stopped(self) -> None:
+        """Its reasoning is closed on demand."""
+        self._is_thinking_stopped = True
+
+    def record(self, event: Event) -> Event:
+        """Something happened; returns what it is to the reader."""
+        if isinstance(event, TextDelta):
+            choice = self._choices[event.choice]
+            choice.token_ids += event.token_ids
+            choice.held = event.held
+            if event.probabilities:
+                choice.probabilities += event.probabilities
+            self.num_tokens += len(event.token_ids)
+            if self._first_token_s is None:
+                self._first_token_s = self._clock()
+        elif isinstance(event, ChoiceFinished):
+            self._choices[event.choice].finished = event
+        elif isinstance(event, PromptLogprobs):
+            self._num_scored += len(event.entries)
+        elif isinstance(event, RequestFinished):
+            self.is_finished = True
+            return event if self._num_stays == 1 else self._summary(event)
+        return event
+
+    def _summary(self, event: RequestFinished) -> RequestFinished:
+        """The figures of all stays together; a pause counts where it fell."""
+        now_s = self._clock()
+        accepted_s = self._accepted_s if self._accepted_s is not None else now_s
+        started_s = self._started_s if self._started_s is not None else now_s
+        first_token_s = self._first_token_s if self._first_token_s is not None else now_s
+        finished = [choice.finished for choice in self._choices if choice.finished is not None]
+        return RequestFinished(
+            num_prompt_tokens=event.num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_completion_tokens=sum(choice.num_tokens for choice in finished),
+            num_forced_tokens=sum(choice.num_forced_tokens for choice in finished),
+            queue_s=started_s - accepted_s,
+            prefill_s=first_token_s - started_s,
+            decode_s=now_s - first_token_s,
+        )

@@ -1,0 +1,56 @@
+"""How fast something is done, measured while there is something to do. ``Retry-After`` is computed from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Throughput"]
+
+_HALF_LIFE_S = 15.0
+_MIN_COUNT = 3
+"""Fewer events say nothing about a rate."""
+
+
+class Throughput:
+    """Events per second over the busy time, of which the last quarter of a minute counts as much as all before.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s: float | None = None  # None while idle
+        self._count = 0.0
+        self._busy_s = 0.0
+        self._num_seen = 0
+
+    def run(self, is_busy: bool) -> None:
+        """Say whether there is something to do from now on."""
+        self._advance()
+        self._began_s = self._clock() if is_busy else None
+
+    def count(self) -> None:
+        """One thing is done."""
+        self._advance()
+        self._count += 1
+        self._num_seen += 1
+
+    @property
+    def per_s(self) -> float | None:
+        """The rate; None while too little is known."""
+        self._advance()
+        if self._num_seen < _MIN_COUNT or self._busy_s <= 0:
+            return None
+        return self._count / self._busy_s
+
+    def _advance(self) -> None:
+        """Bring the busy time up to now and let what was before fade."""
+        if self._began_s is None:
+            return
+        now = self._clock()
+        passed_s, self._began_s = now - self._began_s, now
+        share = 0.5 ** (passed_s / _HALF_LIFE_S)
+        self._count *= share
+        self._busy_s = self._busy_s * share + passed_s

@@ -1,0 +1,201 @@
+"""A new configuration meets loaded models: what stays, what is swapped and when, what leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+
+import attrs
+import pytest
+from attrs import evolve
+
+from enginehouse.config import ModelSettings, Settings
+from enginehouse.errors import ConfigError, ModelLoadError, ModelNotFound, ModelUnloaded
+from enginehouse.models import ModelManager
+from enginehouse.models.changes import _WITHOUT_WORKER, find_changes
+from enginehouse.models.changing import ModelChanger
+
+from .test_orders import endless, read
+from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
+
+
+async def change(changer: ModelChanger, settings: Settings) -> None:
+    changer.apply(await changer.plan(settings))
+
+
+def all_of(manager: ModelManager, **wanted: str) -> bool:
+    return states(manager) == wanted
+
+
+def test_only_settings_of_the_worker_need_another_one() -> None:
+    old = {"same": tiny(), "named": tiny(), "grown": tiny(), "gone": tiny()}
+    new = {
+        "same": tiny(),
+        "named": tiny(aliases=("x",), defaults={"temperature": 0}, pin=True),
+        "grown": tiny(2),
+        "new": tiny(),
+    }
+    changes = find_changes(old, new)
+
+    assert (changes.kept, changes.updated, changes.replaced) == (("same",), ("named",), ("grown",))
+    assert (changes.added, changes.removed) == (("new",), ("gone",))
+
+
+def test_settings_without_a_worker_are_settings() -> None:
+    assert {attribute.name for attribute in attrs.fields(ModelSettings)} >= _WITHOUT_WORKER
+
+
+async def test_models_appear_and_leave_and_the_others_do_not_notice() -> None:
+    backend = TinyBackend()
+    before: Mapping[str, ModelSettings] = {"kept": tiny(load="eager"), "gone": tiny(load="eager", aliases=("g",))}
+    async with open_tiny(settings_of(before), backend) as manager:
+        kept, gone = await endless(manager, "kept"), await endless(manager, "gone")
+        reading = asyncio.create_task(read(gone))
+        loaded = manager.get("kept")
+        changer = ModelChanger(manager)
+        await change(changer, settings_of({"new": tiny(load="eager"), "kept": tiny(load="eager"), "lazy": tiny()}))
+        await until(lambda: all_of(manager, new="ready", kept="ready", lazy="unloaded"))
+
+        assert [status.name for status in manager.statuses()] == ["new", "kept", "lazy"]
+        assert manager.get("kept") is loaded
+        assert manager.get(None).name == "new"
+        for name in ("gone", "g"):
+            with pytest.raises(ModelNotFound):
+                await manager.lease(name)
+        assert not reading.done()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await until(lambda: backend.open_bytes == 2)
+        kept.release()
+
+
+async def test_requests_of_a_removed_model_end_when_they_take_too_long() -> None:
+    backend = TinyBackend()
+    async with open_tiny(settings_of({"m": tiny()}), backend) as manager:
+        reading = asyncio.create_task(read(await endless(manager, "m")))
+        await change(ModelChanger(manager), settings_of({}, drain_s=0.05))
+
+        with pytest.raises(ModelUnloaded):
+            await reading
+        await until(lambda: backend.open_bytes == 0)
+
+
+async def test_changed_model_is_loaded_beside_the_old_one_which_serves_until_then() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(2)}, budget=5), backend) as manager:
+        old = await endless(manager, "m")
+        reading = asyncio.create_task(read(old))
+        await change(ModelChanger(manager), settings_of({"m": tiny(3, gate="slow")}, budget=5))
+        await until(lambda: manager.room.held_bytes("cpu") == 5)
+        async with manager.use("m") as model:
+            assert model.engine is old.model.engine
+        backend.gates["slow"].set()
+        await until(lambda: manager.get("m").engine is not old.model.engine)
+
+        async with manager.use("m") as model:
+            assert model.settings.options["size"] == 3
+        assert not reading.done(), "its stream goes on"
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await until(lambda: backend.open_bytes == 3)
+        assert backend.most_bytes == 5
+
+
+async def test_changed_model_waits_for_the_old_one_where_both_do_not_fit() -> None:
+    backend = TinyBackend()
+    async with open_tiny(settings_of({"m": tiny(2, pin=True)}, budget=3), backend) as manager:
+        old = await endless(manager, "m")
+        reading = asyncio.create_task(read(old))
+        await change(ModelChanger(manager), settings_of({"m": tiny(3, pin=True)}, budget=3))
+        await until(lambda: manager.statuses()[0].state == "loading")
+        asked = [asyncio.create_task(manager.lease("m")) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in asked) and not reading.done()
+        reading.cancel()
+        leases = await asyncio.gather(*asked)
+
+        assert {lease.model.settings.options["size"] for lease in leases} == {3}
+        assert backend.most_bytes == 3
+        for lease in leases:
+            lease.release()
+
+
+async def test_requests_that_wait_for_a_model_get_its_successor() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(2, gate="slow")}, budget=3), backend) as manager:
+        asked = asyncio.create_task(manager.lease("m"))
+        await until(lambda: states(manager) == {"m": "loading"})
+        await change(ModelChanger(manager), settings_of({"m": tiny(3)}, budget=3))
+        backend.gates["slow"].set()
+        lease = await asked
+
+        assert lease.model.settings.options["size"] in (2, 3)  # the load had begun: both are an answer
+        lease.release()
+        await until(lambda: manager.find("m").settings.options["size"] == 3)
+        async with manager.use("m") as model:
+            assert model.settings.options["size"] == 3
+
+
+async def test_successor_that_fails_leaves_the_old_model_in_its_place() -> None:
+    backend = TinyBackend()
+    async with open_tiny(settings_of({"m": tiny(load="eager")}), backend) as manager:
+        with manager.events.subscribe() as subscription:
+            await change(ModelChanger(manager), settings_of({"m": tiny(2, fails="damaged", load="eager")}))
+            async for event in subscription:
+                if event.kind == "failed":
+                    break
+        await until(lambda: manager.statuses()[0].error is not None)
+
+        assert "could not be loaded, so the old one stays: damaged" in str(manager.statuses()[0].error)
+        async with manager.use("m") as model:
+            assert model.settings.options["size"] == 1
+        await until(lambda: backend.open_bytes == 1)
+        assert manager.room.held_bytes("cpu") == 1
+
+
+async def test_a_change_overtakes_one_that_is_still_loading() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(1, load="eager")}), backend) as manager:
+        changer = ModelChanger(manager)
+        await change(changer, settings_of({"m": tiny(2, gate="slow", load="eager")}))
+        await until(lambda: manager.room.held_bytes("cpu") == 3)
+        await change(changer, settings_of({"m": tiny(3, load="eager")}))
+        threading.Timer(0.05, backend.gates["slow"].set).start()
+        await until(lambda: manager.get("m").settings.options["size"] == 3)
+        await until(lambda: manager.room.held_bytes("cpu") == 3)
+
+        assert backend.open_bytes == 3
+
+
+async def test_settings_that_need_no_worker_hold_at_once() -> None:
+    async with open_tiny(settings_of({"m": tiny(load="eager")})) as manager:
+        engine = manager.get("m").engine
+        await change(ModelChanger(manager), settings_of({"m": tiny(load="eager", aliases=("new-name",), ttl=0.05)}))
+
+        assert manager.get("new-name").engine is engine
+        await until(lambda: states(manager) == {"m": "unloaded"})
+
+
+async def test_plans_that_cannot_be_made_refuse_the_whole_change() -> None:
+    async with open_tiny(settings_of({"m": tiny(load="eager")})) as manager:
+        changer = ModelChanger(manager)
+        wrong = {"m": tiny(), "new": evolve(tiny(), options={"sise": 1})}
+        with pytest.raises(ConfigError, match=r"models\.new\.sise.*'size'"):
+            await changer.plan(settings_of(wrong))
+        with pytest.raises(ModelLoadError, match="no backend 'none'"):
+            await changer.plan(settings_of({"new": evolve(tiny(), backend="none")}))
+
+        assert states(manager) == {"m": "ready"}
+
+
+async def test_smaller_budget_holds_for_the_next_load() -> None:
+    models = {"a": tiny(2), "b": tiny(2)}
+    async with open_tiny(settings_of(models, budget=4)) as manager:
+        for name in models:
+            async with manager.use(name):
+                pass
+        await change(ModelChanger(manager), settings_of({**models, "c": tiny(2)}, budget=2))
+        assert states(manager) == {"a": "ready", "b": "ready", "c": "unloaded"}
+        async with manager.use("c"):
+            assert states(manager) == {"a": "unloaded", "b": "unloaded", "c": "ready"}

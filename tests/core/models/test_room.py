@@ -1,0 +1,228 @@
+"""The policy of the memory budget, and the whole manager under any order of requests, ends and orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from attrs import define
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from enginehouse.errors import (
+    InsufficientMemory,
+    ModelConflict,
+    ModelTooLarge,
+    ModelUnloaded,
+)
+from enginehouse.memory_budget import MemoryBudget, format_bytes, read_bytes
+from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.models.leases import Lease
+from enginehouse.models.orders import load_model, unload_model
+from enginehouse.models.room import choose_leavers
+
+from .tiny import TinyBackend, registry_of, settings_of, tiny
+
+_T = TypeVar("_T")
+
+
+@define(eq=False, kw_only=True)
+class _Tenant:
+    name: str = "t"
+    is_pinned: bool = False
+    is_busy: bool = False
+    last_used: float = 0.0
+
+    async def make_way(self, drain_s: float) -> bool:
+        raise AssertionError("the policy only chooses")
+
+
+_tenants = st.dictionaries(
+    st.builds(_Tenant, is_pinned=st.booleans(), is_busy=st.booleans(), last_used=st.integers(0, 5)),
+    st.integers(0, 10),
+    max_size=7,
+)
+
+
+@given(needed=st.integers(1, 30), tenants=_tenants)
+@settings(max_examples=300, deadline=None)
+def test_leavers_suffice_are_all_needed_and_never_pinned(needed: int, tenants: dict[_Tenant, int]) -> None:
+    leavers = choose_leavers(needed, tenants)
+    movable = {tenant: size for tenant, size in tenants.items() if not tenant.is_pinned}
+
+    if leavers is None:
+        assert sum(movable.values()) < needed
+        return
+    freed = sum(tenants[tenant] for tenant in leavers)
+    assert set(leavers) <= movable.keys()
+    assert freed >= needed
+    assert all(freed - tenants[tenant] < needed for tenant in leavers)
+    if sum(size for tenant, size in movable.items() if not tenant.is_busy) >= needed:
+        assert not any(tenant.is_busy for tenant in leavers)
+
+
+def test_of_two_that_would_do_the_one_leaves_that_was_used_earlier() -> None:
+    old, new, busy = _Tenant(last_used=1), _Tenant(last_used=2), _Tenant(last_used=0, is_busy=True)
+
+    assert choose_leavers(3, {new: 4, busy: 9, old: 4}) == [old]
+    assert choose_leavers(5, {new: 4, busy: 9, old: 4}) == [old, new]
+    assert choose_leavers(4, {new: 9, old: 1}) == [new]
+    assert choose_leavers(11, {new: 4, busy: 9, old: 4}) == [old, busy]
+    assert choose_leavers(18, {new: 4, busy: 9, old: 4}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        (5, 5),
+        ("5", 5),
+        ("5B", 5),
+        ("1.5 KiB", 1536),
+        ("8GiB", 8 * 1024**3),
+        ("500MB", 500_000_000),
+        ("2 TB", 2 * 10**12),
+    ],
+)
+def test_amounts_of_memory_are_numbers_or_texts_with_a_unit(text: Any, num_bytes: int) -> None:
+    assert read_bytes(text) == num_bytes
+    assert MemoryBudget.read(text) == MemoryBudget({"cpu": num_bytes})
+
+
+@pytest.mark.parametrize("text", ["8G", "-5", "", "five", "5 5", 0, -1, True, 1.5, None, [], "1e3"])
+def test_other_amounts_are_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        read_bytes(text)
+
+
+def test_amounts_are_shown_with_a_fitting_unit() -> None:
+    shown = [format_bytes(size) for size in (0, 1023, 1024, 1536 * 1024, 8 * 1024**3, 5000 * 1024**4)]
+
+    assert shown == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "8.0 GiB", "5000.0 TiB"]
+
+
+# -- the manager under any order of things -----------------------------------------------------------
+
+_BUDGET = 6
+_SIZES = {"one": 1, "two": 2, "three": 3, "four": 4, "pinned": 2, "serving": 3}
+_FINE = (InsufficientMemory, ModelTooLarge, ModelUnloaded)
+_names = st.sampled_from(list(_SIZES))
+
+
+class Manager(RuleBasedStateMachine):
+    """Requests come, hold models and end, in any order, while an operator loads and unloads."""
+
+    asked: Bundle[asyncio.Task[Lease[LoadedModel]]] = Bundle("asked")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.backend = TinyBackend()
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.orders: list[asyncio.Task[Any]] = []
+        self.was_forced = False
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        async def limited() -> _T:
+            async with asyncio.timeout(20):
+                return await work
+
+        return self.loop.run_until_complete(limited())
+
+    @initialize()
+    def start(self) -> None:
+        models = {name: tiny(size) for name, size in _SIZES.items()}
+        models["pinned"] = tiny(2, pin=True)
+        models["serving"] = tiny(3, draining="serve")
+
+        async def open_manager() -> ModelManager:
+            manager = ModelManager(settings_of(models, _BUDGET, drain_s=0.02), registry_of(self.backend))
+            await manager.start()
+            return manager
+
+        self.manager = self.run(open_manager())
+
+    @rule(target=asked, name=_names)
+    def ask(self, name: str) -> asyncio.Task[Lease[LoadedModel]]:
+        task = self.loop.create_task(self.manager.lease(name))
+        self.tasks.append(task)
+        self.run(asyncio.sleep(0))
+        return task
+
+    @rule(task=consumes(asked))
+    def finish(self, task: asyncio.Task[Lease[LoadedModel]]) -> None:
+        """A request ends, or its client leaves while it waits."""
+        if task.done() and task.exception() is None:
+            task.result().release()
+        else:
+            task.cancel()
+            self.run(_ended(task))
+
+    @rule(name=_names)
+    def load(self, name: str) -> None:
+        self.orders.append(self.loop.create_task(load_model(self.manager, name)))
+
+    @rule(name=_names, drain=st.booleans(), force=st.booleans())
+    def unload(self, name: str, drain: bool, force: bool) -> None:
+        self.was_forced = self.was_forced or (force and name == "pinned")
+        self.orders.append(self.loop.create_task(unload_model(self.manager, name, drain=drain, force=force)))
+
+    @rule(seconds=st.sampled_from([0.001, 0.005, 0.02]))
+    def wait(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    @invariant()
+    def never_more_is_open_than_the_budget_allows(self) -> None:
+        assert self.backend.most_bytes <= _BUDGET
+
+    @invariant()
+    def a_pinned_model_stays_until_it_is_forced_out(self) -> None:
+        if self.backend.num_opened.get("pinned") and not self.was_forced:
+            assert self.backend.num_opened["pinned"] == 1
+            assert self.manager.find("pinned").state in ("loading", "ready")  # it is open before that is known
+
+    def teardown(self) -> None:
+        """Every request has got its model or a clear error, and then nothing is left."""
+        if not hasattr(self, "manager"):
+            self.loop.close()
+            return
+
+        async def end() -> None:
+            waiting = set(self.tasks)
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task.cancelled():
+                        continue
+                    if task.exception() is None:
+                        task.result().release()
+                    else:
+                        assert isinstance(task.exception(), _FINE), task.exception()
+            for outcome in await asyncio.gather(*self.orders, return_exceptions=True):
+                assert not isinstance(outcome, BaseException) or isinstance(outcome, (*_FINE, ModelConflict)), outcome
+            assert sum(status.num_running + status.num_waiting for status in self.manager.statuses()) == 0
+            await self.manager.close()
+
+        self.run(end())
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.close()
+        assert self.backend.open_bytes == 0
+        assert self.manager.room.held_bytes("cpu") == 0
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """The task has ended; a lease that it got at the last moment is given back by the manager itself."""
+    await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and task.exception() is None:
+        task.result().release()
+
+
+TestManager = Manager.TestCase
+TestManager.settings = settings(
+    max_examples=20,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,130 @@
+"""A backend whose models open at once, need as much memory as their settings say, and talk for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
+
+from attrs import define, evolve, field, frozen
+
+from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.errors import ModelLoadError
+from enginehouse.hookspecs import API_VERSION
+from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
+from enginehouse.models import ModelManager
+from enginehouse.plugins import PluginRegistry
+from enginehouse.testing.script import Script, ScriptToken
+from enginehouse.testing.scripted import ScriptedEngine
+
+
+@frozen(kw_only=True)
+class TinyOptions:
+    """``gate`` names an event of the backend that opening waits for."""
+
+    context: int | None = None
+    slots: int = 8
+    size: int = 1
+    device: str = "cpu"
+    gate: str = ""
+    fails: str = ""
+
+
+@define(eq=False)
+class TinyBackend:
+    """Counts what is open: ``open_bytes`` now, ``most_bytes`` ever, and how often each source was opened."""
+
+    name = "tiny"
+    api_version = API_VERSION
+    options: type[Any] = TinyOptions
+    opens: Literal["runner", "engine"] = "engine"
+    open_bytes: int = 0
+    most_bytes: int = 0
+    num_opened: dict[str, int] = field(factory=dict)
+    gates: dict[str, threading.Event] = field(factory=dict)
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def probe(self) -> Probe:
+        return Probe(available=True, devices=("cpu",))
+
+    def match(self, source: ModelSource) -> Match:
+        return Match(1.0, "everything is tiny")
+
+    def estimate(self, source: ModelSource, options: TinyOptions) -> MemoryEstimate:
+        return MemoryEstimate(options.size, 0, options.size)
+
+    def open(self, source: ModelSource, options: TinyOptions, progress: Progress) -> ScriptedEngine:
+        progress(0.5, "growing")
+        if options.gate:
+            assert self.gates[options.gate].wait(20)
+        if options.fails:
+            raise ModelLoadError(options.fails)
+        with self._lock:
+            self.num_opened[source.text] = self.num_opened.get(source.text, 0) + 1
+            self.open_bytes += options.size
+            self.most_bytes = max(self.most_bytes, self.open_bytes)
+        return _TinyEngine(self, options)
+
+    def closed(self, size: int) -> None:
+        with self._lock:
+            self.open_bytes -= size
+
+
+class _TinyEngine(ScriptedEngine):
+    def __init__(self, backend: TinyBackend, options: TinyOptions) -> None:
+        super().__init__(Script(tokens=(ScriptToken(text=" tick"), ScriptToken(delay_s=0.002)), loop=True))
+        self._backend: TinyBackend | None = backend
+        self._size = options.size
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.sleep(0)  # a worker's end takes time, too
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.closed(self._size)
+
+
+def tiny(size: int = 1, **fields: Any) -> ModelSettings:
+    """A model that needs ``size`` bytes; fields of the options may be given, too."""
+    options = {name: fields.pop(name) for name in ("device", "gate", "fails") if name in fields}
+    fields = {"source": "tiny", "load": "lazy", **fields}
+    return ModelSettings(backend="tiny", options={"size": size, **options}, **fields)
+
+
+def settings_of(models: Mapping[str, ModelSettings], budget: int | None = None, **limits: Any) -> Settings:
+    """Settings with a budget for main memory; every model is its own source."""
+    models = {name: evolve(model, source=name) if model.source == "tiny" else model for name, model in models.items()}
+    given = MemoryBudget({MAIN_MEMORY: budget}) if budget is not None else None
+    return Settings(models=models, limits=LimitsSettings(memory_budget=given, **limits))
+
+
+def registry_of(backend: TinyBackend) -> PluginRegistry:
+    """No plugin but this backend."""
+    return evolve(PluginRegistry.load(PluginsSettings(allow=())), backends={"tiny": backend})
+
+
+@contextlib.asynccontextmanager
+async def open_tiny(settings: Settings, backend: TinyBackend | None = None) -> AsyncIterator[ModelManager]:
+    """A manager that has started; models that load at once are there."""
+    manager = ModelManager(settings, registry_of(backend or TinyBackend()))
+    try:
+        await manager.start()
+        await manager.wait_settled(10)
+        yield manager
+    finally:
+        await manager.close()
+
+
+def states(manager: ModelManager) -> dict[str, str]:
+    """State of each model by name."""
+    return {status.name: status.state for status in manager.statuses()}
+
+
+async def until(condition: Any, timeout_s: float = 10.0) -> None:
+    """Wait until ``condition()`` holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - conditions are about things that set no event
+            await asyncio.sleep(0.002)

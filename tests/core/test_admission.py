@@ -1,0 +1,256 @@
+"""Limits of callers: rates per minute, requests at once, tokens that are set aside and settled. Time is ours."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginehouse.admission import Admission
+from enginehouse.admission.rates import Rate, Rates
+from enginehouse.config import LimitsSettings
+from enginehouse.errors import RateLimited, ServerOverloaded
+from enginehouse.identity import Identity
+from enginehouse.throughput import Throughput
+
+ALICE, BOB = Identity(name="alice"), Identity(name="bob")
+MINUTE = 60.0
+
+
+class Clock:
+    """Both the time of day, by which the library counts, and the monotonic time."""
+
+    def __init__(self, now: float = 1_700_000_040.0) -> None:  # the beginning of a minute
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+def requests(per_minute: int, owner: str = "a") -> Rate:
+    return Rate(owner=owner, unit="requests", per_minute=per_minute)
+
+
+async def test_a_rate_is_used_up_and_comes_back(clock: Clock) -> None:
+    rates, rate = Rates(), requests(10)
+    for _ in range(10):
+        assert await rates.wait_s(rate, 1) == 0
+        await rates.take(rate, 1)
+
+    wait_s = await rates.wait_s(rate, 1)
+    assert MINUTE < wait_s <= MINUTE + 6  # the first of ten fades when a tenth of the next minute is over
+    assert (await rates.state(rate)).remaining == 0
+    assert (await rates.state(rate)).reset_s == pytest.approx(2 * MINUTE)
+    clock.now += wait_s - 0.5
+    assert await rates.wait_s(rate, 1) > 0
+    clock.now += 0.5 + 1e-3
+    assert await rates.wait_s(rate, 1) == 0
+    assert await rates.wait_s(requests(10, "b"), 10) == 0  # another owner's is another rate
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    per_minute=st.integers(1, 500),
+    steps=st.lists(st.tuples(st.integers(1, 600), st.floats(0, 150)), min_size=1, max_size=12),
+)
+async def test_the_wait_is_as_long_as_needed_and_hardly_longer(per_minute: int, steps: list) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(time, "time", clock)
+        rates, rate = Rates(), requests(per_minute)
+        for amount, pause_s in steps:
+            wait_s = await rates.wait_s(rate, amount)
+            unit_s = 2 * MINUTE / per_minute + 0.01
+            if wait_s > unit_s:
+                clock.now += wait_s - unit_s
+                assert await rates.wait_s(rate, min(amount, per_minute)) > 0
+                clock.now += unit_s
+            else:
+                clock.now += wait_s
+            clock.now += 1e-3
+            assert await rates.wait_s(rate, amount) == 0
+            await rates.take(rate, amount)
+            clock.now += pause_s
+
+
+async def test_no_sixty_seconds_hold_twice_the_limit(clock: Clock) -> None:
+    """Not even around the turn of a minute."""
+    rates, rate = Rates(), requests(60)
+    clock.now += 59
+    taken = 0
+    for _ in range(200):
+        if await rates.wait_s(rate, 1) == 0:
+            await rates.take(rate, 1)
+            taken += 1
+        clock.now += 0.02
+
+    assert taken <= 66
+
+
+async def test_what_was_set_aside_and_not_used_comes_back(clock: Clock) -> None:
+    rates, rate = Rates(), Rate(owner="a", unit="tokens", per_minute=1000)
+    taken = await rates.take(rate, 900)
+    assert (await rates.state(rate)).remaining == 100
+    await rates.settle(taken, 150)
+    assert (await rates.state(rate)).remaining == 850
+    more = await rates.take(rate, 100)
+    await rates.settle(more, 400)
+
+    assert (await rates.state(rate)).remaining == 450
+
+
+async def test_units_of_a_minute_that_is_over_are_not_given_back_twice(clock: Clock) -> None:
+    rates, rate = Rates(), Rate(owner="a", unit="tokens", per_minute=1000)
+    old = await rates.take(rate, 1000)
+    clock.now += 3 * MINUTE
+    await rates.take(rate, 500)
+    await rates.settle(old, 0)
+
+    assert (await rates.state(rate)).remaining == 500
+
+
+async def test_more_than_a_minutes_worth_waits_for_a_free_minute(clock: Clock) -> None:
+    """Else a long prompt could never be sent; what it used beyond counts afterwards."""
+    rates, rate = Rates(), Rate(owner="a", unit="tokens", per_minute=100)
+    assert await rates.wait_s(rate, 5000) == 0
+    taken = await rates.take(rate, 5000)
+    await rates.settle(taken, 250)
+
+    assert (await rates.state(rate)).remaining == 0
+    clock.now += 1.5 * MINUTE
+    assert await rates.wait_s(rate, 1) > 0  # 250 tokens at 100 per minute
+
+
+async def test_each_key_has_its_own_rate_and_all_share_the_servers(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(key_requests_per_minute=2, requests_per_minute=3))
+    for caller in (ALICE, ALICE, BOB):
+        await admission.close(await admission.enter(caller))
+
+    with pytest.raises(RateLimited, match="This key may use 2 requests per minute") as refused:
+        await admission.enter(ALICE)
+    assert refused.value.limit == "requests" and refused.value.retry_after_s > 0
+    with pytest.raises(RateLimited, match="All callers together may use 3 requests"):
+        await admission.enter(BOB)
+
+
+async def test_a_refused_request_counts_nowhere(clock: Clock) -> None:
+    """Neither in its own rate nor in everybody's: else who is refused could keep others out."""
+    admission = Admission(LimitsSettings(key_requests_per_minute=1, requests_per_minute=2))
+    await admission.enter(ALICE)
+    for _ in range(5):
+        with pytest.raises(RateLimited, match="This key"):
+            await admission.enter(ALICE)
+
+    await admission.enter(BOB)
+
+
+async def test_what_a_key_says_itself_overrides(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(key_requests_per_minute=1, key_max_concurrent=1))
+    generous = Identity(name="generous", requests_per_minute=3, max_concurrent=3)
+    for _ in range(3):
+        ticket = await admission.enter(generous)
+
+    assert [(state.rate.per_minute, state.remaining) for state in ticket.states] == [(3, 0)]
+    with pytest.raises(RateLimited):
+        await admission.enter(generous)
+
+
+async def test_requests_at_once_are_counted_until_they_end(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(key_max_concurrent=1, max_concurrent=2), clock)
+    first = await admission.enter(ALICE)
+    with pytest.raises(RateLimited, match="1 requests running") as refused:
+        await admission.enter(ALICE)
+    assert refused.value.limit == "concurrent"
+    await admission.enter(BOB)
+    with pytest.raises(ServerOverloaded, match="2 requests to answer"):
+        await admission.enter(Identity(name="carol"))
+    await admission.close(first)
+    await admission.close(first)  # harmless
+
+    await admission.enter(ALICE)
+
+
+async def test_when_to_come_again_follows_how_fast_requests_end(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(max_concurrent=1), clock)
+    for _ in range(5):
+        ticket = await admission.enter(None)
+        clock.now += 4.0
+        await admission.close(ticket)
+    await admission.enter(None)
+
+    with pytest.raises(ServerOverloaded) as refused:
+        await admission.enter(None)
+    assert refused.value.retry_after_s == pytest.approx(4.0, rel=0.3)
+
+
+async def test_tokens_are_set_aside_and_settled(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(key_tokens_per_minute=1000))
+    ticket = await admission.enter(ALICE)
+    await admission.reserve(ticket, 800)
+    assert [state.remaining for state in ticket.states] == [200]
+    other = await admission.enter(ALICE)
+    with pytest.raises(RateLimited, match="this request asks for about 300") as refused:
+        await admission.reserve(other, 300)
+    assert refused.value.limit == "tokens"
+    ticket.used = 100
+    await admission.close(ticket)
+
+    await admission.reserve(other, 300)
+    assert [state.remaining for state in other.states] == [600]
+
+
+async def test_of_several_rates_the_tighter_one_is_shown(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(key_requests_per_minute=100, requests_per_minute=5))
+    ticket = await admission.enter(ALICE)
+
+    assert [(state.rate.per_minute, state.remaining) for state in ticket.states] == [(5, 4)]
+
+
+async def test_limits_can_be_changed(clock: Clock) -> None:
+    admission = Admission(LimitsSettings())
+    assert (await admission.enter(ALICE)).states == ()
+    admission.change(LimitsSettings(key_max_concurrent=1))
+    with pytest.raises(RateLimited):
+        await admission.enter(ALICE)
+
+
+async def test_callers_without_requests_are_forgotten(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(), clock)
+    for number in range(5000):
+        await admission.close(await admission.enter(Identity(name=f"caller-{number}")))
+
+    assert len(admission._running) <= 4097
+
+
+def test_throughput_counts_busy_time_only() -> None:
+    clock = Clock(0.0)
+    throughput = Throughput(clock)
+    assert throughput.per_s is None
+    for _ in range(5):
+        throughput.run(True)
+        clock.now += 2.0
+        throughput.count()
+        throughput.run(False)
+        clock.now += 100.0
+
+    assert throughput.per_s == pytest.approx(0.5, rel=0.2)
+
+
+def test_throughput_follows_what_changes() -> None:
+    clock = Clock(0.0)
+    throughput = Throughput(clock)
+    throughput.run(True)
+    for pause_s in [1.0] * 60 + [0.1] * 600:
+        clock.now += pause_s
+        throughput.count()
+
+    assert throughput.per_s == pytest.approx(10.0, rel=0.15)
+    assert math.isfinite(throughput.per_s)

@@ -1,0 +1,162 @@
+"""What an engine has to do, as the server sees it: refusals before any work, and when to come again."""
+
+import pytest
+
+from enginehouse.engine.worker.backlog import Backlog
+from enginehouse.errors import ModelOverloaded, Overloaded
+from enginehouse.types import EngineSettings
+
+
+class Line:
+    """A backlog, with a clock of its own."""
+
+    def __init__(self, slots: int = 2, max_queue: int = 8, **more) -> None:
+        self.now = 0.0
+        self.backlog = Backlog(EngineSettings(slots=slots, max_queue=max_queue, **more), lambda: self.now)
+        self.num = 0
+
+    def enter(self, count: int, caller: str = "", priority: int = 0) -> list[str]:
+        names = [f"{caller}{self.num + index}" for index in range(count)]
+        self.num += count
+        for name in names:
+            self.backlog.enter(name, caller, priority)
+        return names
+
+    def serve(self, count: int, pace_s: float) -> None:
+        """So many requests come and are served one after the other."""
+        for _ in range(count):
+            (name,) = self.enter(1)
+            self.backlog.start(name)
+            self.now += pace_s
+            self.backlog.leave(name, is_served=True)
+
+    def refusal(self, caller: str = "", priority: int = 0, queue_timeout_s: float | None = None) -> Overloaded:
+        with pytest.raises(Overloaded) as refused:
+            self.backlog.check(caller, priority, queue_timeout_s)
+        return refused.value
+
+
+def test_a_request_more_than_slots_and_queue_hold_is_refused() -> None:
+    line = Line(slots=2, max_queue=3)
+    line.enter(4)
+    line.backlog.check("", 0, None)
+    (last,) = line.enter(1)
+    assert "queue of this model is full" in line.refusal().message
+    line.backlog.leave(last)
+
+    line.backlog.check("", 0, None)
+
+
+def test_who_fills_the_queue_is_told_so_and_others_that_the_model_is_busy() -> None:
+    """429 means "you", 503 means "not you"."""
+    line = Line(slots=2, max_queue=8, max_queue_per_caller=8)
+    line.enter(9, "alice")
+    line.enter(1, "bob")
+
+    assert type(line.refusal("alice")) is Overloaded
+    assert type(line.refusal("bob")) is ModelOverloaded
+    assert type(line.refusal("carol")) is ModelOverloaded
+
+
+def test_one_caller_cannot_fill_the_queue() -> None:
+    line = Line(slots=2, max_queue=8)
+    line.enter(2 + 6, "alice")  # the slots and three quarters of the queue
+    assert type(line.refusal("alice")) is Overloaded
+
+    line.backlog.check("bob", 0, None)
+
+
+def test_the_share_of_a_caller_is_a_setting() -> None:
+    line = Line(slots=2, max_queue=8, max_queue_per_caller=1)
+    line.enter(3, "alice")
+    assert type(line.refusal("alice")) is Overloaded
+    line.enter(3, "bob")
+
+    line.backlog.check("carol", 0, None)
+
+
+def test_callers_that_are_not_told_apart_may_fill_it() -> None:
+    line = Line(slots=2, max_queue=8)
+    line.enter(9)
+    line.backlog.check("", 0, None)
+
+
+def test_when_to_come_again_is_the_time_for_half_of_what_waits() -> None:
+    line = Line(slots=1, max_queue=20)
+    assert line.backlog.retry_after_s == 1.0  # nothing is known yet
+    line.serve(20, pace_s=0.5)
+    line.enter(21)
+    for name in ("20",):
+        line.backlog.start(name)
+
+    assert line.refusal().retry_after_s == pytest.approx((20 / 2 + 1) * 0.5, rel=0.15)
+
+
+def test_the_pace_is_that_of_late() -> None:
+    line = Line(slots=1, max_queue=4)
+    line.serve(20, pace_s=0.1)
+    fast = line.backlog.retry_after_s
+    line.serve(20, pace_s=5.0)
+
+    assert fast < 0.15 and line.backlog.retry_after_s == pytest.approx(5.0, rel=0.15)
+
+
+def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    line = Line(slots=1, max_queue=100)
+    line.enter(0)
+    line.serve(20, pace_s=1.0)
+    running, *_ = line.enter(6)
+    line.backlog.start(running)
+    line.backlog.check("", 0, 8.0)
+    refusal = line.refusal(queue_timeout_s=4.0)
+
+    assert type(refusal) is ModelOverloaded and "4 s" in refusal.message
+    assert refusal.retry_after_s == pytest.approx(6 - 4, rel=0.5)
+    line.backlog.check("", 0, None)  # without a limit it may wait
+
+
+def test_callers_in_turn_wait_for_their_turns_only() -> None:
+    line = Line(slots=1, max_queue=200)
+    line.serve(20, pace_s=1.0)
+    running, *_ = line.enter(100, "alice")
+    line.backlog.start(running)
+
+    line.backlog.check("bob", 0, 5.0)
+    assert "about 10" in line.refusal("alice", queue_timeout_s=5.0).message
+
+
+def test_urgent_requests_do_not_wait_for_others() -> None:
+    line = Line(slots=1, max_queue=200)
+    line.serve(20, pace_s=1.0)
+    running, *_ = line.enter(50, priority=0)
+    line.backlog.start(running)
+
+    line.backlog.check("", -1, 5.0)
+    line.refusal(priority=0, queue_timeout_s=5.0)
+
+
+def test_while_the_pace_is_unknown_nobody_is_refused_for_it() -> None:
+    line = Line(slots=1, max_queue=200)
+    line.enter(100)
+    line.backlog.check("", 0, 0.001)
+
+
+def test_refusals_of_the_worker_say_when_to_come_again() -> None:
+    line = Line(slots=1, max_queue=5)
+    line.serve(20, pace_s=2.0)
+    (name,) = line.enter(1, "alice")
+    explained = line.backlog.explain(Overloaded("Too many prompt tokens wait."), name)
+
+    assert type(explained) is Overloaded and explained.message == "Too many prompt tokens wait."
+    assert explained.retry_after_s == pytest.approx(3.0, rel=0.2)
+
+
+def test_entering_and_leaving_twice_counts_once() -> None:
+    line = Line()
+    line.backlog.enter("a", "", 0)
+    line.backlog.enter("a", "", 0)
+    assert len(line.backlog) == 1
+    line.backlog.leave("a")
+    line.backlog.leave("a", is_served=True)
+
+    assert len(line.backlog) == 0
