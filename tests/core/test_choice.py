@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from attrs import frozen
 from click.testing import CliRunner
-from enginehouse.models.quantizations import quantization_of
 
 from enginehouse.backend import Match, ModelSource, Probe
 from enginehouse.cli import main
 from enginehouse.cli.choosing import choose_models
 from enginehouse.config import PluginsSettings, load_settings
 from enginehouse.errors import ModelLoadError
-from enginehouse.hub.cache import cached_snapshot, hub_folder
 from enginehouse.models.choice import choose_backend, judge_all
+from enginehouse.hub.cache import cached_snapshot, hub_folder
+from enginehouse.models.quantizations import quantization_of
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.fake_runner import FakeBackend

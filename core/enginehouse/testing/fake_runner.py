@@ -80,6 +80,7 @@ class FakeRunner:
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
         self.capabilities = RunnerCapabilities(
+            exit_layers=tuple(range(1, options.num_layers)),
             max_sequences=options.max_sequences or 4 * options.slots,
             max_batch_tokens=options.max_batch_tokens,
             max_context=context,
@@ -88,7 +89,6 @@ class FakeRunner:
             truncate="bounded" if options.window else "any",
             fork=options.fork,
             batch_invariant=True,
-            exit_layers=tuple(range(1, options.num_layers)),
             abort=True,
             sampling=FAKE_SAMPLING if options.device_sampling else frozenset(),
         )
