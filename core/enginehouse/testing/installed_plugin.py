@@ -17,6 +17,7 @@ import pytest
 from enginehouse.backend import Backend
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.drafting import Drafter
+from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.models.sources import find_source
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins import PluginRegistry
@@ -25,6 +26,7 @@ from enginehouse.structured import StructuredDecoder
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
 from enginehouse.testing.drafter_contract import DrafterContract
 from enginehouse.testing.engine_contract import EngineContract
+from enginehouse.testing.logits_processor_contract import LogitsProcessorContract
 from enginehouse.testing.reasoning_parser_contract import ReasoningParserContract
 from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse.testing.sampler_contract import SamplerContract
@@ -104,6 +106,18 @@ if _REGISTRY.structured_decoders:
         @_each(_REGISTRY.structured_decoders)
         @staticmethod
         def decoder(request: pytest.FixtureRequest) -> StructuredDecoder:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.logits_processors:
+
+    class TestLogitsProcessor(LogitsProcessorContract):
+        """Each processor, switched on by values that its validators allow."""
+
+        @_each(_REGISTRY.logits_processors)
+        @staticmethod
+        def processor(request: pytest.FixtureRequest) -> LogitsProcessor:
             """One of them."""
             return request.param  # type: ignore[no-any-return]
 

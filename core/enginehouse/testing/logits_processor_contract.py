@@ -10,7 +10,7 @@
         def processor(cls):
             return MyProcessor()
 
-``active`` are requests that switch it on.
+``active`` are requests that switch it on; without any the suite tries values that the plugin's validators allow.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import numpy as np
 import pytest
 
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
 from enginehouse.plugins.offers import Offers
 from enginehouse.sampler import History
-from enginehouse.testing.contract.sampler_base import VOCAB_SIZE, rows
+from enginehouse.structuring import strict_converter
+from enginehouse.testing.contract.sampler_base import VOCAB_SIZE, rows, tries_of
 from enginehouse.types import SamplingParams
 
 __all__ = ["LogitsProcessorContract"]
@@ -48,7 +49,8 @@ class LogitsProcessorContract:
     @classmethod
     def requests(cls, processor: LogitsProcessor) -> list[SamplingParams]:
         """How the requests that switch it on draw: greedily, and by chance with other steps behind it."""
-        assert cls.active, "list fields that switch it on in ``active``"
+        active = cls.active or tries_of(ProcessorSampler(processor))
+        assert active, "no value that was tried switches it on; list some in ``active``"
         kinds: tuple[dict[str, Any], ...] = (
             {"temperature": 0.0},
             {"temperature": 1.2, "seed": 5},
@@ -56,7 +58,7 @@ class LogitsProcessorContract:
             {"temperature": 0.8, "seed": 7, "top_p": 0.9, "samplers": ("top_p", "temperature")},
         )
         return [
-            SamplingParams(**kind, extensions={processor.name: dict(fields)}) for fields in cls.active for kind in kinds
+            SamplingParams(**kind, extensions={processor.name: dict(fields)}) for fields in active for kind in kinds
         ]
 
     def test_it_can_be_registered(self, processor: LogitsProcessor) -> None:
@@ -83,8 +85,7 @@ class LogitsProcessorContract:
         """The same arguments give the same row, in a new session as well."""
         for params in requests:
             assert _drawn(processor, params) == _drawn(processor, params)
-        fields = processor.request_fields(**dict(self.active[0]))
-        session = processor.create(fields)
+        session = _session(processor, requests[0])
         assert session is not None
         history = History(np.array([*_PROMPT, 4, 5], np.int32), _TEXTS, len(_PROMPT))
         first, second = rows(1)[0], rows(1)[0]
@@ -96,9 +97,7 @@ class LogitsProcessorContract:
     def test_its_rows_are_sound(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
         """It leaves a token to draw and no NaN, and the history as it was."""
         for params in requests:
-            (extension,) = params.extensions.values()
-            session = processor.create(processor.request_fields(**_tupled(extension)))
-            assert session is not None
+            session = _session(processor, params)
             for length in range(len(_PROMPT), 30):
                 token_ids = np.resize(np.array(_PROMPT, np.int32), length)
                 before, row = token_ids.copy(), rows(1, seed=length)[0]
@@ -146,8 +145,11 @@ def _without(params: SamplingParams) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _tupled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+def _session(processor: LogitsProcessor, params: SamplingParams) -> ProcessorSession:
+    (fields,) = params.extensions.values()
+    session = processor.create(strict_converter().structure(fields, processor.request_fields))
+    assert session is not None
+    return session
 
 
 def _sampler(processor: LogitsProcessor | None, params: SamplingParams) -> SequenceSampler:

@@ -20,7 +20,7 @@ __all__ = ["VOCAB_SIZE", "SamplerContractBase", "rows", "tries_of"]
 VOCAB_SIZE = 60
 _NUM_FRESH = 12
 _TEXTS = tuple(chr(60 + token_id).encode() for token_id in range(VOCAB_SIZE))
-_NUMBERS: tuple[Any, ...] = (0.5, 0.1, 0.9, 0.01, 1, 2, 0, 5, 1.5, -1, True, False)
+_VALUES: tuple[Any, ...] = (0.5, 0.1, 0.9, 0.01, 1, 2, 0, 5, 1.5, -1, True, False, ["A", "H", "RS"], "A")
 
 
 class SamplerContractBase:
@@ -82,7 +82,7 @@ def tries_of(sampler: SamplerPlugin) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for count in (1, 2):
         for chosen in itertools.combinations(names, count):
-            for values in itertools.product(_NUMBERS, repeat=count):
+            for values in itertools.product(_VALUES, repeat=count):
                 request = dict(zip(chosen, values, strict=True))
                 if _is_on(sampler, request):
                     found.append(request)
