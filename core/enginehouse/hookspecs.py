@@ -21,9 +21,9 @@ import pluggy
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.drafting import Drafter
-from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.events import ServerEvent
 from enginehouse.identity import Credentials, Identity
+from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder

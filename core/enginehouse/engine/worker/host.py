@@ -17,9 +17,8 @@ from attrs import frozen
 
 from enginehouse.backend import Runner
 from enginehouse.engine.loop import EngineOutput, StepEngine
-from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
-from enginehouse.engine.worker.figures import FigureReports
 from enginehouse.engine.sequence import ActiveRequest
+from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
 from enginehouse.engine.worker.figures import FigureReports
 from enginehouse.engine.worker.handshake import own_hello
 from enginehouse.engine.worker.intake import Intake
