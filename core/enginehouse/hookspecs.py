@@ -20,13 +20,10 @@ from typing import Any
 import pluggy
 
 from enginehouse.backend import Backend, ModelSource
-<<<<<<< HEAD
 from enginehouse.drafting import Drafter
-from enginehouse.logits_processor import LogitsProcessor
-=======
 from enginehouse.events import ServerEvent
 from enginehouse.identity import Credentials, Identity
->>>>>>> main
+from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder

@@ -156,11 +156,7 @@ class Pipeline:
         request = await self._with_media(request, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
-<<<<<<< HEAD
-        engine_request = _engine_request(request, parameters, prompt, prediction)
-=======
-        engine_request = _engine_request(request, parameters, prompt, timeouts)
->>>>>>> main
+        engine_request = _engine_request(request, parameters, prompt, timeouts, prediction)
         try:
             generation = await self.replays.submit(model, engine_request)
         except ContextLengthExceeded as error:
@@ -232,11 +228,11 @@ class Pipeline:
 
 
 def _engine_request(
-<<<<<<< HEAD
-    request: GenerateRequest, parameters: Parameters, prompt: Prompt, prediction: Sequence[int] | None
-=======
-    request: GenerateRequest, parameters: Parameters, prompt: Prompt, timeouts: Timeouts
->>>>>>> main
+    request: GenerateRequest,
+    parameters: Parameters,
+    prompt: Prompt,
+    timeouts: Timeouts,
+    prediction: Sequence[int] | None,
 ) -> EngineRequest:
     plan = prompt.plan
     return EngineRequest(

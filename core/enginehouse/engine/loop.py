@@ -66,11 +66,8 @@ class StepEngine:
         samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
         decoders: plugins that enforce ``EngineRequest.constraint``.
         clock: seconds, monotonic.
-<<<<<<< HEAD
         drafters: what proposes tokens for sequences, by name, in order of preference; shut down by ``close``.
-=======
         on_started: called with a request that leaves the queue, before anything of it is computed.
->>>>>>> main
     """
 
     def __init__(
@@ -81,11 +78,8 @@ class StepEngine:
         decoders: Iterable[StructuredDecoder] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
-<<<<<<< HEAD
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
-=======
         on_started: Callable[[ActiveRequest], None] = lambda request: None,
->>>>>>> main
     ) -> None:
         self._runner = runner
         self._tokenizer = runner.tokenizer

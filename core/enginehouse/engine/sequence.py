@@ -71,16 +71,13 @@ class Sequence:
     Attributes:
         on_device: whether the runner itself draws this sequence's tokens.
         num_pending: tokens drawn on the device that have not been read yet.
-<<<<<<< HEAD
         speculation: what its drafters know of it; None when nothing is drafted for it.
         drafts: guesses that the next step computes behind the last token.
         num_surplus: tokens that the runner holds beyond ``num_computed``: drafts that nobody has confirmed.
         reads_at_once: whether each token must be read before the next step, because drafts go on from it.
-=======
         num_forced: tokens that a constraint forced.
         num_counted: generated tokens that count for its caller already.
         untold: probabilities of the tokens since the last event, where a sampler follows its draws.
->>>>>>> main
     """
 
     owner: ActiveRequest
@@ -100,14 +97,11 @@ class Sequence:
     num_forced: int = 0
     num_counted: int = 0
     pending_logprobs: deque[TokenLogprob] = field(factory=deque)
-<<<<<<< HEAD
     speculation: SequenceDrafts | None = None
     drafts: Tokens[int] = ()
     num_surplus: int = 0
     reads_at_once: bool = False
-=======
     untold: list[float | None] = field(factory=list)
->>>>>>> main
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -208,17 +202,6 @@ class Sequence:
         is_closing, reasoning = self.is_closing, self.reasoning
         self.buffer[self.length] = token_id
         self.length += 1
-<<<<<<< HEAD
-
-    def confirm_drafts(self) -> None:
-        """Count drafted tokens as computed, as far as they are what was written."""
-        while self.num_surplus and self.num_computed < self.length:
-            if self.drafts[len(self.drafts) - self.num_surplus] != self.buffer[self.num_computed]:
-                return
-            self.num_computed += 1
-            self.num_surplus -= 1
-            self.owner.num_accepted_tokens += 1
-=======
         self.sampler.accept(token_id)
         if self.sampler.follows_draws:
             self.untold.append(self.sampler.last_probability)
@@ -230,4 +213,12 @@ class Sequence:
         if reasoning is not None and not reasoning.is_over:
             reasoning.accept(token_id, is_closing)
         return piece
->>>>>>> main
+
+    def confirm_drafts(self) -> None:
+        """Count drafted tokens as computed, as far as they are what was written."""
+        while self.num_surplus and self.num_computed < self.length:
+            if self.drafts[len(self.drafts) - self.num_surplus] != self.buffer[self.num_computed]:
+                return
+            self.num_computed += 1
+            self.num_surplus -= 1
+            self.owner.num_accepted_tokens += 1

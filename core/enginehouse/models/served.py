@@ -295,7 +295,8 @@ class ServedModel:
         began = time.monotonic()
         death = "the server is shutting down"
         try:
-            death = (await opened.died).message
+            # Shielded, as cancelling this task means to close the model, not that its engine has died.
+            death = (await asyncio.shield(opened.died)).message
         finally:
             ready_s = time.monotonic() - began
             self.loaded = None

@@ -10,13 +10,7 @@ from __future__ import annotations
 
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.client import WorkerEngine
-<<<<<<< HEAD
+from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
 from enginehouse.engine.worker.messages import DrafterLoad, Load, ModelLoad
 
-__all__ = ["DrafterLoad", "Load", "ModelLoad", "WorkerEngine"]
-=======
-from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
-from enginehouse.engine.worker.messages import Load
-
-__all__ = ["Backlog", "Load", "Recorder", "WorkerEngine", "WorkerGeneration"]
->>>>>>> main
+__all__ = ["Backlog", "DrafterLoad", "Load", "ModelLoad", "Recorder", "WorkerEngine", "WorkerGeneration"]

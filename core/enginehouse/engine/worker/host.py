@@ -17,14 +17,10 @@ from attrs import frozen
 
 from enginehouse.backend import Runner
 from enginehouse.engine.loop import EngineOutput, StepEngine
-<<<<<<< HEAD
+from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
 from enginehouse.engine.worker.figures import FigureReports
-=======
-from enginehouse.engine.sequence import ActiveRequest
-from enginehouse.engine.worker.figures import FigureReports
 from enginehouse.engine.worker.handshake import own_hello
->>>>>>> main
 from enginehouse.engine.worker.intake import Intake
 from enginehouse.engine.worker.link import FrameTooLarge, Link
 from enginehouse.engine.worker.messages import (
@@ -133,14 +129,18 @@ class WorkerHost:
             runner.close()
             raise
         decoders = registry.structured_decoders.values()
-<<<<<<< HEAD
-        return runner, StepEngine(runner, message.engine, registry.samplers, decoders, drafters=drafters)
-=======
-        return runner, StepEngine(runner, message.engine, registry.samplers, decoders, on_started=self._report_started)
+        engine = StepEngine(
+            runner,
+            message.engine,
+            registry.samplers,
+            decoders,
+            drafters=drafters,
+            on_started=self._report_started,
+        )
+        return runner, engine
 
     def _report_started(self, request: ActiveRequest) -> None:
         self._send(Started(request.request.request_id, request.num_cached_tokens or 0))
->>>>>>> main
 
     def _report(self, share: float, text: str) -> None:
         """Pass on a load's progress, but not more often than it can be seen."""

@@ -1,0 +1,221 @@
+"""The configuration is read again while the server answers: all of it or nothing, and nobody is cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from enginehouse.api.generations import keep_fixed
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server import started_server
+from enginehouse.testing.server_thread import server_thread
+
+from .conftest import PLAIN, Operated
+
+Operate = Callable[..., Operated]
+
+
+class Stream:
+    """A stream that runs beside the test, until :meth:`stop`."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.lines: list[str] = []
+        self._is_stopping = False
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(url, model))
+        self._thread.start()
+        assert self._began.wait(20)
+
+    def _read(self, url: str, model: str) -> None:
+        body = {"model": model, "prompt": "x", "stream": True, "max_tokens": 20_000}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.lines.append(line)
+                    self._began.set()
+                if self._is_stopping:
+                    return
+
+    def goes_on(self) -> bool:
+        count = len(self.lines)
+        deadline = time.monotonic() + 10
+        while len(self.lines) <= count + 3:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                return False
+            time.sleep(0.01)
+        return True
+
+    def stop(self) -> list[str]:
+        self._is_stopping = True
+        self._thread.join(20)
+        return self.lines
+
+
+def test_models_appear_change_and_leave_and_streams_go_on(operate: Operate) -> None:
+    server = operate()
+    stream = Stream(server.url, "endless")
+    changed = PLAIN.replace('source = "plain.json"', 'source = "other.json"').replace("org/fake:tag", "renamed")
+    answer = server.reload(changed)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "generation": 2,
+        "models": {
+            "added": ["renamed"],
+            "removed": ["org/fake:tag"],
+            "replaced": ["plain"],
+            "updated": [],
+            "kept": ["endless"],
+        },
+        "needs_restart": [],
+    }
+    assert list(server.models()) == ["plain", "renamed", "endless"]
+    assert server.ask("renamed").status_code == 200
+    assert server.ask("org/fake:tag").status_code == 404
+    deadline = time.monotonic() + 10
+    while server.ask("plain").json()["choices"][0]["text"] != "Bye" and time.monotonic() < deadline:
+        pass
+    assert server.ask("gpt-plain").json()["choices"][0]["text"] == "Bye"
+    assert stream.goes_on()
+    assert not [line for line in stream.stop() if "error" in line]
+
+
+def test_defaults_aliases_keys_and_limits_hold_for_the_next_request(operate: Operate) -> None:
+    server = operate()
+    engine_before = server.models()["plain"]["idle_s"]
+    changed = PLAIN.replace('aliases = ["gpt-plain"]', 'aliases = ["new-name"]\ndefaults = {temperature = 0.25}')
+    changed = changed.replace("[limits]", "[limits]\nmax_tokens = 7")
+    changed += (
+        '\n[server]\ndetails = true\n[auth]\nkeys = [{name = "boss", key = "boss", scopes = ["infer", "admin"]}]\n'
+    )
+    assert server.reload(changed).json()["models"]["updated"] == ["plain"]
+
+    assert server.ask("plain").status_code == 401
+    server.client.headers["authorization"] = "Bearer boss"
+    answer = server.ask("new-name").json()
+    assert answer["enginehouse"]["parameters"]["temperature"] == {"value": 0.25, "origin": "model"}
+    assert server.ask("gpt-plain").status_code == 404
+    assert server.ask("plain", max_tokens=8).json()["error"]["param"] == "max_tokens"
+    assert server.models()["plain"]["idle_s"] < engine_before + 60
+    limits = server.client.get("/schema").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert limits["max_tokens"]["maximum"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "says"),
+    [
+        ("[limits]\nmax_tokns = 5", "limits.max_tokns", "did you mean 'max_tokens'?"),
+        ("[limits\n", None, "is not valid TOML"),
+        ('[models.m]\nsource = "plain.json"\nbackend = "scripted"\nslotz = 5', "models.m.slotz", "'slots'"),
+        ('[models.m]\nsource = "gone.gguf"', None, "no file or folder 'gone.gguf'"),
+        (
+            '[models.m]\nsource = "plain.json"\nbackend = "scripted"\ndefaults = {temperature = 9}',
+            "models.m.defaults.temperature",
+            "2",
+        ),
+        (
+            '[models.m]\nsource = "plain.json"\nbackend = "scripted"\nchat_template = "no.jinja"',
+            "models.m.chat_template",
+            "no.jinja",
+        ),
+        (
+            '[models.m]\nsource = "plain.json"\nbackend = "scripted"\ntool_parser = "none-such"',
+            "models.m.tool_parser",
+            "none-such",
+        ),
+        ('[auth]\nkey_file = "no-such-file"', "auth.key_file", "no-such-file"),
+    ],
+)
+def test_wrong_configuration_is_refused_and_the_old_one_stays(
+    operate: Operate, text: str, param: str | None, says: str
+) -> None:
+    server = operate()
+    before = server.models()
+    refused = server.reload(text)
+    error = refused.json()["error"]
+
+    assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_configuration", param), error
+    assert error["message"].startswith("The configuration was not reloaded, the old one stays: ")
+    assert says in error["message"]
+    assert server.models().keys() == before.keys()
+    assert server.ask("gpt-plain").status_code == 200
+
+
+def test_broken_chat_template_of_a_loaded_model_is_refused(operate: Operate) -> None:
+    server = operate()
+    assert server.ask("org/fake:tag").status_code == 200
+    (server.config.parent / "broken.jinja").write_text("{% for %}")
+    text = PLAIN.replace('isolation = "thread"', 'isolation = "thread"\nchat_template = "broken.jinja"')
+    refused = server.reload(text)
+
+    assert refused.status_code == 400
+    assert "chat template 'chat_template' is broken" in refused.json()["error"]["message"]
+
+
+def test_settings_that_need_a_restart_are_reported_and_keep_their_old_values(operate: Operate) -> None:
+    server = operate()
+    text = PLAIN.replace("[limits]", "[limits]\nmax_header_bytes = 2048\nmax_choices = 2").replace(
+        'allow = ["samplers"]', "allow = []"
+    )
+    answer = server.reload(text + '\n[server]\nhost = "localhost"\n').json()
+
+    assert answer["needs_restart"] == ["server.host", "limits.max_header_bytes", "plugins"]
+    assert server.ask("plain", n=3).json()["error"]["param"] == "n"
+    assert server.client.get("/health", headers={"x-long": "x" * 3000}).status_code == 200
+
+
+def test_only_settings_of_the_process_are_kept() -> None:
+    old = Settings()
+    new = Settings(
+        server=ServerSettings(port=1, details=True),
+        limits=LimitsSettings(max_queue=5, max_stop=5),
+        plugins=PluginsSettings(deny=("x",)),
+    )
+    settings, paths = keep_fixed(old, new)
+
+    assert paths == ("server.port", "limits.max_queue", "plugins")
+    assert (settings.server.port, settings.limits.max_queue, settings.plugins) == (8080, 128, PluginsSettings())
+    assert (settings.server.details, settings.limits.max_stop) == (True, 5)
+    assert keep_fixed(settings, settings) == (settings, ())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no SIGHUP")
+def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> None:
+    def until_logged(text: str) -> None:
+        deadline = time.monotonic() + 20
+        while text not in server.output:
+            assert time.monotonic() < deadline, server.output
+            time.sleep(0.02)
+
+    write_script(tmp_path / "a.json", ["A"])
+    write_script(tmp_path / "b.json", ["B"])
+    config = tmp_path / "enginehouse.toml"
+    model = '[models.{name}]\nsource = "{name}.json"\nbackend = "scripted"\n'
+    config.write_text(model.format(name="a"))
+    with started_server("--config", config) as server, httpx.Client(base_url=str(server.url), timeout=20) as client:
+        config.write_text(model.format(name="a") + model.format(name="b"))
+        os.kill(server.process.pid, signal.SIGHUP)
+        until_logged("configuration 2 is served now; models added: b")
+        answer = client.post("/v1/completions", json={"model": "b", "prompt": "x"})
+        assert answer.json()["choices"][0]["text"] == "B"
+        config.write_text("nonsense")
+        os.kill(server.process.pid, signal.SIGHUP)
+        until_logged("The configuration was not reloaded, the old one stays")
+
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["a", "b"]
+
+
+def test_server_without_a_configuration_says_so(tmp_path: Path) -> None:
+    source = write_script(tmp_path / "a.json", ["A"])
+    with server_thread(Settings(models={"a": ModelSettings(source=source, backend="scripted")})) as running:
+        refused = httpx.post(f"{running.url}/admin/reload", json={}, timeout=20)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_configuration")
