@@ -31,6 +31,12 @@ def connect(tmp_path: Path, tokens: list, model: dict | None = None, **limits) -
         yield client
 
 
+def begin(response: httpx.Response) -> None:
+    """Read the first line of a stream; the rest comes while the response is open."""
+    lines = response.extensions["lines"] = response.iter_lines()
+    next(lines)
+
+
 def events(response: httpx.Response) -> list[dict]:
     blocks = response.text.split("\n\n")
     return [json.loads(block[6:]) for block in blocks if block.startswith("data: {")]
@@ -102,7 +108,7 @@ def test_a_request_that_waits_too_long_leaves_the_queue(tmp_path: Path, isolatio
         while client.get("/health").status_code != 200:
             time.sleep(0.01)
         with client.stream("POST", "/v1/completions", json=long) as holding:
-            next(holding_lines := holding.iter_lines())
+            begin(holding)
             whole = client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1})
             streamed = client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1, "stream": True})
         assert whole.status_code == 503 and whole.json()["error"]["code"] == "queue_timeout"

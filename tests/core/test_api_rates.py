@@ -11,8 +11,6 @@ from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, S
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
-ENDLESS = {"tokens": ["a", {"delay_s": 0.02}], "loop": True}
-
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
@@ -53,6 +51,12 @@ def connect(tmp_path):
     for client in clients:
         for _ in client:
             pass
+
+
+def begin(response: httpx.Response) -> None:
+    """Read the first line of a stream; the rest comes while the response is open."""
+    lines = response.extensions["lines"] = response.iter_lines()
+    next(lines)
 
 
 def key(name: str, **fields) -> KeySettings:
@@ -104,7 +108,7 @@ def test_a_request_for_more_tokens_than_are_left_is_refused(connect) -> None:
     with client.stream(
         "POST", "/v1/chat/completions", json=chat(model="endless", max_tokens=90, stream=True), headers=bearer("alice")
     ) as running:
-        next(running_lines := running.iter_lines())
+        begin(running)
         refused = client.post("/v1/chat/completions", json=chat(max_tokens=50), headers=bearer("alice"))
 
     assert refused.status_code == 429
@@ -124,11 +128,11 @@ def test_requests_at_once(connect) -> None:
     client = connect(key("alice", max_concurrent=1), key("bob"), max_concurrent=2)
     endless = chat(model="endless", max_tokens=100_000, stream=True)
     with client.stream("POST", "/v1/chat/completions", json=endless, headers=bearer("alice")) as first:
-        next(first_lines := first.iter_lines())
+        begin(first)
         refused = client.post("/v1/chat/completions", json=chat(), headers=bearer("alice"))
         assert refused.status_code == 429 and "retry-after" in refused.headers
         with client.stream("POST", "/v1/chat/completions", json=endless, headers=bearer("bob")) as second:
-            next(second_lines := second.iter_lines())
+            begin(second)
             refused = client.post("/v1/chat/completions", json=chat(), headers=bearer("bob"))
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "server_overloaded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from attrs import field, frozen
 import enginehouse
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ConfigError
+from enginehouse.errors import ConfigError, PluginError
 from enginehouse.hookspecs import API_VERSION
+from enginehouse.identity import Credentials, Identity
 from enginehouse.plugins import PluginRecord, PluginRegistry
 
 HEADER = "import enginehouse\nfrom enginehouse import hookimpl\n"
@@ -449,3 +451,61 @@ def test_test_backends_load_only_when_named() -> None:
 def test_registries_are_read_only() -> None:
     with pytest.raises(TypeError):
         load().backends["x"] = TinyBackend()  # type: ignore[index]
+
+
+def asking(registry: PluginRegistry, name: str, token: str) -> Identity | None:
+    return registry.authenticators[name].identify(Credentials(token=token))
+
+
+def test_hook_authenticate(install: Install) -> None:
+    """It is called per request, with the plugin's options where it wants them."""
+    options = PluginOptions()
+    seen: list[Any] = []
+
+    def authenticate(credentials: Credentials, options: PluginOptions) -> Identity | None:
+        seen.append(options)
+        return Identity(name=f"user-{options.slots}") if credentials.token == "right" else None
+
+    install_hook(install, "one", "authenticate", authenticate, options=PluginOptions)
+    install_hook(install, "two", "authenticate", lambda credentials: Identity(name="everybody"))
+    registry = load(options={"one": {"slots": 3}})
+    assert seen == [] and set(registry.authenticators) >= {"one", "two"}
+
+    found = asking(registry, "one", "right")
+    assert found is not None and (found.name, found.namespace) == ("one:user-3", "one:user-3")
+    assert asking(registry, "one", "wrong") is None
+    assert asking(registry, "two", "wrong").name == "two:everybody"
+    assert seen == [PluginOptions(slots=3)] * 2 != [options] * 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "alice",
+        Identity(name=""),
+        Identity(name="two words"),
+        Identity(name="a", profile="openapi"),
+        Identity(name="a", expires=datetime(2020, 1, 1, tzinfo=UTC)),
+        ZeroDivisionError(),
+    ],
+    ids=repr,
+)
+def test_an_authenticator_that_fails_denies(install: Install, answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def authenticate(credentials: Credentials) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    install_hook(install, "one", "authenticate", authenticate)
+    with pytest.raises(PluginError, match="'one' failed"):
+        asking(load(), "one", "anything")
+
+    assert "the authenticator one failed" in caplog.text
+
+
+def test_only_plugins_that_exist_authenticate(install: Install) -> None:
+    install("other", WORKING.format(name="other-model"))
+    registry = load()
+    for name, problem in (("other", "no loaded plugin 'other' implements authenticate"), ("jvt", "did you mean 'jwt'")):
+        with pytest.raises(ConfigError, match=problem):
+            registry.check_authenticators([name])

@@ -17,12 +17,14 @@ import pytest
 from enginehouse.backend import Backend
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.drafting import Drafter
+from enginehouse.identity import Identity
 from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.models.sources import find_source
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins import PluginRegistry
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
+from enginehouse.testing.authenticator_contract import AuthenticatorContract
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
 from enginehouse.testing.drafter_contract import DrafterContract
 from enginehouse.testing.engine_contract import EngineContract
@@ -160,6 +162,18 @@ if _REGISTRY.reasoning_parsers:
         def reasoning_parser(request: pytest.FixtureRequest) -> ReasoningParser:
             """One of them."""
             return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.authenticators:
+
+    class TestAuthenticator(AuthenticatorContract):
+        """What it does with callers whom it cannot know."""
+
+        @_each(_REGISTRY.authenticators)
+        @staticmethod
+        def ask(request: pytest.FixtureRequest) -> Callable[..., Identity | None]:
+            """The hook."""
+            return request.param.ask  # type: ignore[no-any-return]
 
 
 def _model_of(backend: Backend) -> ModelUnderTest:

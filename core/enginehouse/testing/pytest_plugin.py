@@ -11,6 +11,7 @@ import pytest
 __all__: list[str] = []
 
 _SUITES = (
+    "authenticator_contract",
     "backend_contract",
     "contract",
     "engine_contract",

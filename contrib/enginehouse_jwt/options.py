@@ -1,0 +1,77 @@
+"""``[plugins.jwt]``: whose tokens are trusted, and what their claims mean."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs.validators import ge, min_len, optional
+
+from enginehouse.identity import Scope
+
+__all__ = ["JwtOptions"]
+
+_MIN_SECRET_BYTES = 32
+"""Of HS256, by RFC 7518: a shorter secret is found by trying."""
+
+
+def _check_secret(_: object, attribute: object, value: str | None) -> None:
+    if value is not None and len(value.encode()) < _MIN_SECRET_BYTES:
+        raise ValueError(f"'secret' must have at least {_MIN_SECRET_BYTES} bytes")
+
+
+@frozen(kw_only=True)
+class JwtOptions:
+    """Where the key comes from (one of the first four), and how a token's claims are read.
+
+    Attributes:
+        secret: shared with the issuer, for HS256.
+        secret_env: environment variable that holds the secret.
+        public_key_file: the issuer's public key (PEM), for RS256 or ES256.
+        jwks_file: the issuer's public keys as a JSON Web Key Set; a token's ``kid`` chooses. Read again when it changes.
+        algorithms: that a token may be signed with; unset is HS256 for a secret, RS256 and ES256 for public keys.
+        issuer: that ``iss`` must name; unset is any.
+        audience: that ``aud`` must hold; unset is any, but a token that has an audience is then refused.
+        leeway_s: by how much clocks may differ.
+        name_claim: whose it is.
+        scopes_claim: what it may do, as a list or with spaces between; words that are no scopes here count for nothing.
+        default_scopes: of tokens without that claim.
+        models_claim: names of models that it may use; without the claim all.
+        namespace_claim: of the prefix cache; without the claim one of its own.
+        profile_claim: API profile of its requests.
+        limits_claim: an object with any of ``requests_per_minute``, ``tokens_per_minute``, ``max_concurrent`` and
+            ``priority``.
+    """
+
+    secret: str | None = field(default=None, repr=False, validator=_check_secret)
+    secret_env: str | None = None
+    public_key_file: str | None = None
+    jwks_file: str | None = None
+    algorithms: tuple[str, ...] | None = field(default=None, validator=optional(min_len(1)))
+    issuer: str | None = None
+    audience: str | None = None
+    leeway_s: float = field(default=10.0, validator=ge(0))
+    name_claim: str = "sub"
+    scopes_claim: str = "scope"
+    default_scopes: tuple[Scope, ...] = ("infer",)
+    models_claim: str = "models"
+    namespace_claim: str = "namespace"
+    profile_claim: str = "profile"
+    limits_claim: str = "limits"
+
+    def __attrs_post_init__(self) -> None:
+        """Check that at most one key is named, and that its kind suits the algorithms."""
+        sources = [self.secret, self.secret_env, self.public_key_file, self.jwks_file]
+        if sum(source is not None for source in sources) > 1:
+            raise ValueError("name one of secret, secret_env, public_key_file and jwks_file")
+        if any(name.startswith("HS") != self.is_shared or name == "none" for name in self.allowed):
+            kind = "a secret goes with HS256, HS384 and HS512" if self.is_shared else "a public key goes with others"
+            raise ValueError(f"'algorithms' must suit the key: {kind}, and none with 'none'")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the key is a secret that the issuer has, too."""
+        return self.public_key_file is None and self.jwks_file is None
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Algorithms that a token may be signed with."""
+        return self.algorithms or (("HS256",) if self.is_shared else ("RS256", "ES256"))

@@ -1,0 +1,44 @@
+"""A bearer token -> its owner, once its signature, its time, its issuer and its audience are verified."""
+
+from __future__ import annotations
+
+from enginehouse.errors import MissingDependency
+from enginehouse.identity import Identity
+from enginehouse_jwt.claims import read_claims
+from enginehouse_jwt.issuer_keys import key_for
+from enginehouse_jwt.options import JwtOptions
+
+__all__ = ["identify"]
+
+_NUM_PARTS = 3  # of a signed token: header, claims, signature
+
+
+def identify(token: str, options: JwtOptions) -> Identity | None:
+    """Whose token it is; None for what is no token of the issuer, or one whose time has not come or is over.
+
+    Raises:
+        MissingDependency: PyJWT is not installed.
+        PluginError: the settings name no usable key, or a verified token has claims that are wrong.
+    """
+    if token.count(".") != _NUM_PARTS - 1:
+        return None
+    try:
+        import jwt  # noqa: PLC0415 - the library is imported when the first token comes
+    except ImportError as error:
+        raise MissingDependency("PyJWT", "jwt") from error
+    try:
+        key = key_for(jwt.get_unverified_header(token), options)
+        if key is None:
+            return None
+        claims = jwt.decode(
+            token,
+            key,
+            algorithms=list(options.allowed),
+            audience=options.audience,
+            issuer=options.issuer,
+            leeway=options.leeway_s,
+            options={"require": ["exp"], "verify_aud": True},
+        )
+    except (jwt.InvalidTokenError, jwt.InvalidKeyError):
+        return None
+    return read_claims(claims, options)
