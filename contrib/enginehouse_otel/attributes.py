@@ -1,7 +1,7 @@
 """A request that has ended -> the attributes of OpenTelemetry's conventions for HTTP and generative AI.
 
-Names as of the conventions for generative AI of 2026 (``gen_ai.provider.name``, not ``gen_ai.system``). What these do not
-name has the prefix ``enginehouse``. No prompt and no answer is ever an attribute.
+Names as of the conventions for generative AI of 2026 (``gen_ai.provider.name``, not ``gen_ai.system``). What they do
+not name has the prefix ``enginehouse``. No prompt and no answer is ever an attribute.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ _BAD: tuple[tuple[str, object, Mapping[str, str], int, str], ...] = (
     (_CHAT, {"messages": _HI}, {"authorization": "Bearer wrong"}, 401, "invalid_api_key"),
     (_CHAT, {"messages": _HI}, {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     (_CHAT, {"messages": [{"role": "user", "content": "word " * 5000}]}, {}, 400, "context_length_exceeded"),
-    (_CHAT, {"messages": _HI, "response_format": {"type": "regex", "regex": "("}}, {}, 400, "invalid_value"),
+    (_CHAT, {"messages": _HI, "guided_regex": "("}, {}, 400, "invalid_value"),
     ("/v1/nothing", {}, {}, 404, "not_found"),
     ("/admin/slots", {}, {}, 405, "method_not_allowed"),
 )

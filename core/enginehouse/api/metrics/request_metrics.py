@@ -35,7 +35,7 @@ class RequestMetrics:
         values.add("requests", model, endpoint, status, record.outcome)
         if record.outcome == _CLIENT_LEFT:
             values.add("disconnects", model)
-        elif record.status >= 400:
+        elif record.status >= 400 and record.outcome != "ok":  # /health tells its state by a status
             values.add("refusals", endpoint, record.outcome)
         if by_key and record.key is not None:
             self._count_key(record, record.key)

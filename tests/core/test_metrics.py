@@ -1,0 +1,292 @@
+"""What /metrics shows: the documented families, right figures, bounded labels; and what counting costs."""
+
+import re
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from attrs import evolve
+from prometheus_client.parser import text_string_to_metric_families
+
+from enginehouse.api.access import AccessRecord
+from enginehouse.api.metrics.families import FAMILIES, FIGURES, family
+from enginehouse.api.metrics.values import Values
+from enginehouse.api.pace import GAP_BUCKETS_S, Pace
+from enginehouse.auth import AuthSettings, KeySettings
+from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.inspection import BATCH_SIZES, batch_size_bucket
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server_thread import server_thread
+
+WATCH = {"authorization": "Bearer watch"}
+KEYS = ("user", KeySettings(name="watcher", key="watch", scopes=("metrics",)))
+USER = {"authorization": "Bearer user"}
+
+
+def chat(**fields) -> dict:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True, **fields}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("metrics")
+    ticks = write_script(folder / "ticks.json", [" tick", {"delay_s": 0.01}], loop=True)
+    return Settings(
+        auth=AuthSettings(keys=KEYS),
+        models={
+            "fake": ModelSettings(
+                source=str(folder),
+                backend="fake",
+                isolation="thread",
+                context=512,
+                aliases=("nick",),
+                options={"step_delay_s": 0.005},
+            ),
+            "ticks": ModelSettings(source=ticks, backend="scripted"),
+        },
+        plugins=PluginsSettings(allow=("llguidance",)),
+    )
+
+
+def connect(settings: Settings) -> Iterator[httpx.Client]:
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").status_code != 200:
+            time.sleep(0.01)
+        yield client
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[httpx.Client]:
+    yield from connect(settings)
+
+
+def read(client: httpx.Client) -> dict[tuple[str, frozenset], float]:
+    """Every sample by its name and labels."""
+    text = client.get("/metrics", headers=WATCH).text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for metric in text_string_to_metric_families(text)
+        for sample in metric.samples
+    }
+
+
+def figure(client: httpx.Client, name: str, **labels: str) -> float:
+    return read(client).get((f"enginehouse_{name}", frozenset(labels.items())), 0.0)
+
+
+def wait_for(client: httpx.Client, expected: float, name: str, **labels: str) -> None:
+    """A response ends a moment after its last byte, and a worker's figures come behind its tokens."""
+    deadline = time.monotonic() + 10
+    while (value := figure(client, name, **labels)) != expected:
+        assert time.monotonic() < deadline, f"{name}{labels} is {value}, not {expected}"
+        time.sleep(0.02)
+
+
+# -- the format ---------------------------------------------------------------------------------------
+
+
+def test_every_family_that_is_shown_is_documented_and_well_formed(client: httpx.Client) -> None:
+    client.post("/v1/chat/completions", json=chat(), headers=USER)
+    text = client.get("/metrics", headers=WATCH).text
+    known = {item.shown_name: item for item in FAMILIES}
+
+    for metric in text_string_to_metric_families(text):
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        item = known[name]
+        assert (metric.type, metric.documentation) == (item.kind, item.meaning)
+        for sample in metric.samples:
+            assert set(sample.labels) - {"le"} == set(item.labels)
+    assert "_created" not in text
+
+
+def test_families_are_named_as_prometheus_wants() -> None:
+    names = [item.name for item in FAMILIES]
+
+    assert len(set(names)) == len(names)
+    for item in FAMILIES:
+        assert re.fullmatch(r"enginehouse_[a-z_]+", item.shown_name)
+        assert item.meaning.endswith(".") and (item.kind == "histogram") == bool(item.buckets)
+        assert list(item.buckets) == sorted(item.buckets)
+
+
+def test_openmetrics_where_it_is_asked_for(client: httpx.Client) -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    answer = client.get("/metrics", headers=WATCH | {"accept": accept})
+
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+    assert client.get("/metrics", headers=WATCH).headers["content-type"].startswith("text/plain")
+
+
+def test_metrics_need_their_scope(client: httpx.Client) -> None:
+    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics", headers=USER).status_code == 403
+
+
+def test_what_nobody_fills_is_not_shown(client: httpx.Client) -> None:
+    text = client.get("/metrics", headers=WATCH).text
+
+    for name in FIGURES:
+        assert f"enginehouse_{name}" not in text
+
+
+# -- requests -----------------------------------------------------------------------------------------
+
+
+def test_answers_are_counted(client: httpx.Client) -> None:
+    for fields in ({}, {"stream": True}, {"model": "nick", "n": 2}):
+        assert client.post("/v1/chat/completions", json=chat(**fields), headers=USER).status_code == 200
+    of_fake = {"model": "fake"}
+    done = {"endpoint": "/chat/completions", "status": "200", "outcome": "length"}
+
+    wait_for(client, 3, "requests_total", **of_fake, **done)
+    assert figure(client, "completion_tokens_total", **of_fake) == 20
+    assert figure(client, "prompt_tokens_total", **of_fake) == 3 * figure(
+        client, "request_prompt_tokens_sum", **of_fake
+    ) / figure(client, "request_prompt_tokens_count", **of_fake)
+    for name in ("time_to_first_token_seconds", "queue_seconds", "prefill_seconds", "request_completion_tokens"):
+        assert figure(client, f"{name}_count", **of_fake) == 3
+    assert figure(client, "request_seconds_count", **of_fake, endpoint="/chat/completions") == 3
+    assert figure(client, "inter_token_seconds_count", **of_fake) > 0
+    cached = [figure(client, "prefix_cache_requests_total", **of_fake, result=result) for result in ("hit", "miss")]
+    assert sum(cached) == 3 and cached[0] >= 1
+    assert figure(client, "cached_prompt_tokens_total", **of_fake) > 0
+
+
+def test_labels_hold_nothing_that_clients_choose(client: httpx.Client) -> None:
+    for n in range(5):
+        client.post("/v1/chat/completions", json=chat(model=f"invented-{n}"), headers=USER)
+        client.get(f"/nowhere/{n}", headers=USER)
+        client.post("/v1/chat/completions", content=b"{", headers=USER | {"content-type": "application/json"})
+    wait_for(
+        client,
+        5,
+        "requests_total",
+        model="other",
+        endpoint="/chat/completions",
+        status="404",
+        outcome="model_not_found",
+    )
+    wait_for(client, 5, "requests_total", model="", endpoint="other", status="404", outcome="not_found")
+    wait_for(client, 5, "requests_total", model="", endpoint="/chat/completions", status="400", outcome="invalid_value")
+
+    text = client.get("/metrics", headers=WATCH).text
+    assert "invented" not in text and "nowhere" not in text and "user" not in text
+    assert figure(client, "refusals_total", endpoint="/chat/completions", code="model_not_found") == 5
+
+
+def test_clients_that_leave_are_counted(client: httpx.Client) -> None:
+    body = chat(model="ticks", stream=True, max_tokens=1000)
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=USER) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert figure(client, "open_requests", model="ticks") == 1
+
+    wait_for(client, 1, "disconnects_total", model="ticks")
+    wait_for(client, 0, "open_requests", model="ticks")
+
+
+def test_keys_are_told_apart_only_where_the_settings_say_so(settings: Settings) -> None:
+    for by_key in (False, True):
+        for client in connect(evolve(settings, server=ServerSettings(key_metrics=by_key))):
+            client.post("/v1/chat/completions", json=chat(), headers=USER)
+            wait_for(client, float(by_key), "key_requests_total", key="key-1")
+            assert figure(client, "key_tokens_total", key="key-1", kind="completion") == 5 * by_key
+
+
+@pytest.mark.llguidance
+def test_optimisations_report_by_name(client: httpx.Client) -> None:
+    """Tokens that a constraint forces are the first of them."""
+    fields = {"model": "fake", "guided_regex": "always the same words[ab]"}
+    assert client.post("/v1/chat/completions", json=chat(**fields, max_tokens=60), headers=USER).status_code == 200
+
+    deadline = time.monotonic() + 10
+    while not figure(client, "forced_tokens_total", model="fake"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# -- models and engines -------------------------------------------------------------------------------
+
+
+def test_models_and_their_engines(client: httpx.Client) -> None:
+    client.post("/v1/chat/completions", json=chat(n=3), headers=USER)
+    wait_for(client, 0, "running_sequences", model="fake")
+    of_fake = {"model": "fake"}
+
+    assert figure(client, "models", **of_fake, state="ready") == 1
+    assert figure(client, "models", **of_fake, state="failed") == 0
+    assert figure(client, "worker_restarts_total", **of_fake) == 0
+    assert figure(client, "slots", **of_fake) == 8
+    total, free = (figure(client, f"kv_cache_{name}", **of_fake) for name in ("tokens", "free_tokens"))
+    assert total == 512 * 8 and 0 < free < total
+    assert figure(client, "prefix_cache_tokens", **of_fake) > 0
+    assert figure(client, "batch_sequences_count", **of_fake) >= 5
+    assert figure(client, "batch_sequences_sum", **of_fake) >= 3 * 4
+    assert figure(client, "server_memory_bytes") > 2**20
+    assert (figure(client, "worker_memory_bytes", **of_fake)) == 0, "this worker is a thread"
+    assert figure(client, "slots", model="ticks") == 0, "this engine shows nothing"
+
+
+def test_a_worker_process_reports_its_memory_and_counts_survive_it(tmp_path) -> None:
+    model = ModelSettings(source=str(tmp_path), backend="fake", context=512, options={"faults": {"abort_at_step": 12}})
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+    for client in connect(settings):
+        steps = 0.0
+        for _ in range(4):
+            client.post("/v1/chat/completions", json=chat(max_tokens=5))
+            now = figure(client, "batch_sequences_count", model="m")
+            assert now >= steps, "a counter does not go back"
+            steps = now
+        deadline = time.monotonic() + 20
+        while not figure(client, "worker_restarts_total", model="m"):
+            client.post("/v1/chat/completions", json=chat(max_tokens=5))
+            assert time.monotonic() < deadline
+        wait_for(client, 1, "models", model="m", state="ready")
+        assert figure(client, "worker_memory_bytes", model="m") > 2**20
+        assert figure(client, "batch_sequences_count", model="m") >= steps
+
+
+# -- pieces -------------------------------------------------------------------------------------------
+
+
+def test_batches_are_counted_in_the_bucket_of_their_size() -> None:
+    for size in range(1, 600):
+        bucket = batch_size_bucket(size)
+        assert bucket == next((n for n, bound in enumerate(BATCH_SIZES) if size <= bound), len(BATCH_SIZES))
+
+
+def test_histograms_cumulate() -> None:
+    values = Values()
+    for value in (0.004, 0.005, 0.006, 1000.0):
+        values.observe("queue_seconds", "m", value=value)
+    (metric,) = values.collect()
+    by_bound = {sample.labels.get("le"): sample.value for sample in metric.samples if sample.name.endswith("_bucket")}
+
+    assert by_bound["0.005"] == 2 and by_bound["0.01"] == 3 and by_bound["60.0"] == 3 and by_bound["+Inf"] == 4
+    assert family("queue_seconds").buckets[0] == 0.005
+
+
+def test_the_pace_counts_gaps() -> None:
+    pace = Pace(time.perf_counter())
+    pace.mark()
+    assert pace.first_s is not None and pace.first_s < 1 and sum(pace.gap_counts) == 0
+    time.sleep(0.012)
+    pace.mark()
+    pace.mark()
+
+    assert sum(pace.gap_counts) == 2 and pace.gap_counts[0] == 1
+    assert pace.gaps_s >= 0.012 and len(pace.gap_counts) == len(GAP_BUCKETS_S) + 1
+
+
+def test_counting_costs_little_per_text_and_request() -> None:
+    """A text costs an event loop some 20 microseconds in all; of these, counting may have a few percent."""
+    pace, record = Pace(time.perf_counter()), AccessRecord(method="POST", path="/v1/chat/completions")
+    began = time.perf_counter()
+    for _ in range(20_000):
+        pace.mark()
+    per_text_s = (time.perf_counter() - began) / 20_000
+
+    assert record.pace.first_s is None
+    assert per_text_s < 5e-6, "loaded machines are slow, but not this slow"
