@@ -239,6 +239,9 @@ class Assembly:
         for event in self.finished:
             if event.num_forced_tokens:
                 figures["forced_tokens"] = figures.get("forced_tokens", 0) + event.num_forced_tokens
+            if event.num_drafted_tokens:
+                figures["drafted_tokens"] = figures.get("drafted_tokens", 0) + event.num_drafted_tokens
+                figures["accepted_draft_tokens"] = figures.get("accepted_draft_tokens", 0) + event.num_accepted_tokens
         if self.prediction is not None:
             figures["accepted_prediction_tokens"] = self.prediction.num_accepted
             figures["rejected_prediction_tokens"] = self.prediction.num_rejected

@@ -105,7 +105,9 @@ class AnswerDetails:
 
 def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str, str]]:
     """The response headers by which a profile tells what acted; complete once the assembly is."""
-    saved = _optimizations(assembly)
+    saved: dict[str, Any] = _optimizations(assembly)
+    if saved["drafted_tokens"]:
+        saved["speculative"] = "true"
     return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
 
 

@@ -1,0 +1,116 @@
+"""Greedy text is the same with and without prefix cache, drafters and batches, and with all of them together.
+
+On SmolLM2, whose kernels compute a token the same way in every batch.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginehouse.testing.server import started_server
+
+from .client import Server
+from .workloads import PROMPTS, Prompt
+
+CONFIG = """
+[models.plain]
+source = "starter"
+context = 4096
+prefix_cache = false
+drafters = []
+
+[models.cached]
+source = "starter"
+context = 4096
+cache_tokens = 16384
+drafters = []
+
+[models.lookup]
+source = "starter"
+context = 4096
+cache_tokens = 16384
+drafters = ["prediction", "prompt-lookup"]
+
+[models.second]
+source = "starter"
+context = 4096
+cache_tokens = 16384
+drafters = [{ name = "draft-model", source = "starter", max_tokens = 4 }]
+"""
+FEW = [prompt for prompt in PROMPTS if prompt.name in ("chat 1", "edit 0", "json 2", "conversation 4")]
+
+Answers = dict[str, tuple[str, dict[str, Any]]]
+"""Name of a prompt to the text of its answer and what was saved for it."""
+
+pytestmark = pytest.mark.llamacpp
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = tmp_path_factory.mktemp("optimised") / "enginehouse.toml"
+    config.write_text(CONFIG, encoding="utf-8")
+    with started_server("--config", config) as process:
+        found = Server.connect(process.url, "plain")
+        with found.client:
+            found.wait_ready()
+            yield found
+
+
+def ask(server: Server, prompt: Prompt, model: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
+    headers = {"X-Enginehouse-Details": "true"}
+    body = prompt.body(model, max_tokens)
+    answer = server.client.post("/v1/chat/completions", json=body, headers=headers, timeout=600)
+    assert answer.status_code == 200, answer.text
+    data = answer.json()
+    return data["choices"][0]["message"]["content"], data["enginehouse"]["optimizations"]
+
+
+def ask_all(server: Server, prompts: Sequence[Prompt], model: str, max_tokens: int, at_once: int) -> Answers:
+    with ThreadPoolExecutor(at_once) as pool:
+        answers = pool.map(lambda prompt: (prompt.name, ask(server, prompt, model, max_tokens)), prompts)
+        return dict(answers)
+
+
+def check(server: Server, prompts: Sequence[Prompt], max_tokens: int) -> dict[str, Answers]:
+    plain = ask_all(server, prompts, "plain", max_tokens, 1)
+    ways: dict[str, Answers] = {}
+    for model in ("cached", "lookup", "second"):
+        ways[f"{model}, one by one"] = ask_all(server, prompts, model, max_tokens, 1)
+        ways[f"{model}, from a warm cache, at once"] = ask_all(server, prompts, model, max_tokens, 8)
+    for way, answers in ways.items():
+        differ = [name for name in plain if answers[name][0] != plain[name][0]]
+        assert not differ, f"{way}: {differ}"
+    return ways
+
+
+@pytest.mark.timeout(400)
+def test_a_few_prompts(server: Server) -> None:
+    ways = check(server, FEW, 24)
+
+    assert all(answer[1]["drafted_tokens"] == 0 for answer in ways["cached, one by one"].values())
+
+
+def test_an_answer_that_was_predicted(server: Server) -> None:
+    text, _ = ask(server, PROMPTS[0], "plain", 60)
+    predicted = Prompt("predicted", PROMPTS[0].messages, {"prediction": {"type": "content", "content": text}})
+    again, saved = ask(server, predicted, "lookup", 60)
+
+    assert again == text
+    assert saved["accepted_draft_tokens"] > 30
+    assert saved["drafted_tokens"] >= saved["accepted_draft_tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_forty_prompts(server: Server) -> None:
+    began = time.monotonic()
+    ways = check(server, PROMPTS, 64)
+    for way, answers in ways.items():
+        drafted = sum(saved["drafted_tokens"] for _, saved in answers.values())
+        accepted = sum(saved["accepted_draft_tokens"] for _, saved in answers.values())
+        print(f"{way}: {len(answers)} texts equal; {drafted} tokens drafted, {accepted} right")
+    print(f"{time.monotonic() - began:.0f} s")
