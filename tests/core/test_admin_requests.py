@@ -9,8 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 from attrs import evolve
+from click.testing import CliRunner, Result
 
 from enginehouse.auth import AuthSettings, KeySettings
+from enginehouse.cli import main
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
@@ -322,3 +324,26 @@ def test_slots_and_what_the_prefix_cache_keeps(client: httpx.Client, ask) -> Non
     assert salted[0]["tokens"] > 10 and sum(entry["hits"] for entry in salted) >= 1
     assert "s" not in [entry["salt_hash"] for entry in salted]
     assert found["free_tokens"] < found["cache_tokens"]
+
+
+# -- the command --------------------------------------------------------------------------------------
+
+
+def run(client: httpx.Client, *arguments: str) -> Result:
+    options = ["--url", str(client.base_url), "--key", "operator-key"]
+    return CliRunner().invoke(main, ["requests", *arguments, *options], catch_exceptions=False)
+
+
+def test_requests_on_the_command_line(client: httpx.Client, ask) -> None:
+    answer = ask("from-afar", model="fake")
+    own = wait_for(client, "from-afar", "decode")["id"]
+
+    listed = run(client, "list", "--json")
+    table = run(client, "list")
+    cancelled = run(client, "cancel", "from-afar")
+    again = run(client, "cancel", "from-afar")
+
+    assert own in [request["id"] for request in json.loads(listed.output)["data"]]
+    assert "fake" in table.output and "decode" in table.output
+    assert cancelled.output == f"{own} is cancelled\n" and answer.result(10).status_code == 410
+    assert again.exit_code == 2 and "from-afar" in again.output
