@@ -10,6 +10,7 @@ import httpx
 import pytest
 from attrs import evolve
 from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
 
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.cli import main
@@ -347,3 +348,22 @@ def test_requests_on_the_command_line(client: httpx.Client, ask) -> None:
     assert "fake" in table.output and "decode" in table.output
     assert cancelled.output == f"{own} is cancelled\n" and answer.result(10).status_code == 410
     assert again.exit_code == 2 and "from-afar" in again.output
+
+
+# -- the document -------------------------------------------------------------------------------------
+
+
+def test_answers_are_of_the_documents_schemas(client: httpx.Client, ask) -> None:
+    document = client.get("/schema", headers=USER).json()
+    ask("documented", model="fake", n=2)
+    ask("documented-too", model="ticks")
+    wait_for(client, "documented", "decode")
+    wait_for(client, "documented-too", "decode")
+    for path in ("/admin/requests", "/admin/requests/documented", "/admin/requests/documented/partial", "/admin/slots"):
+        template = path.replace("documented", "{request_id}")
+        schema = document["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        answer = client.get(path, headers=ADMIN).json()
+
+        Draft202012Validator({**schema, "components": document["components"]}).validate(answer)
+        properties = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+        assert set(answer) == set(properties), "and nothing else"
