@@ -22,7 +22,7 @@ class FakeFaults:
         abort_at_step: the process dies as by a failed assertion in C (SIGABRT).
         raise_at_token: as ``raise_at_step``, and so the following ones.
         nan_at_token: the last row of the sequence that holds the token is NaN.
-        latch: a file. While it is there nothing goes wrong; whatever goes wrong makes it first, so that it happens once.
+        latch: a file. While it is there nothing goes wrong; what goes wrong makes it first, and so happens once.
         refuse_to_open: text of the ModelLoadError that opening raises.
     """
 
