@@ -94,8 +94,12 @@ class Guard:
             ticket = ticket_of(scope)
             if ticket is not None:
                 await self._admission.close(ticket)
-            record.end()
-            self._on_end(record)
+            self.end(record)
+
+    def end(self, record: AccessRecord) -> None:
+        """A response has ended: log and count it."""
+        record.end()
+        self._on_end(record)
 
     async def _answer(self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send) -> None:
         bad_id = _note_request_id(scope)
