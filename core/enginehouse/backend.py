@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from enginehouse.types import EngineRequest, EngineStats, Event, ModelInfo, SamplingParams, Segment
 
 __all__ = [
+    "DRAW_FIELDS",
     "Backend",
     "DeviceOutput",
     "DeviceSampler",
@@ -167,7 +168,9 @@ class Span:
         start: must equal ``Runner.length(sequence)``.
         input: ``(num_tokens,)`` int32 token ids, at least one; or :class:`LastSampled` where supported.
         outputs: which positions give a row of logits.
-        num_layers: run only this many layers (self-drafting); None is all. Only with ``exit_layers``.
+        num_layers: run only this many layers, then the output norm and projection (self-drafting); None is all.
+            Only with ``exit_layers``. The layers above get no keys and values for these tokens: until the sequence is
+            truncated to ``start`` again, spans of more layers are refused on it.
     """
 
     sequence: int
@@ -220,6 +223,23 @@ class Sampled:
     logprob: float | None = None
     top_ids: NDArray[np.int64] | None = None
     top_logprobs: NDArray[np.float64] | None = None
+
+
+DRAW_FIELDS = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "logit_bias",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "num_logprobs",
+        "mask",
+    }
+)
+"""Everything that a :class:`Draw` can say, in the words of ``RunnerCapabilities.sampling``."""
 
 
 @frozen(eq=False, kw_only=True)

@@ -20,6 +20,7 @@ from typing import Any
 import pluggy
 
 from enginehouse.backend import Backend, ModelSource
+from enginehouse.commands import Command
 from enginehouse.drafting import Drafter
 from enginehouse.events import ServerEvent
 from enginehouse.identity import Credentials, Identity
@@ -35,6 +36,7 @@ __all__ = [
     "hookspec",
     "on_event",
     "register_backends",
+    "register_commands",
     "register_drafters",
     "register_logits_processors",
     "register_model_sources",
@@ -245,6 +247,29 @@ def register_reasoning_parsers(
     """
 
 
+@hookspec
+def register_commands(register: Callable[[Command], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Add commands to ``enginehouse``.
+
+    When: once at start of a command that is none of core's own, and of ``enginehouse --help``; also wherever the other
+    hooks run, which does not use them. In the process of the command; main thread.
+
+    Args:
+        register: call it once per :class:`enginehouse.commands.Command`, which says where its click command is; that
+            module is imported when the command is run. A name that is taken is a load error.
+        options, add_plugin: see above; may be left out.
+
+    An exception is recorded as this plugin's load error; the other plugins are not affected. An exception in the
+    command is its own affair; an :class:`enginehouse.errors.EnginehouseError` is shown as one line.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_commands(register):
+            register(Command("bench", "enginehouse_bench.command:bench", "Measure a running server under load."))
+    """
+
+
 @hookspec(firstresult=True)
 def authenticate(credentials: Credentials, options: Any) -> Identity | None:
     """Say who sends a request, where its key is none of the server's own.
@@ -294,6 +319,5 @@ def on_event(event: ServerEvent, options: Any) -> object:
 
         @enginehouse.hookimpl
         def on_event(event):
-            if isinstance(event, RequestEnded):
-                print(event.model, event.outcome, event.total_s)
+            print(event)
     """

@@ -16,13 +16,15 @@ from attrs import field, frozen
 from enginehouse.backend import MemoryEstimate, ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["DEFAULT_CONTEXT", "ModelFolder", "recommended_parameters", "served_context"]
+__all__ = ["DEFAULT_CONTEXT", "ModelFolder", "describe_pickles", "pickled_weights", "recommended_parameters", "served_context"]
 
 DEFAULT_CONTEXT = 4096
 """Longest sequence in tokens when neither the user nor a shorter model says so."""
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """What ``generation_config.json`` calls as request fields do, and applies to drawing only."""
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -63,7 +65,9 @@ class ModelFolder:
         Raises:
             ModelLoadError: the configuration lacks the sizes.
         """
-        text = self.config.get("text_config", self.config)
+        text = self.config.get("text_config") or self.config
+        if not isinstance(text, dict):
+            raise ModelLoadError(f"{self.path / 'config.json'}: text_config is not a JSON object")
         stored = str(text.get("dtype", text.get("torch_dtype", "float32")))
         size_bytes = _BYTES.get(dtype or stored, 4)
         weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
@@ -77,7 +81,27 @@ class ModelFolder:
             )
         except KeyError as error:
             raise ModelLoadError(f"{self.path / 'config.json'} has no {error}") from error
+        except (TypeError, ZeroDivisionError) as error:
+            raise ModelLoadError(f"{self.path / 'config.json'} has sizes that are none: {error}") from error
+        if not isinstance(per_token, int) or per_token < 0:
+            raise ModelLoadError(f"{self.path / 'config.json'} has sizes that are none")
         return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+
+
+def pickled_weights(path: Path | None) -> tuple[str, ...]:
+    """Names of the files with weights in a model's folder that are pickles, where it has no safetensors; else none.
+
+    Reading a pickle runs whatever code its author put into it.
+    """
+    if path is None or not (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+        return ()
+    return tuple(sorted(file.name for pattern in _PICKLES for file in path.glob(pattern)))
+
+
+def describe_pickles(names: tuple[str, ...]) -> str:
+    """Why such weights are not read."""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"its weights ({shown}) are pickles, which run code when they are read; convert them to safetensors"
 
 
 def recommended_parameters(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen, validators
 
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.errors import MissingDependency, ModelLoadError
-from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder
+from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
 
 __all__ = ["HfBackend", "HfOptions"]
 
@@ -37,7 +37,7 @@ class HfOptions:
         device_map: spread a model over several GPUs, as transformers understands it (``auto``, ``balanced``, ...);
             such a model runs layer by layer without graphs.
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
-        trust_remote_code: run Python code that the model's folder brings.
+        trust_remote_code: run Python code that the model's folder brings, and read weights that are pickles.
         random_weights: draw the weights instead of reading them, to measure speed by a ``config.json`` alone.
     """
 
@@ -93,6 +93,8 @@ class HfBackend:
             return Match(0.8, "a folder with config.json and safetensors")
         if source.path is not None and source.path.is_file() and source.path.suffix == ".gguf":
             return Match(0.2, "a GGUF file, dequantised to full size")
+        if pickles := pickled_weights(source.path):
+            return Match(0.1, f"{describe_pickles(pickles)}, or set trust_remote_code = true")
         return Match(0.0, "neither a model folder nor a GGUF file")
 
     def estimate(self, source: ModelSource, options: HfOptions) -> MemoryEstimate:
@@ -103,6 +105,8 @@ class HfBackend:
         folder = ModelFolder.find(source)
         if folder is not None:
             return folder.estimate(tokens, dtype)
+        if pickles := pickled_weights(source.path):
+            raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: neither a model folder nor a GGUF file")
         try:

@@ -33,7 +33,7 @@ def estimate_gguf(path: Path, context_tokens: int, dtype: str) -> MemoryEstimate
         has_head_dim = head_dim_key in reader.fields
         head_dim = value(head_dim_key) if has_head_dim else value(f"{architecture}.embedding_length") // heads
         per_token = 2 * value(f"{architecture}.block_count") * kv_heads * head_dim * size_bytes
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
         raise ModelLoadError(f"{path} cannot be read as a GGUF file: {error}") from error
     weights = size_bytes * sum(int(tensor.n_elements) for tensor in reader.tensors)
     return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)

@@ -12,10 +12,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from enginehouse.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import ModelFolder, recommended_parameters, served_context
+from enginehouse.model_folder import (
+    ModelFolder,
+    describe_pickles,
+    pickled_weights,
+    recommended_parameters,
+    served_context,
+)
 from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Lane, Step, UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
+from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
@@ -59,6 +66,11 @@ def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
     path, trusts = source.path, options.trust_remote_code
     if path is not None and (ModelFolder.find(source) is not None or _is_config(source, options)):
         return ModelFiles(path, trust_remote_code=trusts)
+    if path is not None and (pickles := pickled_weights(path)):
+        if not trusts:
+            hint = "or set trust_remote_code = true if you trust their author"
+            raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}, {hint}")
+        return ModelFiles(path, trust_remote_code=trusts)
     if path is not None and path.is_file() and path.suffix == ".gguf":
         return ModelFiles(path.parent, path.name, trusts)
     raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors, nor a GGUF file")
@@ -71,6 +83,8 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
 def _load_model(files: ModelFiles, options: HfOptions) -> Any:
     assert options.dtype is not None
     form: dict[str, Any] = {"dtype": getattr(torch, options.dtype), "attn_implementation": ATTENTION_NAME}
+    # A folder may hold pickles beside its safetensors; transformers would fall back on them.
+    safe: dict[str, Any] = {"use_safetensors": True} if not options.trust_remote_code else {}
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelLoadError(f"device = {options.device!r}: torch {torch.__version__} finds no CUDA device")
     if options.random_weights:
@@ -80,10 +94,10 @@ def _load_model(files: ModelFiles, options: HfOptions) -> Any:
     elif options.device_map is not None or options.quantization is not None:
         placed = options.device_map or options.device
         model = AutoModelForCausalLM.from_pretrained(
-            **files.arguments, **form, device_map=placed, **_quantized(options)
+            **files.arguments, **form, **safe, device_map=placed, **_quantized(options)
         )
     else:
-        model = AutoModelForCausalLM.from_pretrained(**files.arguments, **form).to(options.device)
+        model = AutoModelForCausalLM.from_pretrained(**files.arguments, **form, **safe).to(options.device)
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
@@ -132,10 +146,11 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
         opened, capabilities = open_on_cuda(model, facts, options, progress)
-        metadata["layers"] = opened.network.name
+        graphs = "" if opened.graphs.largest else ", without graphs"
+        metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         return CudaRunner(opened, capabilities, text, info)
     metadata["layers"] = "transformers layers, step by step"
-    capabilities = _capabilities(facts, options)
+    capabilities = _capabilities(facts, options, exit_layers(model))
     return HfRunner(model, KvMemory(capabilities.max_sequences, facts.max_context), capabilities, text, info)
 
 
@@ -145,7 +160,7 @@ def _runs_on_cuda(options: HfOptions) -> bool:
     return is_plain and options.device.startswith("cuda") and find_spec("triton") is not None
 
 
-def _capabilities(facts: ModelFacts, options: HfOptions) -> RunnerCapabilities:
+def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]) -> RunnerCapabilities:
     assert options.max_batch_tokens is not None
     return RunnerCapabilities(
         max_sequences=2 * options.slots,
@@ -154,6 +169,7 @@ def _capabilities(facts: ModelFacts, options: HfOptions) -> RunnerCapabilities:
         cache_tokens=options.cache_tokens or options.slots * facts.max_context,
         fork="copy",
         logits="host" if options.device == "cpu" else "device",
+        exit_layers=depths,
         abort=True,
     )
 

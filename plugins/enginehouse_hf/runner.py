@@ -1,8 +1,8 @@
 """Runner over a transformers causal model: all spans of a step packed into one forward pass.
 
 It knows sequences, slots and logits; nothing of files (see ``loader.py``), requests or sampling. This is
-the plain version: eager torch, one attention call per span, float32 on the CPU by default. The later,
-fast version brings CUDA graphs, attention kernels over slots and sampling on the device behind the same class.
+the plain version: eager torch, one attention call per span, float32 on the CPU by default. The fast one, for one
+GPU, is ``cuda/runner.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from enginehouse.errors import EngineError, InvalidSpan, StepAborted
 from enginehouse.slot_table import SlotTable
 from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
+from enginehouse_hf.depth import Depths, groups_of, row_order
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["HfRunner", "LogitsRows", "run_model"]
@@ -71,7 +72,7 @@ class HfRunner:
         self.capabilities = capabilities
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
-        self._model: Any = model
+        self._depths: Any = Depths(model)
         self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
@@ -105,17 +106,23 @@ class HfRunner:
 
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
         """Append all spans in one pass; aborted or failed, no sequence has grown."""
-        self._table.check(spans)
+        sizes = self._table.check(spans)
         self._aborted.clear()
-        step, token_ids, rows = self._pack(spans)
+        groups = groups_of(spans)
         try:
-            logits = run_model(self._model, step, token_ids, rows)
+            parts = [self._run([spans[index] for index in group], depth) for depth, group in groups.items()]
         except ForwardAborted:
             raise StepAborted({span.sequence: span.start for span in spans}) from None
         except RuntimeError as error:  # torch's base error, out of memory included
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         self._table.advance(spans)
-        return LogitsRows(logits)
+        if len(parts) == 1:
+            return LogitsRows(parts[0])
+        return LogitsRows(torch.cat(parts)[row_order(spans, sizes, groups)])
+
+    def _run(self, spans: Sequence[Span], num_layers: int | None) -> torch.Tensor:
+        step, token_ids, rows = self._pack(spans)
+        return run_model(self._depths.model(num_layers), step, token_ids, rows)
 
     def abort(self) -> None:
         """Stop a running forward before its next layer."""
@@ -123,7 +130,7 @@ class HfRunner:
 
     def close(self) -> None:
         """Drop weights and KV memory; again is no error."""
-        self._model = self._memory = None
+        self._depths = self._memory = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, torch.Tensor]:
         lanes: list[Lane] = []

@@ -35,7 +35,7 @@ async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, An
             return
         try:
             data = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise GenerationFailed(f"The server behind this model sent an event that is no JSON: {error}") from error
         if not isinstance(data, dict):
             raise GenerationFailed("The server behind this model sent an event that is no JSON object.")

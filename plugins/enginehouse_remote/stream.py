@@ -73,7 +73,7 @@ class AnswerStream:
                 self._usage = chunk["usage"]
             for data in chunk.get("choices") or ():
                 self._push_choice(data, events)
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise GenerationFailed(f"The server behind this model sent a chunk that is none: {error!r}") from error
         return events
 
@@ -118,11 +118,11 @@ class AnswerStream:
             raise IndexError(f"choice {index}")
         choice = self._choices[index]
         delta = data.get("delta") or {}
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))
         if reasoning:
             choice.num_pieces += 1
             events.append(ReasoningDelta(index, reasoning))
-        text = delta.get("content") or data.get("text") or ""
+        text = _text(delta.get("content") or data.get("text"))
         logprobs = self._logprobs(data.get("logprobs"))
         choice.has_text |= bool(text)
         choice.has_logprobs |= bool(logprobs)
@@ -156,19 +156,28 @@ def _call(choice: _Choice, index: int, data: Mapping[str, Any]) -> CallDelta:
     function = data.get("function") or {}
     name = None
     if number not in choice.calls:
-        name = str(function["name"])
+        name = _text(function["name"])
         choice.calls[number] = len(choice.calls)
-    return CallDelta(index, choice.calls[number], function.get("arguments") or "", name)
+    return CallDelta(index, choice.calls[number], _text(function.get("arguments")), name)
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
-    top = tuple(TopLogprob(_NO_ID, _bytes(one), one["logprob"]) for one in entry.get("top_logprobs") or ())
-    return TokenLogprob(_NO_ID, _bytes(entry), entry["logprob"], top)
+    top = tuple(TopLogprob(_NO_ID, _bytes(one), float(one["logprob"])) for one in entry.get("top_logprobs") or ())
+    return TokenLogprob(_NO_ID, _bytes(entry), float(entry["logprob"]), top)
+
+
+def _text(value: Any) -> str:
+    """Text, perhaps none; raises TypeError for anything else."""
+    if value and not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} instead of a text")
+    return value or ""
 
 
 def _bytes(entry: Mapping[str, Any]) -> bytes:
     own = entry.get("bytes")
-    return bytes(own) if own is not None else str(entry["token"]).encode()
+    if own is not None and not isinstance(own, list):  # of a number, Python would make so many bytes
+        raise TypeError(f"{type(own).__name__} instead of a list of bytes")
+    return bytes(own) if own is not None else _text(entry["token"]).encode()
 
 
 def _completion_logprobs(data: Mapping[str, Sequence[Any]]) -> tuple[TokenLogprob, ...]:
@@ -177,8 +186,8 @@ def _completion_logprobs(data: Mapping[str, Sequence[Any]]) -> tuple[TokenLogpro
         TokenLogprob(
             _NO_ID,
             token.encode(),
-            logprob,
-            tuple(TopLogprob(_NO_ID, other.encode(), value) for other, value in (top or {}).items()),
+            float(logprob),
+            tuple(TopLogprob(_NO_ID, other.encode(), float(value)) for other, value in (top or {}).items()),
         )
         for token, logprob, top in zip(data["tokens"], data["token_logprobs"], tops, strict=True)
     )

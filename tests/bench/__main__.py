@@ -31,6 +31,7 @@ _BENCHMARKS = {
     "http": "bench.http_layer:measure_http",
     "sampling": "bench.sampling:measure_sampling",
     "constrained": "bench.constrained:measure_constrained",
+    "overload": "bench.overload:measure_overload",
 }
 _SOAK = "soak"
 
@@ -38,6 +39,7 @@ _SOAK = "soak"
 @click.command()
 @click.argument("name", type=click.Choice([*_BENCHMARKS, _SOAK]))
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Times everything is measured.")
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(5), help="How long overload lasts.")
 @click.option("--quick", is_flag=True, help="Two short rounds that show whether all works; not to be quoted.")
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A GGUF file.")
 @click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(0.1), help="How long soak goes on.")
@@ -48,7 +50,7 @@ _SOAK = "soak"
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for results and the servers' logs.",
 )
-def main(*, name: str, rounds: int, quick: bool, model: Path | None, minutes: float, out: Path) -> None:
+def main(*, name: str, rounds: int, seconds: float, quick: bool, model: Path | None, minutes: float, out: Path) -> None:
     """Measure NAME and report medians, 95 % intervals and ratios; docs/performance.md explains them.
 
     soak measures nothing: it passes or fails, see docs/metrics.md.
@@ -58,7 +60,7 @@ def main(*, name: str, rounds: int, quick: bool, model: Path | None, minutes: fl
     if name == _SOAK:
         sys.exit(_soak(minutes, console, out.resolve()))
     machine = describe_machine()
-    plan = Plan(find_model_file(model).resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve())
+    plan = Plan(find_model_file(model).resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve(), seconds)
     record, comparisons = _load(_BENCHMARKS[name])(plan, console)
     notes = ["A quick trial: do not quote."] if quick else []
     report = Report(name, machine, record, comparisons, [f"Model: {plan.model_file.name}.", *notes])

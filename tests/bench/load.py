@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from attrs import define, field, frozen
 
-__all__ = ["Load", "LoadFailed", "LoadResult", "drive"]
+__all__ = ["Load", "LoadFailed", "LoadResult", "drive", "find_model", "request_body"]
 
 # fmt: off
 _WORDS = (
@@ -130,8 +130,8 @@ async def _drive(url: str, load: Load, salt: str) -> LoadResult:
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     answers: list[_Answer] = []
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        model = await _model_name(session, url)
-        bodies = iter([_body(model, load, salt, number) for number in range(load.num_requests)])
+        model = await find_model(session, url)
+        bodies = iter([request_body(model, load, salt, number) for number in range(load.num_requests)])
 
         async def client() -> None:
             for body in bodies:
@@ -147,12 +147,14 @@ async def _drive(url: str, load: Load, salt: str) -> LoadResult:
     return _summarise(answers, wall_s)
 
 
-async def _model_name(session: aiohttp.ClientSession, url: str) -> str:
+async def find_model(session: aiohttp.ClientSession, url: str) -> str:
+    """The first model that a server lists."""
     async with session.get(f"{url}/v1/models") as response:
         return msgspec.json.decode(await response.read(), type=_Models).data[0].id
 
 
-def _body(model: str, load: Load, salt: str, number: int) -> bytes:
+def request_body(model: str, load: Load, salt: str, number: int) -> bytes:
+    """The request of that number; another number or salt makes another prompt of the same length."""
     name = f"{salt} {number}"
     words = random.Random(name)
     topic = " ".join(words.choices(_WORDS, k=_NUM_TOPIC_WORDS))

@@ -22,12 +22,14 @@ class Plan:
         num_rounds: times that every subject is measured.
         quick: a trial that shows whether everything works; its figures are not to be quoted.
         folder: results and logs.
+        seconds: how long a load without end lasts.
     """
 
     model_file: Path
     num_rounds: int
     quick: bool
     folder: Path
+    seconds: float = 120.0
 
     def interleave(self, subjects: Sequence[Subject]) -> Iterator[tuple[int, Subject]]:
         """Round by round all subjects, each round beginning with another one, so that none is always first."""

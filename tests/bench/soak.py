@@ -24,7 +24,7 @@ from rich.console import Console
 
 from enginehouse.testing.server import ServerProcess, started_server
 
-from .soak_requests import KINDS, Client, SoakFailed
+from .soak_requests import KINDS, Client, SoakFailed, long_prompt
 
 __all__ = ["SoakResult", "soak"]
 
@@ -41,6 +41,7 @@ keys = [
 [models.starter]
 source = "starter"
 context = 2048
+cache_tokens = 4096
 slots = 8
 """
 _CLIENT_KEY, _ADMIN_KEY = "clients-of-the-soak-test", "operator-of-the-soak-test"
@@ -48,6 +49,7 @@ _MOST_GROWTH = 1.05
 _WARM_UP_SHARE = 0.25
 _SETTLE_S = 20.0
 _TIMEOUT_S = 120.0
+_MOST_FILLING = 20
 _UNCOUNTED = ("/health", "/metrics")
 
 
@@ -121,6 +123,13 @@ class _Run:
         client = Client(http, _CLIENT_KEY, _ADMIN_KEY, random.Random(self._seed))
         for kind, _ in KINDS:
             await self._ask(client, kind, f"soak-first-{kind.__name__}")
+        # The memory of a KV position counts only when it is first used, so all must have been.
+        for number in range(_MOST_FILLING):
+            await self._ask(client, long_prompt, f"soak-fill-{number}")
+            (model,) = (await http.get("/admin/slots", headers=_admin())).json()["data"]
+            if model["free_tokens"] < 0.1 * model["cache_tokens"]:
+                return
+        self._problem("the KV cache does not fill")
 
     async def _load(self, http: httpx.AsyncClient) -> None:
         end_s = time.monotonic() + self._duration_s

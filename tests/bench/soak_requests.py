@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 from attrs import frozen
 
-__all__ = ["KINDS", "Client", "SoakFailed"]
+__all__ = ["KINDS", "Client", "SoakFailed", "long_prompt"]
 
 _WORDS = ("river", "stone", "cloud", "engine", "paper", "window", "garden", "music", "travel", "silver", "bridge")
 _FINISHED = frozenset({"stop", "length", "tool_calls"})

@@ -9,8 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 from attrs import evolve
+from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
 
 from enginehouse.auth import AuthSettings, KeySettings
+from enginehouse.cli import main
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
@@ -322,3 +325,45 @@ def test_slots_and_what_the_prefix_cache_keeps(client: httpx.Client, ask) -> Non
     assert salted[0]["tokens"] > 10 and sum(entry["hits"] for entry in salted) >= 1
     assert "s" not in [entry["salt_hash"] for entry in salted]
     assert found["free_tokens"] < found["cache_tokens"]
+
+
+# -- the command --------------------------------------------------------------------------------------
+
+
+def run(client: httpx.Client, *arguments: str) -> Result:
+    options = ["--url", str(client.base_url), "--key", "operator-key"]
+    return CliRunner().invoke(main, ["requests", *arguments, *options], catch_exceptions=False)
+
+
+def test_requests_on_the_command_line(client: httpx.Client, ask) -> None:
+    answer = ask("from-afar", model="fake")
+    own = wait_for(client, "from-afar", "decode")["id"]
+
+    listed = run(client, "list", "--json")
+    table = run(client, "list")
+    cancelled = run(client, "cancel", "from-afar")
+    again = run(client, "cancel", "from-afar")
+
+    assert own in [request["id"] for request in json.loads(listed.output)["data"]]
+    assert "fake" in table.output and "decode" in table.output
+    assert cancelled.output == f"{own} is cancelled\n" and answer.result(10).status_code == 410
+    assert again.exit_code == 2 and "from-afar" in again.output
+
+
+# -- the document -------------------------------------------------------------------------------------
+
+
+def test_answers_are_of_the_documents_schemas(client: httpx.Client, ask) -> None:
+    document = client.get("/schema", headers=USER).json()
+    ask("documented", model="fake", n=2)
+    ask("documented-too", model="ticks")
+    wait_for(client, "documented", "decode")
+    wait_for(client, "documented-too", "decode")
+    for path in ("/admin/requests", "/admin/requests/documented", "/admin/requests/documented/partial", "/admin/slots"):
+        template = path.replace("documented", "{request_id}")
+        schema = document["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        answer = client.get(path, headers=ADMIN).json()
+
+        Draft202012Validator({**schema, "components": document["components"]}).validate(answer)
+        properties = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+        assert set(answer) == set(properties), "and nothing else"

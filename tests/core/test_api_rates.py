@@ -22,7 +22,7 @@ def chat(**fields) -> dict:
 
 @pytest.fixture
 def connect(tmp_path):
-    """Call it with keys and limits; it gives a client of a server with the models ``m`` (alias ``also``) and ``other``."""
+    """Call it with keys and limits; it gives a client of a server whose first model is ``m``, also called ``also``."""
     clients = []
 
     def make(*keys: KeySettings, **limits) -> Iterator[httpx.Client]:

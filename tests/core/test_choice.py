@@ -17,9 +17,9 @@ from enginehouse.cli import main
 from enginehouse.cli.choosing import choose_models
 from enginehouse.config import PluginsSettings, load_settings
 from enginehouse.errors import ModelLoadError
-from enginehouse.models.choice import choose_backend, judge_all
 from enginehouse.hub.cache import cached_snapshot, hub_folder
-from enginehouse.models.quantizations import quantization_of
+from enginehouse.hub.quantizations import quantization_of
+from enginehouse.models.choice import choose_backend, judge_all
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.fake_runner import FakeBackend

@@ -8,11 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from attrs import field, frozen
 
 import enginehouse
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe
+from enginehouse.cli import main
+from enginehouse.commands import OWN_COMMANDS, Command
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import ConfigError, PluginError
 from enginehouse.hookspecs import API_VERSION
@@ -220,6 +223,28 @@ def test_hook_register_model_sources(install: Install) -> None:
 
     assert calls == []
     assert registry.model_sources["mine"]() is source
+
+
+def test_hook_register_commands(install: Install) -> None:
+    """A command is known by name; core's own names and taken ones are refused, and nothing is imported."""
+    mine, again, own = (
+        Command(name, "no_such_package.module:command", "Does it.") for name in ("mine", "mine", "serve")
+    )
+
+    def implementation(register: Callable[[Command], None]) -> None:
+        for command in (mine, own, again):
+            register(command)
+
+    install_hook(install, "one", "register_commands", implementation)
+
+    registry = load(allow=("one",))
+
+    assert registry.commands == {"mine": mine}
+    assert record_of(registry, "one").error == "the command name 'serve' is taken; the command name 'mine' is taken"
+
+
+def test_own_commands_are_those_of_the_command_line() -> None:
+    assert set(OWN_COMMANDS) == set(main.list_commands(click.Context(main))) - set(load().commands)
 
 
 def sampler(name: str = "spice", api_version: int = API_VERSION, **fields: Any) -> Any:

@@ -108,3 +108,20 @@ def test_the_log_has_the_same_id(client: httpx.Client, caplog: pytest.LogCapture
 
     assert f"id=mine-2 answer_id={answer.json()['id']} " in lines[0]
     assert f"id={refused.headers['x-request-id']} " in lines[1] and "outcome=invalid_value" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n"]
+)
+def test_what_is_no_request_has_an_id_and_a_line_too(
+    client: httpx.Client, data: bytes, caplog: pytest.LogCaptureFixture, access_lines
+) -> None:
+    with caplog.at_level(logging.INFO, "enginehouse.access"):
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+            connection.sendall(data)
+            answer = connection.recv(65536)
+        (line,) = access_lines(1)
+    request_id = answer.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode()
+
+    assert request_id.startswith("req-")
+    assert f"id={request_id} method=- path=- status={answer.split()[1].decode()} outcome=" in line

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import attrs
 
 from enginehouse import hookspecs
+from enginehouse.api.metrics.families import FAMILIES
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafter_settings import DrafterSettings
@@ -26,6 +27,7 @@ from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
+from enginehouse_otel.options import OtelOptions
 
 from .parameters import parameter_table
 from .repository import ROOT, source_files, syntax_of
@@ -42,6 +44,7 @@ def page_parts() -> dict[str, dict[str, str]]:
         "docs/api.md": {"parameters": parameter_table()},
         "docs/architecture.md": {"modules": _modules()},
         "docs/configuration.md": {"settings": _settings()},
+        "docs/metrics.md": {"families": _families(), "otel": _table(OtelOptions, set())},
         "docs/plugins.md": {"hooks": _hooks(), "suites": _suites()},
         "docs/profiles.md": {"profiles": _profiles()},
         "docs/sampling.md": {"steps": step_table(), "fields": field_table()},
@@ -155,6 +158,15 @@ def _type(kind: Any) -> str:
     if kind is MemoryBudget:
         return "bytes, text or table"
     return {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
+
+
+def _families() -> str:
+    """One row per family of figures."""
+    rows = [
+        f"| `{item.shown_name}` | {item.kind} | {', '.join(f'`{label}`' for label in item.labels)} | {item.meaning} |\n"
+        for item in FAMILIES
+    ]
+    return "".join(["| family | type | labels | meaning |\n", "|---|---|---|---|\n", *rows])
 
 
 def _profiles() -> str:

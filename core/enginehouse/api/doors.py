@@ -84,7 +84,7 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
         if template in METERED:
-            connection.scope[_TICKET_KEY] = await admission.enter(key)  # type: ignore[typeddict-unknown-key]
+            connection.scope[_TICKET_KEY] = await admission.enter(key)  # type: ignore[literal-required]
 
     return open_door
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from attrs import evolve
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.access import AccessRecord
 from enginehouse.api.app import build_app
 from enginehouse.api.errors import ErrorAnswer
 from enginehouse.api.origins import Headers
@@ -73,6 +74,10 @@ class Generations:
     def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
         """See :meth:`enginehouse.api.security.Guard.check_long_head`."""
         return self._app.check_long_head(headers)
+
+    def end(self, record: AccessRecord) -> None:
+        """See :meth:`enginehouse.api.security.Guard.end`."""
+        self._app.end(record)
 
     @property
     def settings(self) -> Settings:

@@ -13,8 +13,10 @@ from typing import Any, Literal
 from attrs import frozen
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from enginehouse.api.access import AccessRecord
 from enginehouse.api.errors import ErrorAnswer, http_error
 from enginehouse.api.generations import Generations
+from enginehouse.api.request_ids import new_request_id
 from enginehouse.config import Settings
 
 __all__ = ["HttpProtocol", "WireBounds"]
@@ -169,8 +171,15 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, answer: ErrorAnswer) -> None:
         self._is_refused = True
         body = answer.body()
+        record = AccessRecord(method="-", path="-", status=answer.status, outcome=answer.code)
+        record.request_id = new_request_id()
         head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"x-request-id: {record.request_id}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()
+        if self._part != "body":  # else the application knows the request and tells of its end
+            app = self.app
+            assert isinstance(app, Generations)
+            app.end(record)

@@ -94,8 +94,12 @@ class Guard:
             ticket = ticket_of(scope)
             if ticket is not None:
                 await self._admission.close(ticket)
-            record.end()
-            self._on_end(record)
+            self.end(record)
+
+    def end(self, record: AccessRecord) -> None:
+        """A response has ended: log and count it."""
+        record.end()
+        self._on_end(record)
 
     async def _answer(self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send) -> None:
         bad_id = _note_request_id(scope)
@@ -126,10 +130,12 @@ class Guard:
 
     def _note_caller(self, scope: HTTPScope, key: Identity | None) -> None:
         """Write the caller into the scope; the address loses the profile that it names, so that routes match."""
-        before = scope.get(CALLER_KEY)
-        named, path = split_compat(scope["path"]) if before is None else (before.named_profile, scope["path"])
-        if named is not None:
-            scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
+        if CALLER_KEY in scope:  # a plugin has recognised whom no key told
+            named = caller_of(scope).named_profile
+        else:
+            named, path = split_compat(scope["path"])
+            if named is not None:
+                scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
         scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]

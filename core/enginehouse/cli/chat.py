@@ -16,7 +16,6 @@ from enginehouse.cli.chat_commands import HELP, run_command
 from enginehouse.cli.conversation import ChatFailed, Conversation, Piece
 from enginehouse.cli.logs import write_logs
 from enginehouse.cli.options import config_option, read_settings
-from enginehouse.cli.own_server import own_server
 from enginehouse.conform import connect
 
 __all__ = ["chat"]
@@ -57,6 +56,8 @@ def chat(
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
         if url is None:
+            from enginehouse.cli.own_server import own_server  # noqa: PLC0415 - a whole server, only where one is needed
+
             write_logs(console, "warning")
             url, model = stack.enter_context(own_server(read_settings(config_file), model, backend, console)), None
         target = connect(url, model, key)

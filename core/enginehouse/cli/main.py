@@ -6,13 +6,18 @@ Each command lives in a module of its own that is imported when the command is u
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
-from enginehouse.errors import EnginehouseError
+from enginehouse.commands import Command
+from enginehouse.errors import EnginehouseError, PluginError
 
 __all__ = ["main"]
 
@@ -24,6 +29,7 @@ _COMMANDS = {
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",
     "pull": "enginehouse.cli.pull:pull_command",
+    "requests": "enginehouse.cli.requests:requests",
     "serve": "enginehouse.cli.serve:serve",
 }
 
@@ -38,17 +44,26 @@ class _Group(click.Group):
     """A group that imports its commands on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, sorted."""
+        """Names of all commands, sorted; those of plugins are left out where the settings are wrong."""
+        with contextlib.suppress(EnginehouseError):
+            return sorted((*_COMMANDS, *_commands_of_plugins()))
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now."""
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        """The command of that name, imported now. Plugins are looked at only for names that core does not have."""
+        if cmd_name in _COMMANDS:
+            return _import(_COMMANDS[cmd_name])
+        found = _commands_of_plugins().get(cmd_name)
+        return None if found is None else _import(found.target)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line for each command; those of plugins are not imported for it."""
+        own = {name: _import(target).get_short_help_str(limit=80) for name, target in _COMMANDS.items()}
+        added: dict[str, str] = {}
+        with contextlib.suppress(EnginehouseError):  # a wrong setting must not hide the help
+            added = {name: command.summary for name, command in _commands_of_plugins().items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted({**own, **added}.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of ours is for users, so it is shown without a traceback."""
@@ -56,6 +71,22 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except EnginehouseError as error:
             raise _Misuse(error.message) from error
+
+
+def _commands_of_plugins() -> Mapping[str, Command]:
+    from enginehouse.cli.options import read_settings  # noqa: PLC0415 - core's own commands need no plugins
+    from enginehouse.plugins import PluginRegistry  # noqa: PLC0415
+
+    named = os.environ.get("ENGINEHOUSE_CONFIG")
+    return PluginRegistry.load(read_settings(Path(named) if named else None).plugins).commands
+
+
+def _import(target: str) -> click.Command:
+    module, _, attribute = target.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    if not isinstance(command, click.Command):
+        raise PluginError(f"{target} is no click command")
+    return command
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

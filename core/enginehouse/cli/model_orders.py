@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,22 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from enginehouse.cli.admin_client import ask_server
-from enginehouse.cli.options import json_option
+from enginehouse.cli.options import json_option, server_options
 from enginehouse.memory_budget import format_bytes
 
 __all__ = ["list_models", "load", "unload"]
 
-_C = TypeVar("_C", bound=Callable[..., Any])
-
-
-def _server_options(command: _C) -> _C:
-    key = click.option("--key", envvar="ENGINEHOUSE_KEY", help="API key; also the variable ENGINEHOUSE_KEY.")
-    url = click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The running server.")
-    return url(key(command))
-
 
 @click.command("list")
-@_server_options
+@server_options
 @json_option
 def list_models(url: str, key: str | None, as_json: bool) -> None:
     """List the models of a running server, with what they hold."""
@@ -47,7 +39,7 @@ def list_models(url: str, key: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model")
-@_server_options
+@server_options
 def load(model: str, url: str, key: str | None) -> None:
     """Load MODEL in a running server, and wait until it is ready."""
     answer = ask_server(url, key, "POST", f"/admin/models/{model}/load", {})
@@ -59,7 +51,7 @@ def load(model: str, url: str, key: str | None) -> None:
 @click.option("--drain", is_flag=True, help="Let running requests finish first.")
 @click.option("--drain-s", type=click.FloatRange(min=0), help="Seconds for that.  [default: the server's]")
 @click.option("--force", is_flag=True, help="End running requests, and unload it even if it loads or is pinned.")
-@_server_options
+@server_options
 def unload(*, model: str, drain: bool, drain_s: float | None, force: bool, url: str, key: str | None) -> None:
     """Unload MODEL in a running server, and wait until its memory is free."""
     body = {"drain": drain or drain_s is not None, "force": force, "drain_s": drain_s}

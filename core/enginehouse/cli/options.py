@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from enginehouse.config import Settings, load_settings
 
-__all__ = ["config_option", "json_option", "read_settings"]
+__all__ = ["config_option", "json_option", "read_settings", "server_options"]
+
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 _DEFAULT_FILE = Path("enginehouse.toml")
 
@@ -23,6 +25,13 @@ config_option = click.option(
     help="Configuration file.  [default: enginehouse.toml in this folder, if there is one]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def server_options(command: _C) -> _C:
+    """``--url`` and ``--key`` of commands that talk to a running server."""
+    key = click.option("--key", envvar="ENGINEHOUSE_KEY", help="API key; also the variable ENGINEHOUSE_KEY.")
+    url = click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The running server.")
+    return url(key(command))
 
 
 def read_settings(config_file: Path | None, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:

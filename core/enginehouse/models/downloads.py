@@ -41,7 +41,11 @@ async def download(reference: HubReference, on_share: OnShare) -> None:
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    report = _Report(lambda share, text: loop.call_soon_threadsafe(on_share, share, text))
+
+    def tell(share: float, text: str) -> None:
+        loop.call_soon_threadsafe(on_share, share, text)
+
+    report = _Report(tell)
 
     def end(error: Exception | None) -> None:
         if not done.done():

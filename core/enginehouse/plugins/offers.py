@@ -12,6 +12,7 @@ import attrs
 from attrs import define, field
 
 from enginehouse.backend import Backend, ModelSource
+from enginehouse.commands import OWN_COMMANDS, Command
 from enginehouse.drafting import Drafter
 from enginehouse.errors import PluginError
 from enginehouse.hookspecs import API_VERSION
@@ -44,6 +45,7 @@ class Offers:
     tool_parsers: dict[str, ToolParser] = field(factory=dict)
     reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
     model_sources: dict[str, FindSource] = field(factory=dict)
+    commands: dict[str, Command] = field(factory=dict)
     request_fields: dict[str, RequestField] = field(factory=dict)
     listeners: dict[str, Callable[..., object]] = field(factory=dict)
     authenticators: dict[str, Authenticator] = field(factory=dict)
@@ -57,6 +59,7 @@ class Offers:
             "register_structured_decoders": self.accept_structured_decoder,
             "register_logits_processors": self.accept_logits_processor,
             "register_drafters": self.accept_drafter,
+            "register_commands": self.accept_command,
             "register_tool_parsers": self.accept_tool_parser,
             "register_reasoning_parsers": self.accept_reasoning_parser,
         }
@@ -111,6 +114,11 @@ class Offers:
         """Check and keep a reasoning parser."""
         _check("reasoning parser", parser, ReasoningParser, self.reasoning_parsers)
         self.reasoning_parsers[parser.name] = parser
+
+    def accept_command(self, plugin: str, command: Command) -> None:
+        """Check and keep a command."""
+        _check("command", command, Command, {**self.commands, **dict.fromkeys(OWN_COMMANDS)})
+        self.commands[command.name] = command
 
     def accept_model_source(self, plugin: str, name: str, find: FindSource) -> None:
         """Check and keep a model source."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from attrs import frozen
 
 from enginehouse.backend import Backend
+from enginehouse.commands import Command
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafting import Drafter
 from enginehouse.errors import ConfigError
@@ -38,6 +39,7 @@ class PluginRegistry:
         tool_parsers: tool parser by name, in order of registration.
         reasoning_parsers: reasoning parser by name, in order of registration.
         model_sources: function that finds a model, by the name that users ask for.
+        commands: command that a plugin adds to the command line, by name.
         request_fields: field that a plugin added to the request body, by name.
         authenticators: what recognises callers, by the plugin's name; used only where the settings say so.
         listeners: what hears events, by the name of the plugin; called with ``event=``.
@@ -55,6 +57,7 @@ class PluginRegistry:
     request_fields: Mapping[str, RequestField]
     authenticators: Mapping[str, Authenticator]
     plugins: Sequence[PluginRecord]
+    commands: Mapping[str, Command] = MappingProxyType({})
     listeners: Mapping[str, Callable[..., object]] = MappingProxyType({})
 
     @classmethod
@@ -83,6 +86,7 @@ class PluginRegistry:
             tool_parsers=MappingProxyType(offers.tool_parsers),
             reasoning_parsers=MappingProxyType(offers.reasoning_parsers),
             model_sources=MappingProxyType(offers.model_sources),
+            commands=MappingProxyType(offers.commands),
             request_fields=MappingProxyType(offers.request_fields),
             listeners=MappingProxyType(offers.listeners),
             authenticators=MappingProxyType(offers.authenticators),

@@ -97,7 +97,7 @@ class ModelHome:
     def _know(self, engine: WorkerEngine) -> None:
         if engine is not self._engine:
             self._engine = engine
-            engine.died.add_done_callback(lambda died: self._died(engine, died.result()))
+            engine.died.add_done_callback(lambda died: died.cancelled() or self._died(engine, died.result()))
 
     async def burial(self, engine: WorkerEngine) -> None:
         """Wait until the death of a worker is known, and what it means for its requests."""

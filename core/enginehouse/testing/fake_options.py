@@ -13,13 +13,16 @@ _optional_positive = validators.optional(validators.ge(1))
 
 @frozen(kw_only=True)
 class FakeFaults:
-    """What goes wrong, at which forward pass (1 is the first); None: never.
+    """What goes wrong, at which forward pass (1 is the first) or with which token among those computed; None: never.
 
     Attributes:
         raise_at_step: ``forward`` raises a RuntimeError, as a broken library would.
         nan_at_step: the first row of that pass holds NaN.
         hang_at_step: ``forward`` never returns and ignores ``abort``.
         abort_at_step: the process dies as by a failed assertion in C (SIGABRT).
+        raise_at_token: as ``raise_at_step``, and so the following ones.
+        nan_at_token: the last row of the sequence that holds the token is NaN.
+        latch: a file. While it is there nothing goes wrong; what goes wrong makes it first, and so happens once.
         refuse_to_open: text of the ModelLoadError that opening raises.
     """
 
@@ -27,6 +30,11 @@ class FakeFaults:
     nan_at_step: int | None = None
     hang_at_step: int | None = None
     abort_at_step: int | None = None
+    raise_at_token: int | None = None
+    nan_at_token: int | None = None
+    hang_at_token: int | None = None
+    abort_at_token: int | None = None
+    latch: str | None = None
     refuse_to_open: str | None = None
 
 

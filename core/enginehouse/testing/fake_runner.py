@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.backend import (
+    DRAW_FIELDS,
     Draw,
     ForwardOutput,
     LastSampled,
@@ -32,7 +33,7 @@ from enginehouse.backend import (
 from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.testing.fake_model import FakeModel, State
 from enginehouse.testing.fake_options import FakeFaults, FakeOptions
-from enginehouse.testing.fake_sampling import FAKE_SAMPLING, FakeDrawn, draw_token
+from enginehouse.testing.fake_sampling import FakeDrawn, draw_token
 from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import ModelInfo
 
@@ -90,7 +91,7 @@ class FakeRunner:
             fork=options.fork,
             batch_invariant=True,
             abort=True,
-            sampling=FAKE_SAMPLING if options.device_sampling else frozenset(),
+            sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
         )
         self.info = ModelInfo(
             backend="fake",
@@ -167,12 +168,14 @@ class FakeRunner:
         self._check_batch(spans, inputs)
         self._aborted.clear()
         self.num_steps += 1
-        self._fail_on_purpose()
+        self._fail_on_purpose(inputs)
         rows: list[NDArray[np.float32]] = []
         for span, token_ids in zip(spans, inputs, strict=True):
             if self._aborted.wait(self.options.step_delay_s / len(spans)):
                 raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
             rows += self._append(span, token_ids)
+            if self.options.faults.nan_at_token in token_ids and span.outputs != "none":
+                rows[-1] = np.full_like(rows[-1], np.nan)
         if self.num_steps == self.options.faults.nan_at_step and rows:
             rows[0] = np.full_like(rows[0], np.nan)
         return _Rows(rows, self.tokenizer.vocab_size)
@@ -272,14 +275,26 @@ class FakeRunner:
         seen = [cell.token_id for cell in cells[max(0, len(cells) + 1 - window) :]]
         return self._model.window_state([*seen, token_id], len(cells) + 1)
 
-    def _fail_on_purpose(self) -> None:
+    def _fail_on_purpose(self, inputs: Sequence[list[int]]) -> None:
         faults, step = self.options.faults, self.num_steps
-        if step == faults.raise_at_step:
+
+        def is_due(at_step: int | None, at_token: int | None) -> bool:
+            if step != at_step and not any(at_token in token_ids for token_ids in inputs):
+                return False
+            if faults.latch is None:
+                return True
+            try:
+                os.close(os.open(faults.latch, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+            return True
+
+        if is_due(faults.raise_at_step, faults.raise_at_token):
             raise RuntimeError(f"the fake runner fails on purpose at step {step}")
-        if step == faults.abort_at_step:
+        if is_due(faults.abort_at_step, faults.abort_at_token):
             os.abort()
-        while step == faults.hang_at_step:
-            time.sleep(3600)
+        if is_due(faults.hang_at_step, faults.hang_at_token):
+            threading.Event().wait()  # for ever, and whatever abort() says
 
 
 class FakeBackend:

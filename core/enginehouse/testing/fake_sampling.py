@@ -15,23 +15,7 @@ from enginehouse.engine.candidates import LogitRow, bounded_by_mass, bounded_by_
 from enginehouse.engine.draws import pick
 from enginehouse.engine.logprobs import RawLogprobs
 
-__all__ = ["FAKE_SAMPLING", "FakeDrawn", "draw_token"]
-
-FAKE_SAMPLING = frozenset(
-    {
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "logit_bias",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "num_logprobs",
-        "mask",
-    }
-)
-"""What a runner with ``device_sampling`` claims."""
+__all__ = ["FakeDrawn", "draw_token"]
 
 
 class FakeDrawn:

@@ -74,7 +74,7 @@ class FusedNetwork:
         if step.num_tokens == 1 and step.num_decodes == 1 and step.rows is None:
             return self._run_single(step, hidden)
         update: Tensor | None = None
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[: step.num_layers]):
             normed = add_norm(hidden, update, layer.input_norm.weight, layer.input_norm.eps)
             attended = self._attend(step, index, layer, linear(normed, layer.qkv, layer.qkv_bias))
             update = linear(attended, layer.output)
@@ -89,7 +89,7 @@ class FusedNetwork:
 
     def _run_single(self, step: Step, hidden: Tensor) -> Tensor:
         """One token of one sequence: matrix times vector throughout."""
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[: step.num_layers]):
             qkv = project(hidden, layer.qkv, bias=layer.qkv_bias, norm=(layer.input_norm.weight, layer.input_norm.eps))
             project(self._attend(step, index, layer, qkv), layer.output, residual=hidden)
             gated = project(hidden, layer.gate_up, norm=(layer.mlp_norm.weight, layer.mlp_norm.eps), is_gated=True)
@@ -99,7 +99,7 @@ class FusedNetwork:
     def _attend(self, step: Step, index: int, layer: _Layer, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
         query = rotate_and_store(qkv, keys, values, step.positions, step.places, self._rope, layer.head_norms)
-        attended = self._attention.attend(step, index, query, scale=layer.scale, window=layer.window, softcap=None)
+        attended = self._attention.attend(step, index, query, scaling=layer.scale, window=layer.window, softcap=None)
         return attended.view(step.num_tokens, -1)
 
 

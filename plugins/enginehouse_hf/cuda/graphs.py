@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: launched with one call, for batches of certain sizes; smaller ones are filled up.
 
-Called by the runner. A graph is recorded once per size while the model loads; its numbers are static tensors that
-each replay reads.
+Called by the runner. A graph is recorded once per size while the model loads, for fewer layers when they are first
+asked for; its numbers are static tensors that each replay reads.
 """
 
 from __future__ import annotations
@@ -37,42 +37,41 @@ class DecodeGraphs:
     """
 
     def __init__(self, network: Network, state: DeviceState, sizes: list[int], progress: Callable[[float], None]):
-        self._state, self._sizes = state, sizes
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        memory = None
+        self._network, self._state, self._sizes = network, state, sizes
+        self._graphs: dict[tuple[int, int | None], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._memory: object = None
         # The largest first: the smaller ones then live in the memory that it has taken.
         for done, size in enumerate(reversed(sizes)):
             progress(done / len(sizes))
-            recorded = _record(network, state, size, memory)
-            memory = recorded[0].pool()
-            self._graphs[size] = recorded
+            self._record(size, None)
 
     @property
     def largest(self) -> int:
         """The largest batch that can be run."""
         return self._sizes[-1] if self._sizes else 0
 
-    def run(self, packed: PackedSpans) -> Tensor:
+    def run(self, packed: PackedSpans, num_layers: int | None = None) -> Tensor:
         """(num_decodes, vocab_size) logits of plain decodes, valid until the next run."""
         size = self._sizes[bisect_left(self._sizes, packed.num_decodes)]
-        graph, numbers, logits = self._graphs[size]
+        if (size, num_layers) not in self._graphs:
+            self._record(size, num_layers)
+        graph, numbers, logits = self._graphs[size, num_layers]
         array = flatten(padded_decodes(self._state, packed, size))
         numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
         graph.replay()
         return logits[: packed.num_decodes]
 
-
-def _record(
-    network: Network, state: DeviceState, size: int, memory: object
-) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-    step, numbers = Step.static(state, size)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_NUM_WARM_UPS):  # kernels are compiled and libraries initialised outside of the recording
-            network.run(step)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory):  # type: ignore[arg-type]
-        logits = network.run(step)
-    return graph, numbers, logits
+    def _record(self, size: int, num_layers: int | None) -> None:
+        """What runs meanwhile reads and writes the dumps only, so that this may happen between steps."""
+        step, numbers = Step.static(self._state, size, num_layers)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_NUM_WARM_UPS):  # kernels are compiled and libraries initialised outside of the recording
+                self._network.run(step)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
+            logits = self._network.run(step)
+        self._memory = graph.pool()
+        self._graphs[size, num_layers] = graph, numbers, logits

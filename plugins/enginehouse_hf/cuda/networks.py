@@ -12,6 +12,7 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.step import Step
+from enginehouse_hf.depth import Depths
 
 __all__ = ["Network", "TransformersNetwork"]
 
@@ -32,23 +33,13 @@ class _PoolStep:
     def __init__(self, step: Step, attention: PoolAttention) -> None:
         self._step, self._attention, self._places = step, attention, step.places.long()
 
-    def attend(
-        self,
-        index: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
         """Query (1, H, T, D) gives (1, T, H, D)."""
         keys, values = self._step.state.layers[index]
         keys.index_copy_(0, self._places, key[0].transpose(0, 1))
         values.index_copy_(0, self._places, value[0].transpose(0, 1))
         packed = query[0].transpose(0, 1).contiguous()
-        return self._attention.attend(self._step, index, packed, scale=scaling, window=window, softcap=softcap)[None]
+        return self._attention.attend(self._step, index, packed, **scores)[None]
 
 
 class TransformersNetwork:
@@ -62,13 +53,14 @@ class TransformersNetwork:
 
     def __init__(self, model: Any, attention: PoolAttention, compiles: bool) -> None:
         self.name = "transformers layers, compiled" if compiles else "transformers layers"
-        self._model, self._attention = model, attention
+        self._depths, self._attention = Depths(model), attention
         self._compiled = torch.compile(model, dynamic=False) if compiles else model
 
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
-        model = self._compiled if step.num_decodes == step.num_tokens else self._model
+        is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
+        model = self._compiled if is_usual else self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
         logits: Tensor = model(
             input_ids=step.token_ids[None],

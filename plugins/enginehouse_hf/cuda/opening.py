@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,19 @@ import torch
 from enginehouse.backend import Progress, RunnerCapabilities, Span
 from enginehouse.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
-from enginehouse_hf.cuda.attention import PoolAttention, flash_is_right
+from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.fused import NotFusable, fuse
 from enginehouse_hf.cuda.graphs import DecodeGraphs, graph_sizes
+from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
 from enginehouse_hf.cuda.step import DeviceState, Lane, PackedSpans, Step, pack
+from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 
-__all__ = ["open_on_cuda"]
+__all__ = ["chunk_size", "open_on_cuda"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def open_on_cuda(
         ModelLoadError: the memory of the device does not suffice.
     """
     torch.cuda.set_device(model.device)
-    attention = PoolAttention(flash_is_right(model.device, model.dtype))
+    attention = PoolAttention(choose(model.device, model.dtype, facts.layers))
     with torch.inference_mode():
         network = _choose_network(model, facts, options, attention)
     num_places = _num_places(model, facts, options)
@@ -58,7 +59,7 @@ def open_on_cuda(
     with torch.inference_mode():
         state = _allocate(facts, max_sequences, num_places, model)
         sizes = graph_sizes(options.slots) if options.cuda_graphs else []
-        graphs = DecodeGraphs(network, state, sizes, _recording(progress))
+        graphs = _record(network, state, sizes, progress)
         chunk_tokens = _measure_chunk(network, state, facts.max_context, options.max_batch_tokens)
     capabilities = RunnerCapabilities(
         max_sequences=max_sequences,
@@ -68,30 +69,42 @@ def open_on_cuda(
         prefill_chunk_tokens=min(chunk_tokens, options.max_batch_tokens),
         fork="share",
         logits="device",
+        exit_layers=exit_layers(model),
         sampling=SUPPORTED,
     )
-    return CudaModel(network, state, graphs), capabilities
+    kernel = attention.kernel.name if attention.kernel is not None else "plain"
+    return CudaModel(network, state, graphs, kernel), capabilities
 
 
-def _recording(progress: Progress) -> Callable[[float], None]:
-    return lambda share: progress(0.85 + 0.1 * share, "recording decode steps")
+def _record(network: Network, state: DeviceState, sizes: list[int], progress: Progress) -> DecodeGraphs:
+    """Decode steps as graphs; none where the model looks at numbers on the host in between, as some experts do."""
+    try:
+        return DecodeGraphs(network, state, sizes, lambda share: progress(0.85 + 0.1 * share, "recording decode steps"))
+    except RuntimeError as error:
+        _log.warning("hf: decode steps cannot be recorded and are launched kernel by kernel: %s", error)
+        torch.cuda.synchronize()
+        return DecodeGraphs(network, state, [], lambda _share: None)
 
 
 def _measure_chunk(network: Network, state: DeviceState, longest: int, max_tokens: int) -> int:
-    """Prompt tokens that take :data:`_CHUNK_S` on this device, in steps of 256.
-
-    Launching the kernels takes a while however few tokens there are, so two sizes are timed.
-    """
+    """Prompt tokens that take :data:`_CHUNK_S` on this device, in steps of 256."""
     size = min(1024, longest, max_tokens)
     num_more = min(4, max_tokens // size)
-    base_s = _time_prefill(network, state, size, 1)
-    if num_more == 1:
-        return _chunk(size * _CHUNK_S / base_s)
-    token_s = max(_time_prefill(network, state, size, num_more) - base_s, 1e-6) / (size * (num_more - 1))
-    return _chunk(size + (_CHUNK_S - base_s) / token_s)
+    times = [_time_prefill(network, state, size, num_prompts) for num_prompts in (1, num_more)]
+    return chunk_size(size, times[0], size * num_more, times[1])
 
 
-def _chunk(num_tokens: float) -> int:
+def chunk_size(small: int, small_s: float, large: int, large_s: float) -> int:
+    """As many tokens as fit into :data:`_CHUNK_S`, given how long two numbers of tokens took.
+
+    Launching the kernels takes a while however few tokens there are. Where that alone takes as long, a chunk is so
+    large that its tokens take as long again.
+    """
+    token_s = large_s / large
+    if large > small:
+        token_s = max((large_s - small_s) / (large - small), token_s / 4)
+    launches_s = max(large_s - large * token_s, 0.0)
+    num_tokens = max(_CHUNK_S - launches_s, launches_s) / token_s
     return max(256, int(num_tokens) // 256 * 256)
 
 
@@ -104,7 +117,7 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     ends = np.array([lane.end - 1 for lane in lanes], np.int32)
     packed = PackedSpans(tokens, 0, lanes, tokens[3].copy(), ends)
     times = []
-    for _ in range(3):  # the first compiles kernels
+    for _ in range(5):  # the first compiles kernels
         torch.cuda.synchronize()
         started = time.perf_counter()
         network.run(Step.upload(state, packed))

@@ -6,9 +6,12 @@ It knows sequences, steps and logits; nothing of files (see ``opening.py``), req
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
+import numpy as np
 import torch
 from attrs import frozen
+from numpy.typing import NDArray
 
 from enginehouse.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
 from enginehouse.errors import EngineError
@@ -18,6 +21,7 @@ from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
 from enginehouse_hf.cuda.step import DeviceState, Step, pack
+from enginehouse_hf.depth import groups_of, row_order
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["CudaModel", "CudaRunner"]
@@ -25,11 +29,12 @@ __all__ = ["CudaModel", "CudaRunner"]
 
 @frozen(eq=False)
 class CudaModel:
-    """A loaded model with its memory."""
+    """A loaded model with its memory; ``attention`` names the kernel for longer spans."""
 
     network: Network
     state: DeviceState
     graphs: DecodeGraphs
+    attention: str
 
 
 class CudaRunner:
@@ -81,15 +86,30 @@ class CudaRunner:
                 self._positions.truncate(span.sequence, span.start)
             raise EngineError(f"hf: the forward pass failed: {error}") from error
 
-    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: object) -> DeviceRows:
+    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows:
+        if len({span.num_layers for span in spans}) == 1:
+            return DeviceRows(*self._launch_group(spans, sizes, places, spans[0].num_layers))
+        groups = groups_of(spans)
+        begins = [0, *accumulate(sizes)]
+        parts = []
+        for num_layers, group in groups.items():
+            own = np.concatenate([places[begins[index] : begins[index + 1]] for index in group])
+            chosen = [spans[index] for index in group], [sizes[index] for index in group]
+            logits, order = self._launch_group(*chosen, own, num_layers)
+            parts.append(logits.clone() if order is None else logits[torch.from_numpy(order).to(logits.device)])
+        return DeviceRows(torch.cat(parts), np.array(row_order(spans, sizes, groups), np.int32))
+
+    def _launch_group(
+        self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], num_layers: int | None
+    ) -> tuple[torch.Tensor, NDArray[np.int32] | None]:
+        """Logits of spans that run the same layers, and which of them each row is; None is the same order."""
         model = self._loaded
-        packed = pack(spans, sizes, places, self._positions.table)  # type: ignore[arg-type]
+        packed = pack(spans, sizes, places, self._positions.table)
         with torch.inference_mode():
-            if not packed.is_plain_decode:
-                return DeviceRows(model.network.run(Step.upload(model.state, packed)))
-            if packed.num_decodes <= model.graphs.largest:
-                return DeviceRows(model.graphs.run(packed), packed.rows)
-            return DeviceRows(model.network.run(Step.upload(model.state, packed)), packed.rows)
+            if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
+                return model.graphs.run(packed, num_layers), packed.rows
+            logits = model.network.run(Step.upload(model.state, packed, num_layers))
+            return logits, packed.rows if packed.is_plain_decode else None
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
         """Launch the draws; see :class:`enginehouse.backend.DeviceSampler`."""

@@ -13,25 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from enginehouse.backend import Draw, Sampled
+from enginehouse.backend import DRAW_FIELDS, Draw, Sampled
 from enginehouse_hf.cuda.draws import draw_rows
 
 __all__ = ["SUPPORTED", "DeviceDrawn", "DeviceRows", "sample"]
 
-SUPPORTED = frozenset(
-    {
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "logit_bias",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "num_logprobs",
-        "mask",
-    }
-)
+SUPPORTED = DRAW_FIELDS
 """Fields of SamplingParams, and masks: what :func:`sample` honours."""
 
 _LOWEST_LOGPROB = -9999.0  # as core reports "impossible"
@@ -111,7 +98,7 @@ def sample(output: DeviceRows, draws: Sequence[Draw], last: Tensor) -> DeviceDra
     """
     logits = output.logits
     placed = list(zip(output.places([draw.row for draw in draws]), draws, strict=True))
-    tokens = draw_rows(_changed(logits, placed), _rules(placed, logits.device), last)
+    tokens = draw_rows(_changed(logits, placed), _rules(placed), last)
     num_tops = [draw.sampling.num_logprobs for draw in draws]
     if all(num_top is None for num_top in num_tops):
         return DeviceDrawn([tokens], num_tops)
@@ -122,8 +109,8 @@ _Placed = Sequence[tuple[int, Draw]]
 """Draws, each with the row of the logits that it is about."""
 
 
-def _rules(placed: _Placed, device: torch.device) -> Tensor:
-    """(7, num_draws) float64, as :func:`draw_rows` wants it."""
+def _rules(placed: _Placed) -> NDArray[np.float64]:
+    """(7, num_draws), as :func:`draw_rows` wants it."""
     rules = [
         (
             place,
@@ -136,7 +123,7 @@ def _rules(placed: _Placed, device: torch.device) -> Tensor:
         )
         for place, draw in placed
     ]
-    return _upload(np.array(rules, np.float64).T.copy(), device)
+    return np.array(rules, np.float64).T.copy()
 
 
 def _bounded(temperature: float) -> float:

@@ -150,11 +150,12 @@ class Step:
         gather: (num_seen,) int32, places that the longer spans see, span by span.
         query_ends, key_ends: (len(lanes) + 1,) int32, running sums of their tokens and of what they see.
         rows: (num_rows,) int32 tokens that logits are wanted for; None is all.
+        num_layers: how many layers run; None is all.
     """
 
     def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, lanes: list[Lane], ints: Tensor,
-                 offsets: dict[str, tuple[int, int]], rows_are_all: bool) -> None:  # fmt: skip
-        self.state = state
+                 offsets: dict[str, tuple[int, int]], rows_are_all: bool, num_layers: int | None) -> None:  # fmt: skip
+        self.state, self.num_layers = state, num_layers
         self.num_tokens, self.num_decodes, self.lanes = num_tokens, num_decodes, lanes
         part = {name: ints[begin:end] for name, (begin, end) in offsets.items()}
         self._tokens = part["tokens"].view(4, -1)
@@ -165,19 +166,19 @@ class Step:
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
-    def upload(cls, state: DeviceState, packed: PackedSpans) -> Step:
+    def upload(cls, state: DeviceState, packed: PackedSpans, num_layers: int | None = None) -> Step:
         """The step on the device; one copy from pinned memory, not waited for."""
         array, offsets = _flatten(packed)
         ints = torch.from_numpy(array).pin_memory().to(state.table.device, non_blocking=True)
-        num_tokens = packed.tokens.shape[1]
-        return cls(state, num_tokens, packed.num_decodes, packed.lanes, ints, offsets, packed.is_plain_decode)
+        num_tokens, is_plain = packed.tokens.shape[1], packed.is_plain_decode
+        return cls(state, num_tokens, packed.num_decodes, packed.lanes, ints, offsets, is_plain, num_layers)
 
     @classmethod
-    def static(cls, state: DeviceState, size: int) -> tuple[Step, Tensor]:
+    def static(cls, state: DeviceState, size: int, num_layers: int | None = None) -> tuple[Step, Tensor]:
         """A decode step of ``size`` sequences whose numbers are filled in later, and the tensor that takes them."""
         array, offsets = _flatten(padded_decodes(state, PackedSpans(*_NOTHING), size))
         ints = torch.from_numpy(array).to(state.table.device)
-        return cls(state, size, size, [], ints, offsets, True), ints
+        return cls(state, size, size, [], ints, offsets, True, num_layers), ints
 
     def begin(self) -> None:
         """First of all: find the token ids and enter the places into the table."""

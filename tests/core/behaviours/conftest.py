@@ -13,11 +13,14 @@ from enginehouse.testing.server_thread import server_thread
 
 from .client import Server
 
-_NEEDS = {"starter": pytest.mark.llamacpp}
+REAL = {"starter": pytest.mark.llamacpp, "hf": pytest.mark.hf, "mlx": pytest.mark.mlx}
+"""SmolLM2 on each backend, and the marker of its tests."""
+
 KINDS = [
-    pytest.param(kind, marks=_NEEDS.get(kind, ()))
-    for kind in os.environ.get("ENGINEHOUSE_BEHAVIOURS", "scripted fake starter").split()
+    pytest.param(kind, marks=REAL.get(kind, ()))
+    for kind in os.environ.get("ENGINEHOUSE_BEHAVIOURS", "scripted fake starter hf mlx").split()
 ]
+MODEL_KINDS = ["fake", *(pytest.param(kind, marks=mark) for kind, mark in REAL.items())]
 
 STARTER_CONFIG = """
 [models.starter]
@@ -26,6 +29,40 @@ context = 1024
 cache_tokens = 8192
 """
 """A context that tests can fill, and room for many sequences."""
+
+RUNNER_CONFIG = """
+[models.{backend}]
+source = '{source}'
+backend = "{backend}"
+context = 1024
+{more}
+"""
+"""The same model as a folder, on a backend that reads folders."""
+
+HF_OPTIONS = 'device = "cpu"\nthreads = 1'
+"""One thread: two that wait for each other by spinning stand still beside a busy neighbour."""
+
+QUICK = {
+    "test_h01_framing_role_first_finish_last",
+    "test_h03_stream_and_whole_say_the_same",
+    "test_h08_token_limit",
+    "test_h09_several_choices_streamed",
+    "test_h10_ban",
+    "test_h10_force",
+    "test_h12_chat_logprobs",
+    "test_h18_json_schema",
+    "test_h22_control_strings_stay_text",
+    "test_h29_max_tokens_beyond_the_context_ends_there",
+    "test_h32_requests_do_not_mix_told_apart_by_bias",
+    "test_h32_requests_do_not_mix_told_apart_by_forced_text",
+    "test_h32_requests_do_not_mix_told_apart_by_seed",
+    "test_h33_leaving_a_stream_frees_the_slot",
+    "test_h34_a_salt_shares_nothing_with_others",
+    "test_h34_prefix_cache_changes_only_speed",
+    "test_h35_each_prompt_gets_its_own_answer",
+    "test_h35_ids_of_a_text_say_the_same_as_the_text",
+}
+"""What the default run shows on hf and mlx; the rest, where the server and not the backend decides, is slow."""
 
 FORCED = "Grüße 漢字かな 한국어 🧑🏽\u200d🚀 🇨🇦 \U0001d518 e\u0301"
 """Text whose characters take one to four bytes, several code points, and a combining accent."""
@@ -85,6 +122,25 @@ def starter(starter_process: ServerProcess) -> Iterator[Server]:
     yield from _ready(starter_process.url, "starter")
 
 
+def _folder_server(backend: str, source: Path, folder: Path, more: str = "") -> Iterator[Server]:
+    config = folder / "enginehouse.toml"
+    config.write_text(RUNNER_CONFIG.format(backend=backend, source=source, more=more), encoding="utf-8")
+    with started_server("--config", config, ready_timeout_s=300) as process:
+        yield from _ready(process.url, backend)
+
+
+@pytest.fixture(scope="session")
+def hf(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The real small model's weights in float32, through transformers."""
+    yield from _folder_server("hf", smollm2_folder, tmp_path_factory.mktemp("hf"), HF_OPTIONS)
+
+
+@pytest.fixture(scope="session")
+def mlx(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The real small model's weights in float32, through mlx-lm."""
+    yield from _folder_server("mlx", smollm2_folder, tmp_path_factory.mktemp("mlx"))
+
+
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny deterministic model that says nonsense, behind the real engine."""
@@ -94,6 +150,23 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         Settings(models={"fake": model}, plugins=PluginsSettings(allow=("llguidance", "parsers")))
     ) as running:
         yield from _ready(running.url, "fake")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On hf and mlx, everything but :data:`QUICK` is slow; the first test waits for a large library and its model."""
+    for item in items:
+        is_here = item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function)
+        if is_here and _kinds(item) & {"hf", "mlx"}:
+            item.add_marker(pytest.mark.timeout(400))
+            if item.originalname not in QUICK and item.path.stem != "test_same_weights":
+                item.add_marker(pytest.mark.slow)
+
+
+def _kinds(item: pytest.Function) -> set[object]:
+    """Which servers a test is given."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return {value for value in given.values() if isinstance(value, str)}
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -106,7 +179,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield request.getfixturevalue(name)
 
 
-@pytest.fixture(scope="session", params=["fake", pytest.param("starter", marks=pytest.mark.llamacpp)])
+@pytest.fixture(scope="session", params=MODEL_KINDS)
 def model_server(request: pytest.FixtureRequest) -> Server:
     """A server with a model that computes: its text depends on the prompt, and sampling fields have their effect."""
     return request.getfixturevalue(request.param)

@@ -13,6 +13,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -40,15 +41,16 @@ def is_lfs(path: str) -> bool:
 
 @define
 class Repository:
-    """One model: for each branch, tag or commit its files."""
+    """One model: for each branch, tag or commit its files; ``newer`` branches stand for other ones now."""
 
     revisions: dict[str, dict[str, bytes]]
     gated: bool = False
     private: bool = False
+    newer: dict[str, str] = field(factory=dict)
 
     def commit(self, revision: str) -> str | None:
         if revision in self.revisions:
-            return commit_of(revision)
+            return commit_of(self.newer.get(revision, revision))
         return next((commit_of(name) for name in self.revisions if commit_of(name) == revision), None)
 
     def files(self, commit: str) -> Mapping[str, bytes]:
@@ -76,7 +78,7 @@ class StandIn:
         spoiled: files whose content arrives with a wrong byte.
         status: answer every question about a repository with this status.
         moved: old to new id of renamed repositories.
-        hold: file whose content stops half-way until the server ends; ``held`` is set then.
+        hold: file whose content stops half-way until ``released`` is set; ``held`` is set then.
     """
 
     url: str = ""
@@ -90,7 +92,7 @@ class StandIn:
     moved: dict[str, str] = field(factory=dict)
     hold: str | None = None
     held: threading.Event = field(factory=threading.Event)
-    ended: threading.Event = field(factory=threading.Event)
+    released: threading.Event = field(factory=threading.Event)
     token: str = "hf_right"
 
     def contents_asked(self) -> list[tuple[str, int]]:
@@ -124,7 +126,7 @@ def stand_in(**repositories: Repository) -> Iterator[StandIn]:
         try:
             yield hub
         finally:
-            hub.ended.set()
+            hub.released.set()
             server.shutdown()
             thread.join()
 
@@ -216,11 +218,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("ETag", f'"{digest_of(path, content)}"')
         self.end_headers()
         if hub.hold == path:
-            self.wfile.write(rest[: len(rest) // 2])
-            self.wfile.flush()
+            self.wfile.write(rest[: len(rest) // 4])
+            time.sleep(0.5)  # progress is shown some times a second
+            self.wfile.write(rest[len(rest) // 4 : len(rest) // 2])
             hub.held.set()
-            hub.ended.wait()
-            self.close_connection = True
+            hub.released.wait()
+            self.wfile.write(rest[len(rest) // 2 :])
         elif path in hub.cut_after and hub.num_cuts > 0:
             hub.num_cuts -= 1
             self.wfile.write(rest[: hub.cut_after[path]])

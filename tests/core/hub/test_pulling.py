@@ -125,8 +125,8 @@ def test_one_quantisation_is_fetched_with_its_parts_only(hub: StandIn, downloads
 
 def test_branch_that_moved_is_followed(hub: StandIn) -> None:
     first = fetch(hub, "owner/plain")
-    hub.repositories["owner/plain"].revisions["newer"] = {**SAFETENSORS, "config.json": b'{"new": 1}'}
-    hub.repositories["owner/plain"].commit = lambda revision: commit_of("newer")  # type: ignore[method-assign]
+    hub.repositories["owner/plain"].revisions["next"] = {**SAFETENSORS, "config.json": b'{"new": 1}'}
+    hub.repositories["owner/plain"].newer = {"main": "next"}
     hub.asked.clear()
     second = fetch(hub, "owner/plain")
 

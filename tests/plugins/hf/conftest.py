@@ -1,7 +1,71 @@
-"""Nothing here is collected without the ``hf`` extra."""
+"""Tiny models of many architectures, made by transformers. Nothing here is collected without the ``hf`` extra."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 collect_ignore_glob = [] if find_spec("torch") and find_spec("transformers") else ["test_*.py"]
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,  # so that logits lie apart and mistakes show
+    "tie_word_embeddings": False,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "head_dim": 16}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2": _SIZES,
+    "qwen3": {**_SIZES, "head_dim": 16},
+    "mistral": {**_SIZES, "head_dim": 16, "sliding_window": 8},
+    "gemma3_text": {
+        **_SIZES,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "phi": {**_SIZES, "partial_rotary_factor": 0.5},
+    "phi3": {**_SIZES, "sliding_window": 8, "pad_token_id": 0},
+    "mixtral": {**_SIZES, **_EXPERTS, "num_local_experts": 4, "sliding_window": 8},
+    "qwen3_moe": {**_SIZES, **_EXPERTS, "num_experts": 4, "moe_intermediate_size": 48, "decoder_sparse_step": 1},
+    "olmo2": _SIZES,
+    "gpt_neox": {**_SIZES, "num_key_value_heads": None},
+    "gpt_oss": {**_SIZES, **_EXPERTS, "num_local_experts": 4, "sliding_window": 8},
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+}
+
+
+@pytest.fixture(scope="session")
+def random_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a model type of transformers to a folder with a tiny random model of it."""
+    folders: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in folders:
+            folders[name] = _write_model(name, tiny_model("llama"), tmp_path_factory.mktemp(name) / name)
+        return folders[name]
+
+    return make
+
+
+def _write_model(name: str, tokenizer: Path, folder: Path) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    shutil.copytree(tokenizer, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    sizes = {key: value for key, value in _CONFIGS[name].items() if value is not None}
+    config = AutoConfig.for_model(name, vocab_size=len(AutoTokenizer.from_pretrained(tokenizer)), **sizes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder

@@ -146,16 +146,18 @@ def _rows(runner: Runner, token_ids: list[int], chunk_tokens: int) -> np.ndarray
     return np.concatenate(rows)
 
 
-def test_torchs_flash_attention_is_right_here() -> None:
-    from enginehouse_hf.cuda.attention import flash_is_right
+def test_a_kernel_for_longer_spans_is_right_here() -> None:
+    from enginehouse_hf.cuda.long_spans import choose
 
-    assert flash_is_right(torch.device("cuda:0"), torch.bfloat16)
-    assert not flash_is_right(torch.device("cuda:0"), torch.float32)
+    device, layers = torch.device("cuda:0"), [((2, 64), (2, 64)), ((2, 128), (2, 128))]
+    assert choose(device, torch.bfloat16, layers) is not None
+    assert choose(device, torch.float32, layers) is None
+    assert choose(device, torch.bfloat16, [((2, 512), (2, 512))]) is None
 
 
 def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) -> None:
     with_flash, without = (_open(tiny_model("llama"), context=256, dtype="bfloat16") for _ in range(2))
-    without._model.network._attention.uses_flash = False
+    without._model.network._attention.kernel = None
     token_ids = with_flash.tokenizer.encode("".join(_TEXTS), False)
     expected, found = (_rows(runner, token_ids, 20) for runner in (with_flash, without))
 
@@ -207,7 +209,7 @@ def test_draws_are_those_of_cores_sampler(dtype: str, vocab_size: int, spread: f
          for i, p in enumerate(params)]
     ).T.copy()  # fmt: skip
     last = torch.zeros(num_rows, dtype=torch.int32, device="cuda")
-    tokens = draw_rows(rows.cuda(), torch.tensor(rules, device="cuda"), last).tolist()
+    tokens = draw_rows(rows.cuda(), rules, last).tolist()
     expected = [
         SequenceSampler(p, choice=0, vocab_size=vocab_size).sample(row.float().numpy().copy(), 3).token_id
         for p, row in zip(params, rows, strict=True)
@@ -222,8 +224,8 @@ def test_rows_that_cannot_be_drawn_from_are_told() -> None:
 
     rows = torch.randn(4, 700, device="cuda")
     rows[0, 3], rows[1, 3], rows[2] = float("nan"), float("inf"), float("-inf")
-    rules = torch.zeros(7, 4, dtype=torch.float64, device="cuda")
-    rules[0] = rules[1] = torch.arange(4)
+    rules = np.zeros((7, 4))
+    rules[0] = rules[1] = range(4)
     rules[2] = rules[4] = 1.0
     tokens = draw_rows(rows, rules, torch.zeros(4, dtype=torch.int32, device="cuda")).tolist()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from enginehouse.backend import ModelSource, Runner, Span
+from enginehouse.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 pytestmark = pytest.mark.hf
@@ -21,6 +22,14 @@ _TEXTS = (
     "def add(left, right):\n    return",
     "Once upon a time, in a land of mountains and stops, a small engine",
     "1, 2, 3, 4,",
+)
+_MORE_TEXTS = (
+    "Water boils at a temperature of",
+    "Dear Sir or Madam,",
+    "The three primary colours are",
+    "import numpy as np\n\n",
+    "Q: How many legs does a spider have?\nA:",
+    "In 1969, people first walked on",
 )
 _TURN = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -91,6 +100,30 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
     runner.close()
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3", "mistral", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2", "gpt_neox"]
+)
+def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path], greedy: Greedy, name: str) -> None:
+    """Windows of 8, rotary positions for half of each head, experts: alone, batched and in chunks of 5."""
+    runner = _open(random_model(name), context=128)
+    prompts = [runner.tokenizer.encode(text, False) for text in (*_TEXTS, *_MORE_TEXTS)]
+    expected = _generate(random_model(name), prompts, 12)
+
+    assert [greedy(runner, [prompt], 12, chunk_tokens=128)[0] for prompt in prompts[:4]] == expected[:4]
+    assert greedy(runner, prompts[:8], 12, chunk_tokens=128) == expected[:8]
+    assert greedy(runner, prompts[2:], 12, chunk_tokens=5) == expected[2:]
+    assert len({tuple(answer) for answer in expected}) > 5  # the models do say different things
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("gpt_oss", "attention sinks"), ("mamba", "linear_attention|its own attention")]
+)
+def test_a_model_that_cannot_run_packed_is_refused(random_model: Callable[[str], Path], name: str, reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
+        _open(random_model(name), context=128)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])
 def test_logits_equal_those_of_transformers(tiny_model: Callable[[str], Path], architecture: str) -> None:
     """All positions of a text much longer than the sliding window, in one span and in chunks of 7."""
@@ -108,11 +141,12 @@ def test_logits_equal_those_of_transformers(tiny_model: Callable[[str], Path], a
 @pytest.mark.timeout(400)  # the first user of ``smollm2`` waits while two GGUF files are read in pure Python
 def test_smollm2_equals_generate(smollm2: Runner, smollm2_folder: Path, greedy: Greedy) -> None:
     """The GGUF file through our attention against its float32 copy through transformers alone."""
-    prompts = [smollm2.tokenizer.encode(text, False) for text in _TEXTS[:3]]
+    prompts = [smollm2.tokenizer.encode(text, False) for text in (*_TEXTS, *_MORE_TEXTS)]
     expected = _generate(smollm2_folder, prompts, 12)
 
-    assert greedy(smollm2, prompts[:1], 12, chunk_tokens=128) == expected[:1]
-    assert greedy(smollm2, prompts, 12, chunk_tokens=6) == expected
+    assert [greedy(smollm2, [prompt], 12, chunk_tokens=128)[0] for prompt in prompts] == expected
+    assert greedy(smollm2, prompts[:8], 12, chunk_tokens=6) == expected[:8]
+    assert greedy(smollm2, prompts[2:], 12, chunk_tokens=128) == expected[2:]
 
 
 def test_smollm2_knows_the_capital_of_france(smollm2: Runner, greedy: Greedy) -> None:

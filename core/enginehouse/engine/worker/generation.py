@@ -91,7 +91,8 @@ class WorkerGeneration:
     def push(self, event: Event) -> None:
         """Add an event; RequestFinished is the last one."""
         self._events.append(event if self.recorder is None else self.recorder.record(event))
-        self._is_ended = isinstance(event, RequestFinished)
+        if isinstance(event, RequestFinished):  # the recorder may have ended it meanwhile
+            self._is_ended = True
         self._wake()
 
     def fail(self, error: EnginehouseError) -> None:

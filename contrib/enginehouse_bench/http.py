@@ -1,0 +1,130 @@
+"""Streams answers of an OpenAI-compatible server with as little work per event as possible.
+
+Plain asyncio streams: a load generator that computes much measures itself. Each request has a connection of its own.
+Knows HTTP/1.1 as far as such servers use it; knows nothing of load or figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+__all__ = ["RequestFailed", "stream_chat"]
+
+_MAX_LINE_BYTES = 1024 * 1024
+_MAX_ERROR_BYTES = 4096
+
+
+class RequestFailed(Exception):
+    """A request got no whole answer; ``reason`` is short enough to be counted by."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+async def stream_chat(url: str, body: bytes, key: str | None) -> AsyncGenerator[dict[str, Any]]:
+    """POST a streaming request to ``url`` and give the chunks of its answer as they come.
+
+    Raises:
+        RequestFailed: the server refused it, broke off, or could not be reached.
+    """
+    parts = urlsplit(url)
+    try:
+        async with _connected(parts) as (reader, writer):
+            writer.write(_head(parts, body, key) + body)
+            await writer.drain()
+            status, headers = await _read_head(reader)
+            lines = _chunked(reader) if headers.get("transfer-encoding") == "chunked" else _plain(reader, headers)
+            if status != 200:
+                raise RequestFailed(f"{status} {await _error(lines)}".strip())
+            async for line in _events(lines):
+                if line == b"[DONE]":
+                    return
+                chunk = json.loads(line)
+                if "error" in chunk:
+                    raise RequestFailed(f"error in the stream: {_message(chunk)}")
+                yield chunk
+            raise RequestFailed("a stream ended without [DONE]")
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        raise RequestFailed(f"connection: {type(error).__name__}") from error
+
+
+@contextlib.asynccontextmanager
+async def _connected(parts: SplitResult) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    secure = parts.scheme == "https"
+    reader, writer = await asyncio.open_connection(
+        parts.hostname,
+        parts.port or (443 if secure else 80),
+        ssl=ssl.create_default_context() if secure else None,
+        limit=_MAX_LINE_BYTES,
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def _head(parts: SplitResult, body: bytes, key: str | None) -> bytes:
+    lines = [
+        f"POST {parts.path or '/'} HTTP/1.1",
+        f"Host: {parts.netloc.rpartition('@')[2]}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if key is not None:
+        lines.append(f"Authorization: Bearer {key}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    return int(head[0].split(" ")[1]), headers
+
+
+async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The parts of a body in HTTP's chunked form."""
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _plain(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    """A body of known length, or one that ends with the connection."""
+    left = int(headers.get("content-length", -1))
+    while left and (data := await reader.read(65536 if left < 0 else min(left, 65536))):
+        left -= len(data) if left > 0 else 0
+        yield data
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What follows ``data:`` in each line."""
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+async def _error(parts: AsyncIterator[bytes]) -> str:
+    body = b""
+    async for part in parts:
+        body += part
+        if len(body) > _MAX_ERROR_BYTES:
+            break
+    try:
+        return _message(json.loads(body))
+    except ValueError:
+        return body[:80].decode("utf-8", "replace")
+
+
+def _message(data: Any) -> str:
+    error = data.get("error") if isinstance(data, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else error)[:160]

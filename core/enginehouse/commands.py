@@ -1,0 +1,28 @@
+"""Commands that plugins add to ``enginehouse``: their names, and where their code is. Knows no command line library."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs.validators import matches_re
+
+__all__ = ["OWN_COMMANDS", "Command"]
+
+OWN_COMMANDS = ("chat", "conform", "doctor", "keys", "models", "plugins", "pull", "requests", "serve")
+"""Names of core's own commands, which plugins cannot take."""
+
+
+@frozen
+class Command:
+    """A command of a plugin.
+
+    Attributes:
+        name: what users write behind ``enginehouse``.
+        target: ``package.module:attribute`` of a click command; imported when the command is run.
+        summary: one sentence, for ``enginehouse --help``, which imports nothing.
+        api_version: of this description.
+    """
+
+    name: str = field(validator=matches_re(r"[a-z][a-z0-9]*(-[a-z0-9]+)*"))
+    target: str = field(validator=matches_re(r"[\w.]+:\w+"))
+    summary: str
+    api_version: int = 1

@@ -1,0 +1,225 @@
+"""Attention of spans longer than one token: FlashInfer or flash-attn where installed, else torch's own kernel.
+
+None of these has an interface that its authors promise to keep for our use, so each is tried on numbers first and the
+first that is right is used (:func:`choose`); where none is, or a layer asks for something else, plain attention per
+span takes its place. Which one it became is said in the model's metadata.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from enginehouse_hf.cuda.step import Lane
+from enginehouse_hf.facts import Shape
+
+__all__ = ["Kernel", "LongSpans", "choose", "fits", "span_by_span"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_DIM = 256
+
+
+class LongSpans(Protocol):
+    """As much of a step as attention of longer spans reads; see :class:`enginehouse_hf.cuda.step.Step`."""
+
+    num_decodes: int
+    lanes: list[Lane]
+    query_ends: Tensor
+    key_ends: Tensor
+
+
+class Kernel(Protocol):
+    """Queries of the longer spans, (T, num_query, D), over all that they see, (num_seen, num_kv, D)."""
+
+    name: str
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
+    ) -> Tensor:
+        """(T, num_query, D); causal, each span at the end of its sequence."""
+        ...
+
+
+def _longest(step: LongSpans) -> tuple[int, int]:
+    return max(lane.end - lane.begin for lane in step.lanes), max(lane.stop for lane in step.lanes)
+
+
+class _TorchKernel:
+    """``aten::_flash_attention_forward``, a private operation of torch."""
+
+    name = "torch's flash attention"
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
+    ) -> Tensor:
+        """See :class:`Kernel`."""
+        result: Tensor = torch.ops.aten._flash_attention_forward(
+            query, keys, values, step.query_ends, step.key_ends, *_longest(step), 0.0, True, False,
+            scale=scaling,
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
+        )[0]  # fmt: skip
+        return result
+
+
+class _FlashAttnKernel:
+    """``flash_attn_varlen_func`` of flash-attn 2, or of its form for Hopper, ``flash_attn_interface``."""
+
+    def __init__(self, module: Any) -> None:
+        self.name = f"{module.__name__} {getattr(module, '__version__', '')}".strip()
+        self._function = module.flash_attn_varlen_func
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
+    ) -> Tensor:
+        """See :class:`Kernel`."""
+        result: Any = self._function(
+            query, keys, values, step.query_ends, step.key_ends, *_longest(step),
+            softmax_scale=scaling, causal=True, window_size=(-1, -1) if window is None else (window - 1, 0),
+        )  # fmt: skip
+        found: Tensor = result[0] if isinstance(result, tuple) else result
+        return found
+
+
+class _FlashInferKernel:
+    """FlashInfer's ragged prefill: planned once per step and kind of layer, then run in each layer of that kind.
+
+    A plan lies in pinned memory of its wrapper until the device has copied it, so that the next one waits for that.
+    """
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self.name = f"flashinfer {module.__version__}"
+        self._module, self._device = module, device
+        self._wrappers: dict[tuple[Any, ...], list[Any]] = {}
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
+    ) -> Tensor:
+        """See :class:`Kernel`."""
+        sizes = query.shape[1], keys.shape[1], query.shape[2]
+        kind = (*sizes, scaling, window, query.dtype)
+        if kind not in self._wrappers:
+            workspace = torch.empty(128 << 20, dtype=torch.uint8, device=self._device)
+            wrapper = self._module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+            self._wrappers[kind] = [wrapper, torch.cuda.Event(), None]
+        wrapper, is_copied, planned = self._wrappers[kind]
+        if planned is not step:
+            is_copied.synchronize()
+            wrapper.plan(
+                *_ends(step), *sizes,
+                causal=True, sm_scale=scaling, window_left=-1 if window is None else window - 1,
+                q_data_type=query.dtype, kv_data_type=keys.dtype,
+            )  # fmt: skip
+            is_copied.record()
+            self._wrappers[kind][2] = step
+        result: Tensor = wrapper.run(query, keys, values)
+        return result
+
+
+def _ends(step: LongSpans) -> tuple[Tensor, Tensor]:
+    """Where spans, and what they see, end, in host memory, where plans are made."""
+    queries, keys = [0], [0]
+    for lane in step.lanes:
+        queries.append(queries[-1] + lane.end - lane.begin)
+        keys.append(keys[-1] + lane.stop)
+    return torch.tensor(queries, dtype=torch.int32), torch.tensor(keys, dtype=torch.int32)
+
+
+def fits(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
+    """Whether these kernels take heads of so many dimensions; all of them want numbers of 16 bits."""
+    return dtype in (torch.bfloat16, torch.float16) and dim == value_dim and dim <= _MAX_DIM and dim % 8 == 0
+
+
+def choose(device: torch.device, dtype: torch.dtype, layers: Iterable[tuple[Shape, Shape]]) -> Kernel | None:
+    """The first kernel that is installed and right for keys and values of these shapes; None when there is none."""
+    dims = {keys[1] for keys, values in layers if fits(dtype, keys[1], values[1])}
+    if not dims:
+        return None
+    for make in _candidates(device):
+        try:
+            kernel = make()
+            error = max(_error(kernel, device, dtype, dim) for dim in dims)
+        except Exception as reason:  # noqa: BLE001 - libraries compile while they run, and fail in their own ways
+            _log.warning("hf: an attention kernel that is installed is not used: %s", reason)
+            continue
+        if error <= 0.02:
+            return kernel
+        _log.warning("hf: %s is off by %.2g and not used", kernel.name, error)
+    return None
+
+
+def _candidates(device: torch.device) -> Iterator[Callable[[], Kernel]]:
+    if find_spec("flashinfer") is not None:
+        yield lambda: _FlashInferKernel(__import__("flashinfer"), device)
+    for name in ("flash_attn_interface", "flash_attn"):
+        if find_spec(name) is not None:
+            yield lambda name=name: _FlashAttnKernel(__import__(name))  # type: ignore[misc]
+    yield _TorchKernel
+
+
+def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -> float:
+    """How far a kernel is from plain attention on ragged spans, windows and grouped heads, relatively."""
+    generator = torch.Generator(device).manual_seed(0)
+    query, keys, values = (
+        torch.randn(num, heads, dim, device=device, dtype=dtype, generator=generator)
+        for num, heads in ((106, 4), (191, 2), (191, 2))
+    )
+    errors = []
+    for window in (None, 16):
+        step = _Probe([Lane(0, 37, 0), Lane(37, 42, 85), Lane(42, 106, 0)], device)
+        found = kernel.attend(query, keys, values, step, dim**-0.5, window).float()
+        expected = span_by_span(query.float(), keys.float(), values.float(), step, dim**-0.5, window, None)
+        error = float((found - expected).norm() / expected.norm())
+        errors.append(error if error == error else float("inf"))  # noqa: PLR0124 - that is what NaN is
+    return max(errors)
+
+
+class _Probe:
+    """Some spans without a model."""
+
+    num_decodes = 0
+
+    def __init__(self, lanes: list[Lane], device: torch.device) -> None:
+        self.lanes = lanes
+        self.query_ends, self.key_ends = (ends.to(device) for ends in _ends(self))
+
+
+def span_by_span(
+    query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Plain attention, one span after the other; arguments as for :class:`Kernel`."""
+    results, seen = [], 0
+    for lane in step.lanes:
+        begin, end = lane.begin - step.num_decodes, lane.end - step.num_decodes
+        parts = query[begin:end], keys[seen : seen + lane.stop], values[seen : seen + lane.stop]
+        results.append(_span(lane, *parts, scaling, window, softcap))
+        seen += lane.stop
+    return torch.cat(results)
+
+
+def _span(
+    lane: Lane, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """One span: query (t, num_query, D) over everything that its sequence holds, (stop, num_kv, D)."""
+    at_query = torch.arange(lane.start, lane.stop, device=query.device)[:, None]
+    at_key = torch.arange(lane.stop, device=query.device)[None]
+    mask = at_key <= at_query
+    if window is not None:
+        mask &= at_key > at_query - window
+    group = query.shape[1] // keys.shape[1]
+    q = query.transpose(0, 1)
+    k, v = (part.transpose(0, 1).repeat_interleave(group, 0) for part in (keys, values))
+    if softcap is None:
+        result = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask[None, None], scale=scaling)[0]
+    else:
+        scores = torch.tanh(q @ k.transpose(1, 2) * (scaling / softcap)) * softcap
+        result = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1, dtype=torch.float32).to(v.dtype) @ v
+    return result.transpose(0, 1)

@@ -1,0 +1,76 @@
+"""Running only the first layers of a model: which numbers of layers it offers, the shorter models, mixed batches.
+
+A shorter model is the model itself with the end of its list of layers left out: the same weights, the same memory,
+then the output norm and projection. Both runners use it for spans with ``num_layers``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from torch import nn
+
+from enginehouse.backend import Span
+
+__all__ = ["Depths", "exit_layers", "groups_of", "row_order"]
+
+
+def exit_layers(model: Any) -> tuple[int, ...]:
+    """Numbers of layers that the model can stop after; none where its layers are built in an unknown way.
+
+    accelerate's hooks bind modules to their owner, so that a copy of the model would run the whole one.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != model.config.get_text_config().num_hidden_layers:
+        return ()
+    if hasattr(model, "_hf_hook") or any(hasattr(module, "_hf_hook") for module in model.base_model.modules()):
+        return ()
+    return tuple(range(1, len(layers)))
+
+
+class Depths:
+    """A model and its shorter forms, each made when it is first asked for."""
+
+    def __init__(self, model: Any) -> None:
+        self._models: dict[int | None, Any] = {None: model}
+
+    def model(self, num_layers: int | None) -> Any:
+        """The model with its first ``num_layers`` layers; None is all."""
+        if num_layers not in self._models:
+            self._models[num_layers] = _shortened(self._models[None], num_layers)
+        return self._models[num_layers]
+
+
+def _shortened(model: Any, num_layers: int | None) -> Any:
+    body = _own_modules(model.base_model)
+    body.layers = nn.ModuleList(list(body.layers)[:num_layers])
+    short = _own_modules(model)
+    setattr(short, model.base_model_prefix, body)
+    return short
+
+
+def _own_modules(module: nn.Module) -> Any:
+    """A copy that shares every weight and child, whose list of children is its own."""
+    own = copy.copy(module)
+    own._modules = dict(module._modules)  # copy.copy would share it
+    return own
+
+
+def groups_of(spans: Sequence[Span]) -> dict[int | None, list[int]]:
+    """Which spans, by index, run how many layers; None is all."""
+    groups: dict[int | None, list[int]] = {}
+    for index, span in enumerate(spans):
+        groups.setdefault(span.num_layers, []).append(index)
+    return groups
+
+
+def row_order(spans: Sequence[Span], sizes: Sequence[int], groups: dict[int | None, list[int]]) -> list[int]:
+    """Where each row, in the order of the spans, lies when the rows of the groups stand one behind the other."""
+    numbers = [{"none": 0, "last": 1, "all": size}[span.outputs] for span, size in zip(spans, sizes, strict=True)]
+    grouped = [index for indices in groups.values() for index in indices]
+    ends = accumulate(numbers[index] for index in grouped)
+    begins = {index: end - numbers[index] for index, end in zip(grouped, ends, strict=True)}
+    return [begins[index] + row for index, number in enumerate(numbers) for row in range(number)]
