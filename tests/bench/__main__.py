@@ -31,6 +31,7 @@ _BENCHMARKS = {
     "http": "bench.http_layer:measure_http",
     "sampling": "bench.sampling:measure_sampling",
     "constrained": "bench.constrained:measure_constrained",
+    "speculation": "bench.speculation:measure_speculation",
     "overload": "bench.overload:measure_overload",
 }
 _SOAK = "soak"

@@ -6,7 +6,6 @@ On SmolLM2, whose kernels compute a token the same way in every batch.
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-"""Forty prompts of five kinds on which optimisations must not change a word: chats, edits, JSON, documents, conversations."""
+"""Forty prompts on which optimisations must not change a word: chats, edits, JSON, documents, conversations."""
 
 from __future__ import annotations
 
