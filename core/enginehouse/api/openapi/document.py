@@ -153,7 +153,8 @@ def _server_paths() -> dict[str, Any]:
 def _post(name: str, summary: str, request: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
     """A path with one operation that reads a body; ``chunk`` where it can be streamed."""
     content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
-    operation = _operation(name, summary, content, tuple(_REFUSALS))
+    generates = chunk is not None
+    operation = _operation(name, summary, content, (*_REFUSALS, *_TIMEOUTS) if generates else tuple(_REFUSALS))
     headers = {"x-enginehouse-ignored": "Ignored", "x-enginehouse-unsupported": "Unsupported"}
     if chunk is not None:
         headers["x-request-id"] = "RequestId"
@@ -214,7 +215,7 @@ def _error_response(status: int) -> dict[str, Any]:
     message, param, kind, code = _EXAMPLES_OF_ERRORS[status]
     example = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     response: dict[str, Any] = {
-        "description": {**_REFUSALS, **_CONFLICTS}[status],
+        "description": {**_REFUSALS, **_TIMEOUTS, **_CONFLICTS}[status],
         "content": {"application/json": {"schema": reference("Error"), "example": example}},
     }
     if status in _RETRIES:
