@@ -13,7 +13,7 @@ from enginehouse.events import RequestEnded
 
 __all__ = ["OPERATIONS", "error_type", "metric_attributes", "span_attributes", "span_name"]
 
-Attributes = dict[str, str | bool | int | float | list[str]]
+_Attributes = dict[str, str | bool | int | float | list[str]]
 
 OPERATIONS: Mapping[str, str] = MappingProxyType({"/chat/completions": "chat", "/completions": "text_completion"})
 """Endpoint to ``gen_ai.operation.name``; requests to others make no span."""
@@ -27,7 +27,7 @@ def span_name(event: RequestEnded) -> str:
     return f"{operation} {event.model}" if event.model is not None else operation
 
 
-def span_attributes(event: RequestEnded) -> Attributes:
+def span_attributes(event: RequestEnded) -> _Attributes:
     """Everything that is known."""
     attributes: Mapping[str, object] = {
         **metric_attributes(event),
@@ -55,7 +55,7 @@ def span_attributes(event: RequestEnded) -> Attributes:
     return _known(attributes)
 
 
-def metric_attributes(event: RequestEnded) -> Attributes:
+def metric_attributes(event: RequestEnded) -> _Attributes:
     """What metrics are told apart by: bounded, so what the client merely asked for is not among it."""
     return _known(
         {
@@ -74,5 +74,5 @@ def error_type(event: RequestEnded) -> str | None:
     return None if event.finish_reasons and event.status < 400 else event.outcome
 
 
-def _known(attributes: Mapping[str, object]) -> Attributes:
+def _known(attributes: Mapping[str, object]) -> _Attributes:
     return {name: value for name, value in attributes.items() if value is not None}  # type: ignore[misc]

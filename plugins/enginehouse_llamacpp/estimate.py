@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enginehouse.backend import MemoryEstimate
+from enginehouse.errors import ModelLoadError
 from enginehouse_llamacpp.gguf import GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sizes import choose_sizes, type_bytes
 
 __all__ = ["estimate_memory"]
+
+_MAX_LAYERS = 10_000
 
 
 def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
@@ -15,8 +18,13 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
 
     The KV cost of a token counts every layer's keys and values; sliding-window layers that keep only their window
     (``swa_full = false``) are counted in full too, so the estimate errs upwards.
+
+    Raises:
+        ModelLoadError: the header claims sizes that no model has.
     """
     num_layers = header.number("block_count")
+    if not 0 <= num_layers <= _MAX_LAYERS:
+        raise ModelLoadError(f"{header.path}: it claims to have {num_layers} layers; the file is damaged")
     kv_bytes = _kv_bytes_per_token(header, options, num_layers)
     sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)
     embedding = header.number("embedding_length")

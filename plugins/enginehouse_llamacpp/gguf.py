@@ -26,6 +26,7 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 _INTEGER_TYPES = {0, 1, 2, 3, 4, 5, 7, 10, 11}
 _MAX_ARRAY = 4096
+_MAX_SHARD_DIGITS = 5
 _MAX_STRING_BYTES = 64 * 2**20
 
 
@@ -34,12 +35,14 @@ class GgufHeader:
     """What a GGUF file says about itself.
 
     Attributes:
+        path: of the file.
         values: scalar and text keys, and short arrays of integers.
         num_tensors: tensors in this file.
         file_bytes: size of all files of the model.
         vocab_size: length of the token list, 0 when there is none.
     """
 
+    path: Path
     values: Mapping[str, Value]
     num_tensors: int
     file_bytes: int
@@ -76,7 +79,7 @@ def shard_paths(path: Path) -> list[Path]:
     """All files of a model that was split as ``name-00001-of-00003.gguf``, in order; else just ``path``."""
     stem, _, total = path.stem.rpartition("-of-")
     base, _, number = stem.rpartition("-")
-    if not (base and number.isdigit() and total.isdigit() and len(number) == len(total)):
+    if not (base and number.isdigit() and total.isdigit() and len(number) == len(total) <= _MAX_SHARD_DIGITS):
         return [path]
     width = len(total)
     return [path.with_name(f"{base}-{index:0{width}}-of-{total}.gguf") for index in range(1, int(total) + 1)]
@@ -94,9 +97,9 @@ def read_header(path: Path) -> GgufHeader:
         file_bytes = sum(shard.stat().st_size for shard in shard_paths(path))
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         raise ModelLoadError(f"{path}: not a valid GGUF file: {error}") from error
-    return GgufHeader(values, num_tensors, file_bytes, vocab_size)
+    return GgufHeader(path, values, num_tensors, file_bytes, vocab_size)
 
 
 class _Reader:

@@ -33,6 +33,7 @@ _JSON_STYLE = {
     "json_allowed_escapes": 'nrbtf\\"',  # each character is written in one way, so that a name is matched once
 }
 _MAX_LOCATED_PARTS = 200
+_LEXER_FUEL = 300_000  # an expression that needs more takes over a second to begin; 20,000 choices need far less
 _MAX_FORCED_ROUNDS = 4  # one gives up to about 20,000 tokens
 
 
@@ -53,7 +54,7 @@ class LlguidanceCompiler:
         self._control_tokens = tokenizer.special_tokens
         self._text_tokens = _text_tokens(tokenizer)
         self._options = options
-        self._limits = LLParserLimits(verbose_errors=False)
+        self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL)
         self._cache: OrderedDict[tuple[str, str], LlguidanceGrammar] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -131,10 +131,12 @@ def test_every_registered_route_needs_its_scope(client: httpx.Client, routes) ->
         for method in methods - {"OPTIONS", "HEAD"}:
             for key, granted in scopes.items():
                 body = chat() if method == "POST" else None
-                response = client.request(method, path, headers=bearer(key), json=body)
-                if needed is None or needed in granted:
-                    assert response.status_code in (200, 400), (method, path, key, response.text)
-                else:
+                with client.stream(method, path, headers=bearer(key), json=body) as response:
+                    if needed is None or needed in granted:  # some answers never end, so they are not read
+                        known = (200, 400, 404) if path.startswith("/admin/") else (200, 400)
+                        assert response.status_code in known, (method, path, key)
+                        continue
+                    response.read()
                     assert response.status_code == 403, (method, path, key)
                     error = response.json()["error"]
                     assert error["code"] == "insufficient_scope" and repr(needed) in error["message"]

@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from enginehouse.backend import Backend
+from enginehouse.cli.checkup import Finding, check_all, check_settings
 from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import EnginehouseError
+from enginehouse.errors import ConfigError, EnginehouseError
 from enginehouse.models.choice import judge_all
 from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
@@ -66,6 +67,7 @@ class _Report:
     versions: dict[str, str]
     backends: tuple[_BackendReport, ...]
     models: tuple[_ModelReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
     problems: tuple[str, ...] = field(default=())
 
 
@@ -78,18 +80,31 @@ class _Report:
 def doctor(
     ctx: click.Context, *, models: tuple[str, ...], config_file: Path | None, backend: str | None, as_json: bool
 ) -> None:
-    """Show what can run here, and which backend would open MODEL (or every configured model) and why.
+    """Show what can run here, which backend would open MODEL (or every configured model) and why, and what to mend.
 
-    Nothing is loaded. Exit code 1: a plugin is broken, or a model cannot be opened.
+    Nothing is loaded. Exit code 1: there is a problem, such as a broken plugin or a model that cannot be opened.
     """
-    settings = read_settings(config_file)
-    registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
-    report = _report(_asked(settings, models, backend, registry), registry)
+    report = _examine(models, config_file, backend)
     if as_json:
         click.echo(json.dumps(attrs.asdict(report), indent=2))
     else:
         _print(Console(), report)
     ctx.exit(1 if report.problems else 0)
+
+
+def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | None) -> _Report:
+    """Everything; with settings that cannot be used, what can be said without them."""
+    unusable: tuple[Finding, ...] = ()
+    try:
+        settings = read_settings(config_file)
+        registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
+    except ConfigError as error:
+        unusable = (check_settings(error),)
+        settings = Settings()
+        registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
+    asked = _asked(settings, models, backend, registry)
+    findings = (*unusable, *check_all(evolve(settings, models=asked), registry))
+    return _report(asked, registry, findings)
 
 
 def _asked(
@@ -101,7 +116,7 @@ def _asked(
     return asked if backend is None else {name: evolve(model, backend=backend) for name, model in asked.items()}
 
 
-def _report(models: dict[str, ModelSettings], registry: PluginRegistry) -> _Report:
+def _report(models: dict[str, ModelSettings], registry: PluginRegistry, findings: tuple[Finding, ...]) -> _Report:
     described = tuple(_describe(name, model, registry) for name, model in models.items())
     broken = [record.problem for record in registry.plugins if record.problem]
     return _Report(
@@ -113,7 +128,12 @@ def _report(models: dict[str, ModelSettings], registry: PluginRegistry) -> _Repo
         },
         backends=tuple(_probe(backend) for backend in registry.backends.values()),
         models=described,
-        problems=(*broken, *(f"model {model.name}: {model.error}" for model in described if model.error)),
+        findings=findings,
+        problems=(
+            *(f"{found.subject}: {found.text}" for found in findings if found.state == "problem"),
+            *broken,
+            *(f"model {model.name}: {model.error}" for model in described if model.error),
+        ),
     )
 
 
@@ -155,8 +175,18 @@ def _print(console: Console, report: _Report) -> None:
         for verdict in model.verdicts:
             table.add_row(verdict.backend, f"{verdict.score:g}", Text(verdict.reason))
         console.print(table)
-    for problem in report.problems:
+    console.print()
+    for found in report.findings:
+        _print_finding(console, found)
+    told = {f"{found.subject}: {found.text}" for found in report.findings}
+    for problem in (problem for problem in report.problems if problem not in told):
         console.print(Text(f"Problem: {problem}", style="red"), soft_wrap=True)
+
+
+def _print_finding(console: Console, found: Finding) -> None:
+    style = {"ok": "green", "advice": "yellow", "problem": "red"}[found.state]
+    line = Text.assemble((f"{found.subject}: ", style), found.text)
+    console.print(line.append(f" -> {found.advice}", "bold") if found.advice else line, soft_wrap=True)
 
 
 def _yes(value: bool) -> Text:

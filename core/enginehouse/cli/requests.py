@@ -14,7 +14,7 @@ from rich.text import Text
 from enginehouse.cli.admin_client import ask_server
 from enginehouse.cli.options import json_option, server_options
 
-__all__ = ["requests"]
+__all__ = ["cancel", "list_requests", "requests"]
 
 
 @click.group()

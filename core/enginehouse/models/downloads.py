@@ -16,7 +16,7 @@ from enginehouse.hub.cache import cached_snapshot, is_complete
 from enginehouse.hub.listing import HubFile
 from enginehouse.models.sources import Offered, hub_reference
 
-__all__ = ["download", "missing_download"]
+__all__ = ["OnShare", "download", "missing_download"]
 
 _REPORT_S = 0.25
 

@@ -52,6 +52,13 @@ ENDED = RequestEnded(
 )
 
 
+@pytest.fixture(autouse=True)
+def need_packages(request: pytest.FixtureRequest) -> None:
+    """Tests with the marker ``otel`` need what the extra brings."""
+    if request.node.get_closest_marker("otel"):
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+
 # -- what needs no package ----------------------------------------------------------------------------
 
 
@@ -74,7 +81,6 @@ def test_switching_it_on_without_its_packages_is_an_error_of_the_settings(monkey
 @pytest.fixture
 def memory() -> Iterator[tuple[Any, Any, Any]]:
     """An exporter that keeps spans and metrics: (exporter, finished spans, metric reader)."""
-    pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,9 @@ from enginehouse.testing.script import write_script
 from .conftest import LIMITS, PLUGINS, Endpoints, ModelSettings, serve
 
 DOCUMENT = build_document({}, LIMITS)
-OPERATIONS = {path: item["post"] for path, item in DOCUMENT["paths"].items() if "post" in item}
+OPERATIONS = {
+    path: item["post"] for path, item in DOCUMENT["paths"].items() if "post" in item and not path.startswith("/admin/")
+}
 BODIES = {path: post["requestBody"]["content"]["application/json"] for path, post in OPERATIONS.items()}
 # Which examples need a plugin that is an extra.
 CONSTRAINED = ("An answer that matches a JSON Schema", "A tool that must be called", "One of several words")
@@ -78,6 +81,8 @@ def test_document_lists_every_address() -> None:
     root = {path for path, item in DOCUMENT["paths"].items() if "servers" in item}
     listed = {f"{prefix}{path}" for path in DOCUMENT["paths"] if path not in root for prefix in API_PREFIXES}
 
+    # One route takes both orders, as ids may hold slashes.
+    root = {re.sub(r"(/admin/models/{model_id})/(un)?load", r"\1", path) for path in root}
     assert listed | root | {"/schema/openapi.json"} == PUBLIC | set(SCOPES)
 
 
@@ -227,6 +232,22 @@ def test_models_and_health_are_as_shown(fake: Endpoints) -> None:
     component("ModelList").validate(fake.client.get("/v1/models").json())
     component("Model").validate(fake.client.get("/v1/models/fake").json())
     component("Health").validate(fake.client.get("/health").json())
+
+
+def test_admin_addresses_answer_as_shown(fake: Endpoints) -> None:
+    component("ServedModelList").validate(fake.client.get("/admin/models").json())
+    component("ServedModel").validate(fake.client.get("/admin/models/fake").json())
+    with fake.client.stream("GET", "/admin/events") as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == ": ping"
+        for order in ("unload", "load"):
+            component("ServedModel").validate(fake.answer(f"/admin/models/fake/{order}"))
+        events = [json.loads(next(line for line in lines if line).removeprefix("data: ")) for _ in range(3)]
+    for event in events:
+        component("ModelEvent").validate(event)
+    refused = fake.post("/admin/models/fake/unload", drain=0)
+    assert refused.status_code == 400
+    component("Error").validate(refused.json())
 
 
 def test_errors_are_as_shown(fake: Endpoints) -> None:

@@ -28,13 +28,13 @@ def event_route(state: ApiState) -> HTTPRouteHandler:
     @get("/admin/events")
     async def stream_events() -> ASGIApp:
         """Stream what happens to models from now on."""
-        return EventsResponse(state)
+        return _EventsResponse(state)
 
     return stream_events
 
 
 @attrs.frozen(eq=False)
-class EventsResponse:
+class _EventsResponse:
     """An ASGI response that ends when its client leaves or the server stops."""
 
     state: ApiState

@@ -12,7 +12,7 @@ from enginehouse.api.metrics.families import FAMILIES, PREFIX, Family, family
 
 __all__ = ["Values"]
 
-Labels = tuple[str, ...]
+_Labels = tuple[str, ...]
 
 
 @define
@@ -25,8 +25,8 @@ class _Buckets:
 class Values:
     """Figures of all families that have any. Families are named without prefix; labels come in their order."""
 
-    _numbers: dict[str, dict[Labels, float]] = field(factory=dict)
-    _buckets: dict[str, dict[Labels, _Buckets]] = field(factory=dict)
+    _numbers: dict[str, dict[_Labels, float]] = field(factory=dict)
+    _buckets: dict[str, dict[_Labels, _Buckets]] = field(factory=dict)
 
     def add(self, name: str, *labels: str, amount: float = 1) -> None:
         """Count up."""
@@ -53,7 +53,7 @@ class Values:
         """One number; 0 where nothing was counted."""
         return self._numbers.get(name, {}).get(labels, 0)
 
-    def _histogram(self, name: str, labels: Labels) -> _Buckets:
+    def _histogram(self, name: str, labels: _Labels) -> _Buckets:
         histograms = self._buckets.setdefault(name, {})
         buckets = histograms.get(labels)
         if buckets is None:
@@ -69,7 +69,7 @@ class Values:
                 yield _histograms(item, self._buckets[item.name])
 
 
-def _numbers(item: Family, numbers: dict[Labels, float]) -> Metric:
+def _numbers(item: Family, numbers: dict[_Labels, float]) -> Metric:
     kind = CounterMetricFamily if item.kind == "counter" else GaugeMetricFamily
     metric = kind(PREFIX + item.name, item.meaning, labels=item.labels)
     for labels, value in numbers.items():
@@ -77,7 +77,7 @@ def _numbers(item: Family, numbers: dict[Labels, float]) -> Metric:
     return metric
 
 
-def _histograms(item: Family, histograms: dict[Labels, _Buckets]) -> Metric:
+def _histograms(item: Family, histograms: dict[_Labels, _Buckets]) -> Metric:
     metric = HistogramMetricFamily(PREFIX + item.name, item.meaning, labels=item.labels)
     bounds = [*map(str, item.buckets), "+Inf"]
     for labels, buckets in histograms.items():

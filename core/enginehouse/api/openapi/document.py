@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from enginehouse.api.openapi.admin import ADMIN_SCHEMAS, admin_paths
 from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
 from enginehouse.api.openapi.fields import JsonSchema
@@ -32,9 +33,9 @@ _REFUSALS = {
     404: "No such model.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
-    429: "Too many requests wait.",
+    429: "The caller has used up a limit, or fills the queue.",
     500: "This request failed inside the server.",
-    503: "The model is not ready, or the server stops.",
+    503: "The model is not ready or has too much to do, or the server stops.",
 }
 _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     400: ("temperature: must be <= 2: 3.0", "temperature", "invalid_request_error", "invalid_value"),
@@ -46,6 +47,16 @@ _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     429: ("The queue of this model is full.", None, "overloaded_error", "queue_full"),
     500: ("Sampling failed.", None, "server_error", "generation_failed"),
     503: ("The model is loading.", None, "server_error", "model_not_ready"),
+    409: ("The model 'x' is pinned; use force to unload it all the same.", None, "invalid_request_error", "conflict"),
+    504: ("The answer did not begin within 60 s.", None, "timeout_error", "first_token_timeout"),
+    507: ("The model 'x' needs 9.0 GiB of memory.", None, "server_error", "model_too_large"),
+}
+# Of generating addresses only.
+_TIMEOUTS = {504: "The answer did not begin, or did not end, in the time that it may take."}
+# Of addresses for operators only.
+_CONFLICTS = {
+    409: "What is going on, or the model's settings, contradict the order.",
+    507: "The model needs more memory than there may ever be for it.",
 }
 _RETRIES = (429, 503)
 _DETAILS = {
@@ -72,10 +83,11 @@ def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings
             **_keep_within(limits, {**_generating_paths(), **_token_paths()}),
             **_model_paths(),
             **_server_paths(),
+            **admin_paths(),
         },
         "components": {
-            "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS},
-            "responses": {str(status): _error_response(status) for status in _REFUSALS},
+            "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
+            "responses": {str(status): _error_response(status) for status in _EXAMPLES_OF_ERRORS},
             "parameters": {"Details": _DETAILS},
             "headers": {
                 "Ignored": _header("Fields of the request that had no effect."),
@@ -141,7 +153,8 @@ def _server_paths() -> dict[str, Any]:
 def _post(name: str, summary: str, request: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
     """A path with one operation that reads a body; ``chunk`` where it can be streamed."""
     content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
-    operation = _operation(name, summary, content, tuple(_REFUSALS))
+    generates = chunk is not None
+    operation = _operation(name, summary, content, (*_REFUSALS, *_TIMEOUTS) if generates else tuple(_REFUSALS))
     headers = {"x-enginehouse-ignored": "Ignored", "x-enginehouse-unsupported": "Unsupported"}
     if chunk is not None:
         headers["x-request-id"] = "RequestId"
@@ -202,7 +215,7 @@ def _error_response(status: int) -> dict[str, Any]:
     message, param, kind, code = _EXAMPLES_OF_ERRORS[status]
     example = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     response: dict[str, Any] = {
-        "description": _REFUSALS[status],
+        "description": {**_REFUSALS, **_TIMEOUTS, **_CONFLICTS}[status],
         "content": {"application/json": {"schema": reference("Error"), "example": example}},
     }
     if status in _RETRIES:

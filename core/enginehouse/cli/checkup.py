@@ -1,0 +1,167 @@
+"""What ``enginehouse doctor`` looks at besides backends and models: the machine, the settings, and files around them.
+
+Each check looks, and says what it found and what to do. Nothing is changed, loaded or downloaded, and nothing is sent
+over the network but one attempt to listen on the server's own port.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from attrs import frozen
+
+from enginehouse.auth import AuthSettings
+from enginehouse.config import ServerSettings, Settings
+from enginehouse.errors import ConfigError, EnginehouseError
+from enginehouse.keys import load_keys
+from enginehouse.memory_budget import MAIN_MEMORY, format_bytes
+from enginehouse.models.memory import default_budget, footprint_of
+from enginehouse.models.opening import plan_model
+from enginehouse.plugins import PluginRegistry
+
+__all__ = ["Finding", "check_all", "check_settings"]
+
+_COMPILERS = ("c++", "g++", "clang++", "cl")
+_INSTALL = "build-essential (Debian, Ubuntu), gcc-c++ (Fedora), or on macOS: xcode-select --install"
+_FEW_FILES = 4096
+
+
+@frozen
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        state: ``ok``; ``advice`` works but could be better; ``problem`` will not work.
+        text: what is there.
+        advice: what to do; empty where nothing is.
+    """
+
+    subject: str
+    state: Literal["ok", "advice", "problem"]
+    text: str
+    advice: str = ""
+
+
+def check_settings(error: ConfigError) -> Finding:
+    """Settings that cannot be used."""
+    return Finding("settings", "problem", error.message, "docs/configuration.md lists every setting")
+
+
+def check_all(settings: Settings, registry: PluginRegistry) -> tuple[Finding, ...]:
+    """Everything, in the order in which it matters at a start."""
+    return (
+        *_check_compiler(),
+        *_check_plugins(registry),
+        *_check_memory(settings, registry),
+        *_check_port(settings.server),
+        *_check_reach(settings),
+        *_check_keys(settings.auth),
+        *_check_open_files(),
+    )
+
+
+def _check_compiler() -> Iterator[Finding]:
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if found is not None:
+        yield Finding("compiler", "ok", found)
+    else:
+        yield Finding("compiler", "advice", "none: what comes as source cannot be installed", f"install {_INSTALL}")
+
+
+def _check_plugins(registry: PluginRegistry) -> Iterator[Finding]:
+    working = [record for record in registry.plugins if not record.error and not record.skipped]
+    yield Finding("plugins", "ok", ", ".join(f"{record.name} {record.version}" for record in working) or "none")
+    skipped = [record.name for record in registry.plugins if record.skipped]
+    if skipped:
+        yield Finding("plugins", "ok", f"left out by the settings: {', '.join(skipped)}")
+
+
+def _check_memory(settings: Settings, registry: PluginRegistry) -> Iterator[Finding]:
+    """Whether the configured models fit at once, by the estimates of their backends."""
+    budget = (settings.limits.memory_budget or default_budget()).by_device.get(MAIN_MEMORY)
+    sizes: dict[str, int] = {}
+    for name, model in settings.models.items():
+        try:
+            footprint = footprint_of(plan_model(name, model, registry))
+        except EnginehouseError:
+            continue  # the table of models says why
+        if footprint.device == MAIN_MEMORY:
+            sizes[name] = footprint.num_bytes
+    if budget is None:
+        yield Finding("memory", "advice", "this machine does not say how much it has", "set limits.memory_budget")
+        return
+    listed = "; ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()) or "no model is configured"
+    text = f"{format_bytes(budget)} for models; {listed}"
+    too_large = [name for name, size in sizes.items() if size > budget]
+    if too_large:
+        advice = "a smaller context, fewer slots or a quantised file"
+        yield Finding("memory", "problem", f"{text}; {', '.join(too_large)} cannot fit", advice)
+    elif sum(sizes.values()) > budget:
+        yield Finding("memory", "advice", f"{text}; not all at once", 'load = "lazy" for those that are used rarely')
+    else:
+        yield Finding("memory", "ok", text)
+
+
+def _check_port(server: ServerSettings) -> Iterator[Finding]:
+    where = f"{server.host}:{server.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            if sys.platform != "win32":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        advice = "stop what listens there, or set another server.port; if it is this server, all is well"
+        yield Finding("port", "advice", f"{where} cannot be listened on now: {error.strerror or error}", advice)
+    else:
+        yield Finding("port", "ok", f"{where} is free")
+
+
+def _check_reach(settings: Settings) -> Iterator[Finding]:
+    server = settings.server
+    if server.insecure and not settings.auth.needs_key:
+        advice = "set auth.key_file (enginehouse keys add), and put TLS in front: docs/deployment.md"
+        yield Finding("reach", "advice", f"whoever reaches {server.host}:{server.port} may use the models", advice)
+    if "*" in server.cors_origins and not settings.auth.needs_key:
+        yield Finding("reach", "advice", "every web page may use the models", "list the origins in server.cors_origins")
+
+
+def _check_keys(auth: AuthSettings) -> Iterator[Finding]:
+    try:
+        load_keys(auth, may_be_empty=True)
+    except ConfigError as error:
+        yield Finding("keys", "problem", error.message)
+        return
+    if auth.key_file is None:
+        return
+    path = Path(auth.key_file)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if sys.platform != "win32" and mode & (stat.S_IWGRP | stat.S_IWOTH):
+        text = f"{path} can be changed by others (mode {mode:o}): they could let themselves in"
+        yield Finding("keys", "problem", text, f"chmod 600 {path}")
+    elif sys.platform != "win32" and mode & stat.S_IROTH:
+        yield Finding("keys", "advice", f"{path} can be read by everyone (mode {mode:o})", f"chmod 600 {path}")
+    else:
+        yield Finding("keys", "ok", f"{path} (mode {mode:o})")
+
+
+def _check_open_files() -> Iterable[Finding]:
+    """Each connection is an open file."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415 - only on Unix
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 < soft < _FEW_FILES:
+        text = f"at most {soft} at once, so about as many connections"
+        yield Finding("open files", "advice", text, f"ulimit -n {_FEW_FILES}, or LimitNOFILE= in a systemd unit")
+    else:
+        yield Finding("open files", "ok", "unlimited" if soft < 0 else f"at most {soft} at once")

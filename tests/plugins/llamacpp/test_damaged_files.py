@@ -1,0 +1,126 @@
+"""GGUF files made to break their readers: a clear error, in the server and in the worker; other models are served."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from enginehouse.backend import ModelSource
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.errors import EnginehouseError, ModelLoadError
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server_thread import server_thread
+from enginehouse_llamacpp.backend import LlamaCppBackend
+from enginehouse_llamacpp.gguf import read_header, shard_paths
+from enginehouse_llamacpp.options import LlamaCppOptions
+
+UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def gguf(num_tensors: int, num_values: int, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_values) + rest
+
+
+def entry(key: bytes, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+LLAMA = entry(b"general.architecture", STRING, text(b"llama"))
+HUGE = 2**63 - 1
+
+DAMAGED = {
+    "empty": b"",
+    "magic_only": b"GGUF",
+    "cut_counts": b"GGUF\x03\x00\x00\x00\x01",
+    "unknown_version": gguf(0, 0, version=99),
+    "huge_number_of_values": gguf(0, HUGE, LLAMA),
+    "huge_key": gguf(0, 1, struct.pack("<Q", HUGE) + b"abc"),
+    "huge_text": gguf(0, 1, text(b"a") + struct.pack("<IQ", STRING, 2**60) + b"abc"),
+    "huge_array_of_numbers": gguf(0, 1, text(b"a") + struct.pack("<IIQ", ARRAY, UINT64, 2**62)),
+    "huge_array_of_texts": gguf(0, 1, text(b"tokenizer.ggml.tokens") + struct.pack("<IIQ", ARRAY, STRING, 2**62)),
+    "array_of_arrays": gguf(0, 1, text(b"a") + struct.pack("<IIQ", ARRAY, ARRAY, 1)),
+    "unknown_type": gguf(0, 1, entry(b"a", 77, b"\0" * 8)),
+    "no_text": gguf(0, 1, entry(b"\xff\xfe", STRING, text(b"\xff"))),
+}
+INCOMPLETE = {
+    "huge_number_of_tensors": gguf(HUGE, 1, LLAMA),
+    "no_tensors": gguf(0, 1, LLAMA),
+    "no_architecture": gguf(0, 1, entry(b"a", UINT32, b"\1\0\0\0")),
+    "huge_sizes": gguf(
+        0,
+        4,
+        LLAMA
+        + entry(b"llama.block_count", UINT32, struct.pack("<I", 2**32 - 1))
+        + entry(b"llama.embedding_length", UINT32, struct.pack("<I", 2**32 - 1))
+        + entry(b"llama.attention.head_count", UINT32, struct.pack("<I", 0)),
+    ),
+    "tensor_outside": gguf(1, 1, LLAMA + text(b"t") + struct.pack("<IQIQ", 1, 2**40, 0, 2**50)),
+    "tensor_of_nothing": gguf(1, 1, LLAMA + text(b"t") + struct.pack("<IQQIQ", 2, 0, HUGE, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_headers_are_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    began = time.monotonic()
+    if data == DAMAGED["no_text"]:  # unreadable, but harmless
+        read_header(path)
+    else:
+        with pytest.raises(ModelLoadError, match=r"model\.gguf"):
+            read_header(path)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("data", [*DAMAGED.values(), *INCOMPLETE.values()], ids=[*DAMAGED, *INCOMPLETE])
+def test_matching_and_estimating_end_with_a_number_or_an_error(tmp_path: Path, data: bytes) -> None:
+    """Both run in the server itself."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    source, backend = ModelSource(str(path), path), LlamaCppBackend()
+
+    assert 0.0 <= backend.match(source).score <= 1.0
+    try:
+        assert backend.estimate(source, LlamaCppOptions()).total_bytes >= 0
+    except EnginehouseError as error:
+        assert "model.gguf" in error.message
+
+
+def test_names_of_shards_do_not_count_to_billions(tmp_path: Path) -> None:
+    path = tmp_path / "m-000000001-of-999999999.gguf"
+
+    assert shard_paths(path) == [path]
+
+
+def test_a_server_tells_and_serves_the_other_models(tmp_path: Path, smollm_path: Path) -> None:
+    whole = smollm_path.read_bytes()
+    files = {**DAMAGED, **INCOMPLETE, "cut_in_half": whole[: len(whole) // 2], "cut_header": whole[:100_000]}
+    chosen = ("empty", "huge_number_of_values", "huge_number_of_tensors", "huge_sizes", "tensor_outside", "cut_in_half")
+    models = {"good": ModelSettings(source=write_script(tmp_path / "good.json", ["Hi"]), backend="scripted")}
+    for name in (*chosen, "cut_header"):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(files[name])
+        models[name] = ModelSettings(source=str(path), backend="llamacpp")
+    settings = Settings(models=models, plugins=PluginsSettings(allow=("llamacpp",)))
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        deadline = time.monotonic() + 100
+        while True:
+            cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+            if all(card["state"] in ("ready", "failed") for card in cards.values()):
+                break
+            assert time.monotonic() < deadline, cards
+            time.sleep(0.1)
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert client.post("/v1/chat/completions", json={**body, "model": "good"}).status_code == 200
+        for name in models.keys() - {"good"}:
+            assert cards[name]["state"] == "failed" and cards[name]["error"], name
+            answer = client.post("/v1/chat/completions", json={**body, "model": name})
+            assert answer.status_code == 503 and answer.json()["error"]["message"]
