@@ -24,6 +24,7 @@ from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.errors import ConfigError
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.profiles import ProfileName
+from enginehouse.router_settings import RouterSettings
 from enginehouse.structuring import Problem, closest, find_problems
 
 __all__ = [
@@ -278,6 +279,7 @@ class Settings:
     limits: LimitsSettings = LimitsSettings()
     media: MediaSettings = MediaSettings()
     models: dict[str, ModelSettings] = field(factory=dict)
+    router: RouterSettings = field(factory=RouterSettings)
     plugins: PluginsSettings = PluginsSettings()
 
     def __attrs_post_init__(self) -> None:
@@ -288,6 +290,9 @@ class Settings:
                 "or server.insecure = true (--insecure) to serve everyone",
                 "server.host",
             )
+        for path, name in self.router.named_models():
+            if name not in self.models:
+                raise ConfigError(f"{path}: no model {name!r} is served{closest(name, tuple(self.models))}", path)
         taken: dict[str, str] = dict.fromkeys(self.models, "a model of that name")
         for name, model in self.models.items():
             if model.pin and model.ttl is not None:

@@ -26,6 +26,7 @@ from enginehouse.events import ServerEvent
 from enginehouse.identity import Credentials, Identity
 from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.router import Router
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 
@@ -41,6 +42,7 @@ __all__ = [
     "register_logits_processors",
     "register_model_sources",
     "register_reasoning_parsers",
+    "register_routers",
     "register_samplers",
     "register_structured_decoders",
     "register_tool_parsers",
@@ -244,6 +246,29 @@ def register_reasoning_parsers(
         @enginehouse.hookimpl
         def register_reasoning_parsers(register):
             register(MyReasoningParser())
+    """
+
+
+@hookspec
+def register_routers(register: Callable[[Router], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Hand over routers, which decide which models may answer a request for the model ``auto``, and in which order.
+
+    When: once at start, in the server process and again in each worker process, which does not use them; main
+    thread.
+
+    Args:
+        register: call it once per router object. A name that is taken is a load error. ``router.strategy`` in the
+            settings names the one that is used.
+        options, add_plugin: see above; may be left out.
+
+    An exception is recorded as this plugin's load error. An exception while deciding is logged with the router's name,
+    and the default model is taken.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_routers(register):
+            register(MyRouter())
     """
 
 

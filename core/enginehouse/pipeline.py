@@ -7,13 +7,13 @@ how engines work inside.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import evolve, frozen
 
 from enginehouse.backend import Generation
-from enginehouse.capabilities import check_parameters
+from enginehouse.capabilities import Capability, check_parameters
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.config import Settings
 from enginehouse.engine.worker.backlog import Backlog
@@ -31,6 +31,7 @@ from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
 from enginehouse.replay import Replays
 from enginehouse.request_parameters import without_parameter
+from enginehouse.routing import Plan, Planner, Routed, run_attempts, with_logprobs
 from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 
@@ -50,6 +51,7 @@ class RunningRequest:
         render_s: seconds that its chat template took.
         tokenize_s: seconds from there until the engine had tokenized and accepted it.
         unsupported: parameters that were left out, as the model cannot honour them.
+        routed: how the model was found, where there was a choice.
     """
 
     request: GenerateRequest
@@ -62,6 +64,7 @@ class RunningRequest:
     render_s: float = 0.0
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
+    routed: Routed | None = None
 
 
 class Pipeline:
@@ -71,8 +74,8 @@ class Pipeline:
         replays: of an earlier pipeline whose requests may still run; None makes new ones.
 
     Raises:
-        ConfigError: the defaults of a model are wrong, its parsers do not exist, or its chat template file cannot
-            be read.
+        ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
+            or there is no such router.
     """
 
     def __init__(
@@ -96,7 +99,11 @@ class Pipeline:
         self._cards = ModelCards(registry, formats, templates)
         self._media = MediaReader(settings.media)
         self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
+        self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
         self._leaves_out = settings.server.unsupported_parameters == "report"
+
+    def _capabilities_of(self, name: str, info: ModelInfo) -> Mapping[str, Capability]:
+        return self.card(name, info).capabilities
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
         """What is known about a model that was opened."""
@@ -118,11 +125,41 @@ class Pipeline:
             Overloaded: too many requests wait.
             EngineError: the model is not ready or its engine died.
         """
-        running, unsupported = await self._leaving_out(request, self._submit)
+        running, unsupported = await self._leaving_out(request, self._route)
         return evolve(running, unsupported=unsupported) if unsupported else running
 
-    async def _submit(self, request: GenerateRequest) -> RunningRequest:
-        lease = await self._manager.lease(request.model)
+    def is_routed(self, asked: str | None) -> bool:
+        """Whether a router decides which model a request for that name gets."""
+        return self._planner.is_routed(asked)
+
+    def usual_model(self, asked: str | None) -> str | None:
+        """The model that a request for that name most likely gets: where a router decides, its default."""
+        return self._planner.default if self.is_routed(asked) else asked
+
+    def plan(self, request: GenerateRequest) -> Plan | None:
+        """Which models would be tried for a request; None where there is no choice.
+
+        Raises:
+            RequestError: none could serve it.
+        """
+        return self._planner.plan(request)
+
+    async def _route(self, request: GenerateRequest) -> RunningRequest:
+        """Submit to the model that was asked for, or to the first one of several that begins an answer."""
+        plan = self.plan(request)
+        if plan is None:
+            return await self._submit(request, request.model)
+        accepted: dict[str, RunningRequest] = {}
+
+        async def submit(model: str, is_probed: bool) -> Generation:
+            accepted[model] = await self._submit(with_logprobs(request) if is_probed else request, model)
+            return accepted[model].generation
+
+        generation, routed = await run_attempts(plan, submit, self._planner.experience)
+        return evolve(accepted[routed.model], generation=generation, routed=routed)
+
+    async def _submit(self, request: GenerateRequest, model: str | None) -> RunningRequest:
+        lease = await self._manager.lease(model)
         try:
             running = await self._submit_to(lease.model, request)
         except BaseException:

@@ -552,6 +552,7 @@ class GenerateRequest:
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         profile: the API that the client speaks; its defaults apply behind the model's.
         caller: whose request it is; callers take turns.
+        allowed_models: names of the models that the caller may use; None is all.
     """
 
     request_id: str
@@ -574,6 +575,7 @@ class GenerateRequest:
     namespace: str = ""
     profile: str = "openai"
     caller: str = ""
+    allowed_models: frozenset[str] | None = None
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

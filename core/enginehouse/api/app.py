@@ -29,6 +29,7 @@ from enginehouse.api.metrics.route import metrics_route
 from enginehouse.api.models import model_routes
 from enginehouse.api.openapi import schema_route
 from enginehouse.api.reporting import request_ended
+from enginehouse.api.route import route_route
 from enginehouse.api.security import Guard, note_outcome
 from enginehouse.api.state import ApiState
 from enginehouse.api.tokens import token_routes
@@ -38,7 +39,8 @@ __all__ = ["api_routes", "build_app"]
 
 def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Every route of the API itself, below whatever prefix it is mounted at."""
-    return [chat_route(state), completion_route(state), *model_routes(state), *token_routes(state)]
+    generating = [chat_route(state), completion_route(state)]
+    return [*generating, route_route(state), *model_routes(state), *token_routes(state)]
 
 
 def build_app(state: ApiState) -> Guard:

@@ -40,6 +40,11 @@ class Caller:
         """By what it is told from other callers in queues; all are one on a server without keys."""
         return "" if self.key is None else self.key.name
 
+    @property
+    def allowed_models(self) -> frozenset[str] | None:
+        """Names of the models that it may use; None is all."""
+        return None if self.key is None or self.key.models is None else frozenset(self.key.models)
+
     def namespace(self, salt: str) -> str:
         """The prefix-cache namespace of a request with that ``cache_salt``: nobody else's, unless keys share theirs."""
         # The first NUL ends the key's part, in which there is none, so no two pairs make the same text.

@@ -177,6 +177,7 @@ class Decoded(Generic[_B_co]):
             namespace=self.caller.namespace(body.cache_salt),
             profile=self.caller.profile.name,
             caller=self.caller.name,
+            allowed_models=self.caller.allowed_models,
             **prompt,
         )
 

@@ -17,6 +17,7 @@ from enginehouse.api.choice_parser import Piece
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.effective import shown_fields, shown_parameters
 from enginehouse.api.encoding import encode_json, encode_line
+from enginehouse.api.routed import shown_routed
 from enginehouse.errors import InvalidRequest
 from enginehouse.profiles import Profile
 from enginehouse.request_fields import RequestField
@@ -57,6 +58,7 @@ class AnswerDetails:
         left_out = [name for one in self.assembly.running for name in one.unsupported]
         return {
             "model": running.model.name,
+            "routed": shown_routed(running.routed),
             "backend": running.model.info.backend,
             "parameters": self._parameters(),
             "timings_ms": self._timings_ms(),

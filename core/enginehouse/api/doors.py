@@ -32,6 +32,7 @@ API_PREFIXES = ("/v1", "")
 _API: dict[str, Scope] = {
     "/chat/completions": "infer",
     "/completions": "infer",
+    "/route": "infer",
     "/models": "infer",
     "/models/{model_id}": "infer",
     "/tokenize": "infer",
@@ -83,7 +84,7 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
         key = caller_of(connection.scope).key
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
-        if template in METERED:
+        if template in METERED and connection.scope["method"] == "POST":
             connection.scope[_TICKET_KEY] = await admission.enter(key)  # type: ignore[literal-required]
 
     return open_door

@@ -20,6 +20,7 @@ from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.request_fields import CORE_FIELDS, RequestField, fields_of
+from enginehouse.router import Router
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.types import ConstraintKind
@@ -46,6 +47,7 @@ class Offers:
     reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
     model_sources: dict[str, FindSource] = field(factory=dict)
     commands: dict[str, Command] = field(factory=dict)
+    routers: dict[str, Router] = field(factory=dict)
     request_fields: dict[str, RequestField] = field(factory=dict)
     listeners: dict[str, Callable[..., object]] = field(factory=dict)
     authenticators: dict[str, Authenticator] = field(factory=dict)
@@ -60,6 +62,7 @@ class Offers:
             "register_logits_processors": self.accept_logits_processor,
             "register_drafters": self.accept_drafter,
             "register_commands": self.accept_command,
+            "register_routers": self.accept_router,
             "register_tool_parsers": self.accept_tool_parser,
             "register_reasoning_parsers": self.accept_reasoning_parser,
         }
@@ -114,6 +117,11 @@ class Offers:
         """Check and keep a reasoning parser."""
         _check("reasoning parser", parser, ReasoningParser, self.reasoning_parsers)
         self.reasoning_parsers[parser.name] = parser
+
+    def accept_router(self, plugin: str, router: Router) -> None:
+        """Check and keep a router."""
+        _check("router", router, Router, self.routers)
+        self.routers[router.name] = router
 
     def accept_command(self, plugin: str, command: Command) -> None:
         """Check and keep a command."""

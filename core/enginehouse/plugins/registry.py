@@ -19,6 +19,7 @@ from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.offers import FindSource
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.request_fields import RequestField
+from enginehouse.router import Router
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.structuring import closest
@@ -39,6 +40,7 @@ class PluginRegistry:
         tool_parsers: tool parser by name, in order of registration.
         reasoning_parsers: reasoning parser by name, in order of registration.
         model_sources: function that finds a model, by the name that users ask for.
+        routers: router by name.
         commands: command that a plugin adds to the command line, by name.
         request_fields: field that a plugin added to the request body, by name.
         authenticators: what recognises callers, by the plugin's name; used only where the settings say so.
@@ -58,6 +60,7 @@ class PluginRegistry:
     authenticators: Mapping[str, Authenticator]
     plugins: Sequence[PluginRecord]
     commands: Mapping[str, Command] = MappingProxyType({})
+    routers: Mapping[str, Router] = MappingProxyType({})
     listeners: Mapping[str, Callable[..., object]] = MappingProxyType({})
 
     @classmethod
@@ -87,6 +90,7 @@ class PluginRegistry:
             reasoning_parsers=MappingProxyType(offers.reasoning_parsers),
             model_sources=MappingProxyType(offers.model_sources),
             commands=MappingProxyType(offers.commands),
+            routers=MappingProxyType(offers.routers),
             request_fields=MappingProxyType(offers.request_fields),
             listeners=MappingProxyType(offers.listeners),
             authenticators=MappingProxyType(offers.authenticators),

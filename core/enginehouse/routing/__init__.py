@@ -1,0 +1,8 @@
+"""Which models are tried for a request, and the one loop that tries them."""
+
+from __future__ import annotations
+
+from enginehouse.routing.attempts import FailedAttempt, Routed, run_attempts, with_logprobs
+from enginehouse.routing.planning import AUTO, Plan, Planner
+
+__all__ = ["AUTO", "FailedAttempt", "Plan", "Planner", "Routed", "run_attempts", "with_logprobs"]

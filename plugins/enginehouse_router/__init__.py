@@ -1,0 +1,21 @@
+"""Routers: which model answers a request for ``auto``, by rules, load, difficulty or cascade. Hooks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.router import Router
+from enginehouse_router.options import RouterOptions as options
+from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
+
+__all__ = ["options", "register_routers"]
+
+
+@hookimpl
+def register_routers(register: Callable[[Router], None], options: options) -> None:
+    """Hand over the strategies; ``router.strategy`` names the one that is used."""
+    register(RulesRouter(options))
+    register(LoadRouter())
+    register(DifficultyRouter(options))
+    register(CascadeRouter(options))

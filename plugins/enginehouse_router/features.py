@@ -1,0 +1,153 @@
+"""What a request looks like, in numbers from 0 to 1 that a person can check, and how hard that makes it.
+
+Words and signs are counted in the beginning and the end of the last user message, so that the time of a decision does
+not depend on how long it is. The weights were set by hand on the prompts of docs/routing.md; they can be replaced.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import frozen
+
+from enginehouse.types import GenerateRequest
+
+__all__ = ["BIAS", "WEIGHTS", "Reading", "difficulty", "features_of", "has_code", "read_request"]
+
+_MAX_CHARS = 4000
+_REASONING = (
+    "why", "explain", "prove", "derive", "compare", "analyse", "analyze", "evaluate", "justify", "argue", "design",
+    "debug", "optimise", "optimize", "refactor", "trade-off", "trade-offs", "tradeoff", "tradeoffs", "implications",
+    "critique", "strategy", "architecture", "algorithm", "complexity", "step by step", "root cause", "estimate",
+    "infer", "deduce", "plan", "diagnose", "reconcile", "assess", "hypothesis", "consequences", "counterexample",
+)  # fmt: skip
+_LIMITS = (
+    "must", "only", "exactly", "at least", "at most", "without", "unless", "except", "given that", "assuming",
+    "such that", "each", "both", "while", "however", "neither", "either", "ensure", "subject to",
+    "constraint", "constraints",
+)  # fmt: skip
+_MATHS = (
+    "integral", "derivative", "equation", "matrix", "probability", "theorem", "proof", "induction", "eigenvalue",
+    "polynomial", "converge", "converges", "modulo", "prime", "logarithm", "variance", "expected value", "how many",
+)  # fmt: skip
+_SIMPLE = (
+    "hello", "hi", "thanks", "thank you", "good morning", "translate", "what is", "what's", "who is", "who was",
+    "who wrote", "when is", "when did", "where is", "capital of", "define", "spell", "synonym", "opposite",
+    "name", "list", "say", "what colour", "what color", "what day", "how do you say", "convert", "rhyme",
+    "capitalise", "capitalize",
+)  # fmt: skip
+_CODE = re.compile(
+    r"```|\bdef \w+\(|\bclass \w+[:({]|#include|=>|\breturn\b[^\n]{0,200};|\bSELECT\b[^\n]{0,200}\bFROM\b|[{};][ \t]*\n"
+    r"|Traceback|\w\(\)"
+)
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)?")
+_SIGN = re.compile(r"[=+*/^<>√∑∫≤≥±]")
+_ITEM = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])\s", re.MULTILINE)
+
+WEIGHTS: Mapping[str, float] = MappingProxyType(
+    {
+        "length": 2.0,
+        "context": 1.5,
+        "reasoning": 3.0,
+        "limits": 1.6,
+        "maths": 1.8,
+        "code": 1.6,
+        "parts": 1.2,
+        "turns": 0.6,
+        "tools": 0.8,
+        "structured": 0.6,
+        "simple": -2.2,
+    }
+)
+"""Feature to what it adds at its most."""
+
+BIAS = -2.0
+"""What a request without any feature starts from."""
+
+
+def _any_of(phrases: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(phrases, key=len, reverse=True)
+    return re.compile(r"\b(?:" + "|".join(map(re.escape, longest_first)) + r")\b", re.IGNORECASE)
+
+
+_IS_REASONING, _IS_LIMIT, _IS_MATHS, _IS_SIMPLE = map(_any_of, (_REASONING, _LIMITS, _MATHS, _SIMPLE))
+
+
+@frozen(kw_only=True)
+class Reading:
+    """The parts of a request that strategies look at.
+
+    Attributes:
+        text: beginning and end of the last user message, or of a raw prompt.
+        num_chars: of that message, all of it.
+        num_all_chars: of all messages.
+    """
+
+    text: str
+    system: str
+    num_chars: int
+    num_all_chars: int
+    num_turns: int
+    has_tools: bool
+    is_structured: bool
+
+
+def read_request(request: GenerateRequest) -> Reading:
+    """Look at a request."""
+    messages = request.messages or ()
+    users = [message.content for message in messages if message.role == "user"]
+    last = users[-1] if users else request.text or (messages[-1].content if messages else "")
+    system = " ".join(message.content for message in messages if message.role in ("system", "developer"))
+    return Reading(
+        text=_shortened(last),
+        system=_shortened(system),
+        num_chars=len(last),
+        num_all_chars=sum(len(message.content) for message in messages) or len(last) + 4 * len(request.token_ids or ()),
+        num_turns=max(1, len(users)),
+        has_tools=request.tool_use is not None and request.tool_use.choice != "none",
+        is_structured=request.constraint is not None,
+    )
+
+
+def features_of(reading: Reading) -> dict[str, float]:
+    """What it looks like, each from 0 to 1."""
+    text = reading.text
+    num_words = reading.num_chars / 6
+    return {
+        "length": _share(math.log1p(num_words), math.log1p(300)),
+        "context": _share(reading.num_all_chars - reading.num_chars, 12_000),
+        "reasoning": _share(len(set(map(str.lower, _IS_REASONING.findall(text)))), 2),
+        "limits": _share(len(_IS_LIMIT.findall(text)), 4),
+        "maths": _share(
+            len(_IS_MATHS.findall(text)) + len(_NUMBER.findall(text)) / 4 + len(_SIGN.findall(text)) / 3, 2
+        ),
+        "code": 1.0 if has_code(text) else 0.0,
+        "parts": _share(max(0, text.count("?") - 1) + len(_ITEM.findall(text)), 3),
+        "turns": _share(reading.num_turns - 1, 6),
+        "tools": float(reading.has_tools),
+        "structured": float(reading.is_structured),
+        "simple": 1.0 if _IS_SIMPLE.search(text[:80]) and num_words < 30 else 0.0,
+    }
+
+
+def difficulty(features: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """How hard, from 0 to 1: the logistic function of the weighted sum."""
+    total = BIAS + sum(weights[name] * value for name, value in features.items())
+    return 1 / (1 + math.exp(-total))
+
+
+def has_code(text: str) -> bool:
+    """Whether there is code in it, as far as signs tell."""
+    return _CODE.search(text) is not None
+
+
+def _share(value: float, most: float) -> float:
+    return min(1.0, max(0.0, value / most))
+
+
+def _shortened(text: str) -> str:
+    half = _MAX_CHARS // 2
+    return text if len(text) <= _MAX_CHARS else f"{text[:half]}\n{text[-half:]}"

@@ -1,0 +1,143 @@
+"""The strategies: each orders the candidates by what it looks at, and says why."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from attrs import field, frozen
+
+from enginehouse.router import Acceptance, Attempt, Candidate, Probe, Route, RouteQuestion
+from enginehouse_router.features import WEIGHTS, Reading, difficulty, features_of, has_code, read_request
+from enginehouse_router.options import RouterOptions, Rule
+
+__all__ = ["CascadeRouter", "DifficultyRouter", "LoadRouter", "RulesRouter"]
+
+
+@frozen
+class RulesRouter:
+    """The first rule that holds decides; without one, the default model."""
+
+    options: RouterOptions = field(factory=RouterOptions)
+    name: str = "rules"
+    api_version: int = 1
+
+    def route(self, question: RouteQuestion) -> Route:
+        """The model of the first rule that holds and whose model can serve the request, then the others."""
+        reading = read_request(question.request)
+        names = {candidate.name for candidate in question.candidates}
+        for number, rule in enumerate(self.options.rules, 1):
+            if rule.model in names and _holds(rule, reading):
+                return Route(attempts=_beginning_with(rule.model, question), reason=f"rule {number} holds")
+        return Route(attempts=_beginning_with(question.default, question), reason="no rule holds; the default model")
+
+
+@frozen
+class LoadRouter:
+    """The model with the most room now; of equals the one that answers soonest."""
+
+    name: str = "load"
+    api_version: int = 1
+
+    def route(self, question: RouteQuestion) -> Route:
+        """By the share of taken slots, then by the time to the first token."""
+        ordered = sorted(question.candidates, key=_busyness)
+        first = ordered[0]
+        taken = first.num_running + first.num_waiting
+        return Route(
+            attempts=_attempts(ordered),
+            reason=f"{taken} of {first.slots} slots of {first.name} are taken",
+            scores={candidate.name: -_taken(candidate) for candidate in ordered},
+        )
+
+
+@frozen
+class DifficultyRouter:
+    """The harder a request looks, the later in ``router.models`` its model stands."""
+
+    options: RouterOptions = field(factory=RouterOptions)
+    name: str = "difficulty"
+    api_version: int = 1
+
+    def route(self, question: RouteQuestion) -> Route:
+        """The model whose part of the scale the score falls in, then stronger ones, then weaker ones."""
+        features = features_of(read_request(question.request))
+        weights = {**WEIGHTS, **self.options.weights}
+        score = difficulty(features, weights)
+        candidates = question.candidates
+        chosen = sum(score >= threshold for threshold in self._thresholds(len(candidates)))
+        ordered = [*candidates[chosen:], *reversed(candidates[:chosen])]
+        effects = sorted(features, key=lambda name: -abs(weights[name] * features[name]))
+        seen = [name for name in effects[:3] if weights[name] * features[name]]
+        return Route(
+            attempts=_attempts(ordered),
+            reason=f"difficulty {score:.2f}" + (f", mostly by {', '.join(seen)}" if seen else ""),
+            scores={candidate.name: float(candidate is ordered[0]) for candidate in candidates},
+            features={**features, "difficulty": score},
+        )
+
+    def _thresholds(self, num_models: int) -> Sequence[float]:
+        """Where the next model's part begins; the settings' where they are as many as needed, else even parts."""
+        if len(self.options.thresholds) == num_models - 1:
+            return self.options.thresholds
+        return [number / num_models for number in range(1, num_models)]
+
+
+@frozen
+class CascadeRouter:
+    """The weakest model begins; where it is not sure of its first words, the next one answers instead."""
+
+    options: RouterOptions = field(factory=RouterOptions)
+    name: str = "cascade"
+    api_version: int = 1
+
+    def route(self, question: RouteQuestion) -> Route:
+        """Every model by rank; all but the last must be sure."""
+        accept = Acceptance(self.options.probe_tokens, self._is_sure)
+        attempts = tuple(Attempt(candidate.name, accept) for candidate in question.candidates)
+        least = self.options.min_probability
+        reason = f"the first whose first {self.options.probe_tokens} tokens have a mean probability of {least:g}"
+        return Route(attempts=attempts, reason=reason)
+
+    def _is_sure(self, probe: Probe) -> bool:
+        """By the geometric mean of what the model itself gives its tokens; without figures it is not."""
+        if not probe.logprobs:
+            return False
+        return math.exp(sum(probe.logprobs) / len(probe.logprobs)) >= self.options.min_probability
+
+
+def _holds(rule: Rule, reading: Reading) -> bool:
+    checks = (
+        not rule.contains or _has_any(reading.text, rule.contains),
+        not rule.system_contains or _has_any(reading.system, rule.system_contains),
+        rule.min_chars is None or reading.num_all_chars >= rule.min_chars,
+        rule.max_chars is None or reading.num_all_chars <= rule.max_chars,
+        rule.min_turns is None or reading.num_turns >= rule.min_turns,
+        rule.tools in (None, reading.has_tools),
+        rule.structured in (None, reading.is_structured),
+        rule.code is None or rule.code == has_code(reading.text),
+    )
+    return all(checks)
+
+
+def _has_any(text: str, phrases: Iterable[str]) -> bool:
+    folded = text.casefold()
+    return any(re.search(rf"(?<!\w){re.escape(phrase.casefold())}(?!\w)", folded) for phrase in phrases)
+
+
+def _beginning_with(name: str, question: RouteQuestion) -> tuple[Attempt, ...]:
+    return _attempts(sorted(question.candidates, key=lambda candidate: candidate.name != name))
+
+
+def _attempts(candidates: Iterable[Candidate]) -> tuple[Attempt, ...]:
+    return tuple(Attempt(candidate.name) for candidate in candidates)
+
+
+def _taken(candidate: Candidate) -> float:
+    return (candidate.num_running + candidate.num_waiting) / candidate.slots
+
+
+def _busyness(candidate: Candidate) -> tuple[bool, float, float, int]:
+    """Smaller is better. Loading a model takes longer than any queue."""
+    return candidate.state != "ready", _taken(candidate), candidate.first_token_s or 0.0, candidate.rank
