@@ -93,15 +93,16 @@ async def test_no_models_means_that_none_is_found():
 async def test_loading_model_is_not_ready_and_says_how_far_it_is():
     reports: list[tuple[str, float, str]] = []
     async with open_models(
-        {"slow": fake_model(open_delay_s=0.4), "quick": fake_model()}, 0, lambda *report: reports.append(report)
+        {"slow": fake_model(open_delay_s=3), "quick": fake_model()}, 0, lambda *report: reports.append(report)
     ) as manager:
-        await asyncio.sleep(0.2)
+        while manager.statuses()[1].state != "ready" or not manager.statuses()[0].progress:
+            await asyncio.sleep(0.02)
         slow, quick = manager.statuses()
         with pytest.raises(ModelNotReady, match="'slow' is loading") as refused:
             manager.get("slow")
         with pytest.raises(ModelNotReady):
             await manager.wait("slow")
-        await manager.wait_settled(5)
+        await manager.wait_settled(15)
         ready = manager.statuses()[0]
 
     assert (slow.state, quick.state, ready.state) == ("loading", "ready", "ready")

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from enginehouse.config import Settings
-from enginehouse.errors import ModelTooLarge
+from enginehouse.errors import EnginehouseError, ModelTooLarge
 from enginehouse.models.changes import ModelChanges, find_changes, on_same_worker
 from enginehouse.models.events import EventKind, ModelEvent
 from enginehouse.models.manager import ModelManager, budget_of
 from enginehouse.models.memory import footprint_of
 from enginehouse.models.opening import ModelPlan, plan_model
+from enginehouse.models.orders import load_model
 from enginehouse.models.served import ServedModel
 
 __all__ = ["ModelChanger", "PlannedChanges"]
@@ -79,6 +80,9 @@ class ModelChanger:
             self._publish("added", name)
         if changes.added:
             manager.run(asyncio.create_task(manager.begin_eager([new[name] for name in changes.added])))
+        for name in (*changes.updated, *changes.kept):
+            if old[name].state == "failed":
+                manager.run(asyncio.create_task(self._retry(name)))
         for name in changes.replaced:
             self._swaps[name] = asyncio.create_task(self._swap(old[name], new[name]))
             manager.run(self._swaps[name])
@@ -105,6 +109,13 @@ class ModelChanger:
         finally:
             if manager.models.get(new.name) is not new:
                 await new.close()
+
+    async def _retry(self, name: str) -> None:
+        """Give a failed model another chance: what was wrong may not have been its settings."""
+        try:
+            await load_model(self._manager, name)
+        except EnginehouseError as error:
+            _log.error("model %s: %s", name, error.message)
 
     async def _has_room_beside(self, new: ServedModel) -> bool:
         assert new.plan is not None

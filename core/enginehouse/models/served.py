@@ -295,14 +295,33 @@ class ServedModel:
         began = time.monotonic()
         death = "the server is shutting down"
         try:
-            # Shielded, as cancelling this task means to close the model, not that its engine has died.
-            death = (await asyncio.shield(opened.died)).message
+            death = await self._until_dead(opened.died)
         finally:
             ready_s = time.monotonic() - began
             self.loaded = None
             self._become("restarting", death)
             await opened.engine.close()
         return death, ready_s
+
+    async def _until_dead(self, died: asyncio.Future[EngineDead]) -> str:
+        """Wait for the end of the engine; why it came. The state changes before any request hears of the death.
+
+        Cancelling this means to close the model and says nothing about its engine.
+        """
+        dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def note(ended: asyncio.Future[EngineDead]) -> None:
+            reason = ended.result().message
+            self.loaded = None
+            self._become("restarting", reason)
+            if not dead.done():
+                dead.set_result(reason)
+
+        died.add_done_callback(note)
+        try:
+            return await dead
+        finally:
+            died.remove_done_callback(note)
 
     def report_download(self, share: float, text: str) -> None:
         """Note how much of its files is here, before it can be loaded."""
@@ -371,7 +390,7 @@ class ServedModel:
         """End the worker, when a load has ended and running requests have; all who wait for that share one end.
 
         Args:
-            drain_s: seconds that running requests get.
+            drain_s: seconds that these get.
             force: end what still runs after that with an error; otherwise it is then left as it was.
             holds_back: let new requests wait until the model is loaded again.
 
@@ -417,16 +436,16 @@ class ServedModel:
             self._waiters.answer(self.uses, self.loaded)
 
     async def _wait_idle(self, drain_s: float) -> bool:
-        """Wait for the end of a load, however long, and then for that of requests."""
-        while self._phase == "loading" and not self._is_forced:
-            await self._change()
-        if self.uses and self._phase == "ready":
-            self._publish("draining", f"{len(self.uses)} requests are running")
+        """Wait for the end of a load, which serves those who wait for it, and then for the end of requests."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
+                while self._phase == "loading" and not self._is_forced:
+                    await self._change()
+                if self.uses and self._phase == "ready":
+                    self._publish("draining", f"{len(self.uses)} requests are running")
                 while self.uses and not self._is_forced:
                     await self._change()
-        return not self.uses
+        return not self.is_busy
 
     async def close(self) -> None:
         """End at once, with the server; running requests end with EngineDead."""

@@ -190,6 +190,21 @@ def test_admin_addresses_need_the_scope_admin(operate: Operate) -> None:
             assert server.client.request(method, path, headers=boss, json=body).status_code == 200, path
 
 
+def test_server_is_healthy_while_a_request_loads_a_model(operate: Operate) -> None:
+    server = operate(PLAIN.replace('load = "lazy"', 'load = "lazy"\nopen_delay_s = 1.5'))
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(server.ask(FAKE)))
+    asking.start()
+    seen = set()
+    while asking.is_alive():
+        health = server.client.get("/health")
+        seen.add((health.json()["models"][FAKE]["state"], health.status_code))
+    asking.join()
+
+    assert {("loading", 200)} <= seen <= {("unloaded", 200), ("loading", 200), ("ready", 200)}
+    assert answers[0].status_code == 200, answers[0].text
+
+
 def test_events_stream_what_happens_to_models(operate: Operate) -> None:
     server = operate()
     events = []

@@ -177,6 +177,15 @@ async def test_settings_that_need_no_worker_hold_at_once() -> None:
         await until(lambda: states(manager) == {"m": "unloaded"})
 
 
+async def test_failed_model_gets_another_chance() -> None:
+    settings = settings_of({"m": tiny(fails="no luck", load="eager"), "other": tiny()})
+    async with open_tiny(settings) as manager:
+        assert states(manager)["m"] == "failed"
+        settings.models["m"].options["fails"] = ""
+        await change(ModelChanger(manager), settings)
+        await until(lambda: states(manager)["m"] == "ready")
+
+
 async def test_plans_that_cannot_be_made_refuse_the_whole_change() -> None:
     async with open_tiny(settings_of({"m": tiny(load="eager")})) as manager:
         changer = ModelChanger(manager)

@@ -128,6 +128,7 @@ async def test_events_tell_the_life_of_a_model() -> None:
             lease = await endless(manager, "a")
             other = asyncio.create_task(manager.lease("b"))
             await until(lambda: states(manager)["a"] == "draining")
+            await asyncio.sleep(0.01)  # the event follows the state
             lease.end(ModelUnloaded("enough"))
             (await other).release()
         kinds = [(event.model, event.kind) for event in _all(subscription.next)]
