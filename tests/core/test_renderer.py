@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from enginehouse.errors import Overloaded, RenderError
+from enginehouse.errors import RenderError, ServerOverloaded
 from enginehouse.prompt.renderer import ChatPrompt, Renderer
 from enginehouse.prompt.templates import render
 from enginehouse.types import Message, Segment
@@ -141,7 +141,7 @@ async def test_many_hanging_requests_all_fail_in_time_and_starve_nobody(renderer
 
     # Who never got a process is told so; who meets a template known to hang, that it hangs.
     errors = await asyncio.gather(*hanging, return_exceptions=True)
-    assert {type(error) for error in errors} <= {RenderError, Overloaded}
+    assert {type(error) for error in errors} <= {RenderError, ServerOverloaded}
     assert monotonic() - start < TIMEOUT_S + 2
     assert num_served > 20
 
@@ -290,9 +290,9 @@ async def test_close_leaves_no_process_and_no_caller_behind() -> None:
     await renderer.close()
 
     errors = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(error) for error in errors} <= {RenderError, Overloaded}
+    assert {type(error) for error in errors} <= {RenderError, ServerOverloaded}
     assert children_of(os.getpid()) == before
-    with pytest.raises(Overloaded):
+    with pytest.raises(ServerOverloaded):
         await renderer.render(prompt(ECHO))
 
 

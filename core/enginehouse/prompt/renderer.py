@@ -15,7 +15,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
-from enginehouse.errors import Overloaded, RenderError
+from enginehouse.errors import RenderError, ServerOverloaded
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.render_client import ProcessLost, RenderClient
 from enginehouse.prompt.render_frames import Failed, Rendered, Reply
@@ -73,7 +73,7 @@ class Renderer:
 
         Raises:
             RenderError: the template refused, failed, or exceeded a bound.
-            Overloaded: no process became free in time, through no fault of this template.
+            ServerOverloaded: no process became free in time, through no fault of this template.
         """
         reply = await self._run(prompt.template, lambda client: client.render(prompt))
         assert isinstance(reply, Rendered)
@@ -84,14 +84,14 @@ class Renderer:
         await self._run(template, lambda client: client.check(template))
 
     async def close(self) -> None:
-        """End all processes; calls that still wait get Overloaded."""
+        """End all processes; calls that still wait get ServerOverloaded."""
         self._closed = True
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         for _, future in self._waiting:
             if not future.done():
-                future.set_exception(Overloaded("The server is shutting down."))
+                future.set_exception(ServerOverloaded("The server is shutting down."))
         self._waiting.clear()
         await asyncio.gather(*(client.kill() for client in self._clients))
         self._clients.clear()
@@ -106,7 +106,7 @@ class Renderer:
                     reply = await self._attempt(template, call, deadline)
         except TimeoutError:
             if template not in self._suspects:
-                raise Overloaded("All rendering processes are busy; try again.") from None
+                raise ServerOverloaded("All rendering processes are busy; try again.") from None
             raise RenderError(f"The chat template took longer than {self._timeout_s:g} s.", "messages") from None
         except ProcessLost:
             raise RenderError("The chat template crashed the process that rendered it.", "messages") from None
@@ -142,7 +142,7 @@ class Renderer:
     async def _take(self, template: str) -> RenderClient:
         """Wait for a process that ``template`` may use. First come, first served, among those who may."""
         if self._closed:
-            raise Overloaded("The server is shutting down.")
+            raise ServerOverloaded("The server is shutting down.")
         if not self._waiting and self._may_use(template) and (client := self._pop_idle()):
             self._busy[template] += 1
             return client

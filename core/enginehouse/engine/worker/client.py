@@ -54,7 +54,7 @@ from enginehouse.errors import (
     EngineDead,
     InvalidRequest,
     ModelLoadError,
-    Overloaded,
+    ModelOverloaded,
     PluginError,
     WorkerDied,
 )
@@ -332,7 +332,7 @@ class WorkerEngine:
         if not self._connection.is_open:
             raise WorkerDied(_lost_request("its worker is gone"))
         if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
-            raise Overloaded("The model's worker does not take requests at the moment; try again.")
+            raise ModelOverloaded("The model's worker does not take requests at the moment; try again.")
 
     # -- what comes back ---------------------------------------------------------------------------
 
