@@ -84,7 +84,7 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
         key = caller_of(connection.scope).key
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
-        if template in METERED and connection.scope["method"] == "POST":
+        if template in METERED and connection.scope.get("method") == "POST":
             connection.scope[_TICKET_KEY] = await admission.enter(key)  # type: ignore[literal-required]
 
     return open_door
