@@ -176,8 +176,8 @@ def _print(console: Console, report: _Report) -> None:
             table.add_row(verdict.backend, f"{verdict.score:g}", Text(verdict.reason))
         console.print(table)
     console.print()
-    for found in report.findings:
-        _print_finding(console, found)
+    for finding in report.findings:
+        _print_finding(console, finding)
     told = {f"{found.subject}: {found.text}" for found in report.findings}
     for problem in (problem for problem in report.problems if problem not in told):
         console.print(Text(f"Problem: {problem}", style="red"), soft_wrap=True)
