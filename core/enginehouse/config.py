@@ -156,8 +156,8 @@ class ModelSettings:
             its first request.
         pin: never unload it for another model.
         ttl: seconds without a request after which it is unloaded; unset is never.
-        draining: what becomes of new requests while it is to make room for another model: ``wait`` holds them back until
-            it is loaded again, ``serve`` goes on serving them, so that it leaves when there happen to be none.
+        draining: what becomes of new requests while it is to make room for another model: ``wait`` holds them back
+            until it is loaded again, ``serve`` goes on serving them, so that it leaves when there happen to be none.
         queue_timeout_s: instead of ``limits.queue_timeout_s``; so are the following two.
         first_token_timeout_s: see there.
         total_timeout_s: see there.
@@ -214,7 +214,7 @@ class Settings:
 
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = field(factory=AuthSettings)
-    limits: LimitsSettings = LimitsSettings()
+    limits: LimitsSettings = field(factory=LimitsSettings)
     media: MediaSettings = MediaSettings()
     models: dict[str, ModelSettings] = field(factory=dict)
     router: RouterSettings = field(factory=RouterSettings)
