@@ -180,10 +180,14 @@ def test_clients_that_leave_are_counted(client: httpx.Client) -> None:
     body = chat(model="ticks", stream=True, max_tokens=1000)
     with client.stream("POST", "/v1/chat/completions", json=body, headers=USER) as answer:
         lines = answer.iter_lines()
-        next(lines)
+        while "tick" not in next(lines):
+            pass
         assert figure(client, "open_requests", model="ticks") == 1
 
     wait_for(client, 1, "disconnects_total", model="ticks")
+    assert figure(client, "completion_tokens_total", model="ticks") >= 1, "what was made was made"
+    assert figure(client, "prompt_tokens_total", model="ticks") > 0
+    assert figure(client, "request_completion_tokens_count", model="ticks") == 0
     wait_for(client, 0, "open_requests", model="ticks")
 
 

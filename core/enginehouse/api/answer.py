@@ -128,6 +128,7 @@ class Assembly:
         prediction: how much of a predicted answer has come; None without one.
         has_begun: the engine has said something.
         is_complete: everything has ended as it should.
+        num_tokens: visible tokens that have come, where the engine knows ids.
         ended: choices that have ended, by index.
     """
 
@@ -141,6 +142,7 @@ class Assembly:
     prediction: PredictionCount | None = None
     has_begun: bool = False
     is_complete: bool = False
+    num_tokens: int = 0
     ended: dict[int, ChoiceFinished] = field(factory=dict)
     _parsers: list[ChoiceParser | None] = field(factory=list)
     _with_calls: set[int] = field(factory=set)  # choices whose calls the engine itself found
@@ -164,6 +166,7 @@ class Assembly:
         self.has_begun = True
         if type(event) is TextDelta:
             index = prompt * self.num_choices + event.choice
+            self.num_tokens += len(event.token_ids)
             parser = self._parsers[index]
             if parser is not None:
                 pieces += parser.push(event.text, event.logprobs)
@@ -229,9 +232,19 @@ class Assembly:
         record.queue_s = max(event.queue_s for event in finished)
         record.prefill_s = max(event.prefill_s for event in finished)
         record.decode_s = max(event.decode_s for event in finished)
-        record.replays = sum(getattr(running.generation, "num_replays", 0) for running in self.running)
+        record.replays = self._num_replays()
         self._note_figures()
         self.is_complete = True
+
+    def break_off(self) -> None:
+        """The answer ends before it is complete: note what it has cost so far, and how often it was taken up again."""
+        record = self.record
+        record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
+        record.completion_tokens = self.num_tokens
+        record.replays = self._num_replays()
+
+    def _num_replays(self) -> int:
+        return sum(getattr(running.generation, "num_replays", 0) for running in self.running)
 
     def _note_figures(self) -> None:
         """What optimisations did for this answer, over all prompts."""

@@ -64,8 +64,10 @@ class RequestMetrics:
         if record.prompt_tokens is None or record.completion_tokens is None:
             return
         values.add("prompt_tokens", model, amount=record.prompt_tokens)
-        values.add("cached_prompt_tokens", model, amount=record.cached_tokens or 0)
         values.add("completion_tokens", model, amount=record.completion_tokens)
+        if record.cached_tokens is None:
+            return  # it was broken off: these counts are of what had come until then
+        values.add("cached_prompt_tokens", model, amount=record.cached_tokens)
         values.add("prefix_cache_requests", model, "hit" if record.cached_tokens else "miss")
         values.observe("request_prompt_tokens", model, value=record.prompt_tokens)
         values.observe("request_completion_tokens", model, value=record.completion_tokens)
