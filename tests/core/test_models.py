@@ -95,7 +95,7 @@ async def test_loading_model_is_not_ready_and_says_how_far_it_is():
     async with open_models(
         {"slow": fake_model(open_delay_s=3), "quick": fake_model()}, 0, lambda *report: reports.append(report)
     ) as manager:
-        while manager.statuses()[1].state != "ready" or not manager.statuses()[0].progress:
+        while manager.statuses()[1].state != "ready" or not manager.statuses()[0].progress:  # noqa: ASYNC110 - nothing tells of both
             await asyncio.sleep(0.02)
         slow, quick = manager.statuses()
         with pytest.raises(ModelNotReady, match="'slow' is loading") as refused:
