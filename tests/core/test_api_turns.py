@@ -1,0 +1,76 @@
+"""Callers at one model's queue over HTTP: they take turns, and none can keep the others out."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from enginehouse.auth import AuthSettings, KeySettings
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.testing.server_thread import server_thread
+
+
+BOSS = KeySettings(name="boss", key="boss", scopes=("admin",))
+
+
+def ask(client: httpx.Client, name: str, num_tokens: int) -> httpx.Response:
+    body = {"prompt": "a", "max_tokens": num_tokens, "ignore_eos": True}
+    return client.post("/v1/completions", json=body, headers={"x-api-key": name})
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[httpx.Client]:
+    """A model with one slot and a queue of four, of which a key may fill three."""
+    model = ModelSettings(
+        source=str(tmp_path), backend="fake", isolation="thread", slots=1, context=4096, options={"step_delay_s": 0.01}
+    )
+    settings = Settings(
+        auth=AuthSettings(keys=(BOSS, *(KeySettings(name=name, key=name) for name in ("alice", "bob", "carol")))),
+        models={"m": model},
+        limits=LimitsSettings(max_queue=4),
+        plugins=PluginsSettings(allow=()),
+    )
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        while client.get("/health").status_code != 200:
+            time.sleep(0.01)
+        yield client
+
+
+def wait_accepted(client: httpx.Client, count: int) -> None:
+    """Until the engine has accepted so many requests."""
+    deadline = time.monotonic() + 30
+    while True:
+        listed = client.get("/admin/requests", headers={"x-api-key": "boss"}).json()["data"]
+        if sum(one["prompt_tokens"] is not None for one in listed) >= count:
+            return
+        assert time.monotonic() < deadline, listed
+        time.sleep(0.02)
+
+
+def test_callers_take_turns_and_none_keeps_the_others_out(client: httpx.Client) -> None:
+    ends: list[str] = []
+
+    def served(name: str, num_tokens: int) -> int:
+        response = ask(client, name, num_tokens)
+        ends.append(name)
+        return response.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        alice = [pool.submit(served, "alice", 500)]
+        wait_accepted(client, 1)
+        alice += [pool.submit(served, "alice", 2) for _ in range(3)]
+        wait_accepted(client, 4)
+        refused = [ask(client, "alice", 1), ask(client, "alice", 1)]
+        bob = pool.submit(served, "bob", 1)
+        wait_accepted(client, 5)
+        crowded = ask(client, "carol", 1)
+        assert [one.result() for one in alice] == [200] * 4 and bob.result() == 200
+
+    assert {response.status_code for response in refused} == {429}
+    assert refused[0].json()["error"]["code"] == "queue_full" and int(refused[0].headers["retry-after"]) >= 1
+    assert crowded.status_code == 503 and crowded.json()["error"]["code"] == "model_overloaded"
+    assert int(crowded.headers["retry-after"]) >= 1
+    assert ends.index("bob") <= 2  # behind the one that ran, before the three that came earlier
