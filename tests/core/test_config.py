@@ -205,3 +205,43 @@ def test_structure_options_names_what_is_wrong(data: dict[str, Any], path: str, 
 
     assert caught.value.path == path
     assert words in caught.value.message
+
+
+# -- models in a budget ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "by_device"),
+    [
+        ('memory_budget = "8GiB"', {"cpu": 8 * 1024**3}),
+        ("memory_budget = 500", {"cpu": 500}),
+        ('memory_budget = { cpu = "1 MB", "cuda:0" = 7 }', {"cpu": 1_000_000, "cuda:0": 7}),
+    ],
+)
+def test_memory_budget_is_an_amount_or_a_table_by_device(tmp_path, text, by_device):
+    file = tmp_path / "enginehouse.toml"
+    file.write_text(f"[limits]\n{text}\n")
+    budget = load_settings(file, {}).limits.memory_budget
+
+    assert budget is not None
+    assert budget.by_device == by_device
+
+
+def test_memory_budget_can_stand_in_the_environment():
+    budget = load_settings(None, {"ENGINEHOUSE_LIMITS__MEMORY_BUDGET": "8 GiB"}).limits.memory_budget
+
+    assert budget is not None
+    assert budget.by_device == {"cpu": 8 * 1024**3}
+
+
+@pytest.mark.parametrize("amount", ["8G", -1, True, 0, 1.5, ["8GiB"], {"cpu": "much"}])
+def test_other_memory_budgets_are_refused_by_name(amount):
+    with pytest.raises(ConfigError, match=r"limits\.memory_budget: must be"):
+        load_settings(None, {}, {"limits": {"memory_budget": amount}})
+
+
+def test_a_pinned_model_has_no_time_after_which_it_leaves():
+    with pytest.raises(ConfigError, match="a pinned model is never unloaded") as refused:
+        load_settings(None, {}, {"models": {"m": {"source": "x", "pin": True, "ttl": 5}}})
+
+    assert refused.value.path == "models.m.ttl"
