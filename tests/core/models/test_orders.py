@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.models.leases import Lease
 from enginehouse.models.orders import load_model, unload_model
+from enginehouse.plugins import PluginRegistry
 from enginehouse.types import EngineRequest, Segment
 
 from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
@@ -170,3 +174,30 @@ def _all(next_event: Callable[[], object]) -> list:
         else:
             waiting.close()
             return events
+
+
+async def test_death_and_restart_of_a_worker_are_told() -> None:
+    model = ModelSettings(source="fake", backend="fake", isolation="process")
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+    manager = ModelManager(settings, PluginRegistry.for_settings(settings))
+    try:
+        await manager.start()
+        await manager.wait_settled(30)
+        with manager.events.subscribe() as subscription:
+            pid = manager.get("m").engine._carrier.pid  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGKILL)
+            told = []
+            async with asyncio.timeout(30):
+                async for event in subscription:
+                    told.append(event)
+                    if event.kind == "restarted":
+                        break
+    finally:
+        await manager.close()
+
+    assert "SIGKILL" in told[0].text
+    assert [kind for kind, _ in itertools.groupby(event.kind for event in told)] == [
+        "restarting",
+        "loading",
+        "restarted",
+    ]
