@@ -21,6 +21,7 @@ from enginehouse.api.open_answers import OpenAnswer
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.api.rights import check_model, check_priority
+from enginehouse.api.routed import routed_headers
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
 from enginehouse.output.prediction import PredictionCount
@@ -60,6 +61,8 @@ class GenerationResponse:
                     await self._answer(answer, scope, send)
             finally:
                 ticket.used = used_tokens(answer.assembly) if answer.assembly is not None else 0
+                if answer.assembly is not None and not answer.assembly.is_complete:
+                    answer.assembly.break_off()
 
     async def _admit(self, ticket: Ticket) -> None:
         """Check what this caller may ask for, and set the tokens aside.
@@ -69,12 +72,13 @@ class GenerationResponse:
             RateLimited: it has used up its tokens.
         """
         caller, body = self.decoded.caller, self.decoded.body
-        check_model(caller, body.model, self.state.manager)
+        if not self.state.pipeline.is_routed(body.model):  # a router is asked about allowed models only
+            check_model(caller, body.model, self.state.manager)
         check_priority(caller, body.priority)
         await self.state.admission.reserve(ticket, estimate_tokens(self.requests))
 
     def _timeouts(self) -> Timeouts:
-        model = self.state.manager.find(self.decoded.body.model)
+        model = self.state.manager.find(self.state.pipeline.usual_model(self.decoded.body.model))
         return timeouts_of(self.state.settings.limits, model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
@@ -92,7 +96,7 @@ class GenerationResponse:
             assembly.scores = PromptScores(self.decoded.body, len(running))
         dialect = self._open_dialect(assembly, asks_for_details(scope["headers"], server.details))
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
-        headers = self.decoded.headers(left_out)
+        headers = self.decoded.headers(left_out) + routed_headers(running, self.decoded.caller.profile)
         if self.decoded.body.stream:
             include_usage = self.decoded.body.include_usage
             stream = EventStream(
