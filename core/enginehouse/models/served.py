@@ -126,6 +126,16 @@ class ServedModel:
         return self.uses.last_used
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait for it to be loaded."""
+        return len(self._waiters)
+
+    @property
+    def retry_after_s(self) -> float:
+        """When it should be there, by what its last load took."""
+        return max(1.0, self._load_s * (1 - self.progress))
+
+    @property
     def is_leaving(self) -> bool:
         """Whether it is about to be unloaded."""
         return self._leaving is not None
@@ -152,7 +162,7 @@ class ServedModel:
             num_restarts=self.restarts.total,
             on_demand=self.on_demand,
             num_running=len(self.uses),
-            num_waiting=len(self._waiters),
+            num_waiting=self.num_waiting,
             idle_s=None if self.uses or self.loaded is None else time.monotonic() - self.last_used,
             memory_bytes=footprint.num_bytes if footprint is not None else None,
             device=footprint.device if footprint is not None else None,
@@ -214,7 +224,7 @@ class ServedModel:
             return ModelLoadError(f"The model {self.name!r} could not be loaded: {self.error}")
         done = f" ({self.progress:.0%})" if self._phase == "loading" and self.progress else ""
         message = f"The model {self.name!r} is {self.state}{done}; try again in a moment."
-        return ModelNotReady(message, retry_after_s=max(1.0, self._load_s * (1 - self.progress)))
+        return ModelNotReady(message, retry_after_s=self.retry_after_s)
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from enginehouse.errors import (
     ModelNotFound,
     ModelNotReady,
     ModelTooLarge,
+    Overloaded,
     ServerStopping,
 )
 
@@ -64,6 +65,19 @@ async def test_request_that_waits_too_long_is_told_when_to_come_back() -> None:
         assert refused.value.retry_after_s >= 1
         assert manager.statuses()[0].num_waiting == 0
         await until(lambda: states(manager) == {"m": "ready"})
+
+
+async def test_only_so_many_requests_wait_as_the_model_could_hold() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(gate="slow", slots=2)}, max_queue=3), backend) as manager:
+        asked = [asyncio.create_task(manager.lease("m")) for _ in range(5)]
+        await until(lambda: manager.statuses()[0].num_waiting == 5)
+        with pytest.raises(Overloaded, match="5 requests wait for the model 'm'"):
+            await manager.lease("m")
+        backend.gates["slow"].set()
+
+        for lease in await asyncio.gather(*asked):
+            lease.release()
 
 
 async def test_load_that_fails_is_told_to_all_who_wait_and_to_those_who_come_later() -> None:
