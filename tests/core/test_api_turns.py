@@ -12,7 +12,6 @@ from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.testing.server_thread import server_thread
 
-
 BOSS = KeySettings(name="boss", key="boss", scopes=("admin",))
 
 
