@@ -25,7 +25,7 @@ from enginehouse.engine.worker.messages import (
 from enginehouse.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.testing.fake_tokenizer import FakeTokenizer
-from enginehouse.types import EngineRequest, EngineSettings, Resume, SamplingParams, Segment
+from enginehouse.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 
 
 class GatedTokenizer(FakeTokenizer):
@@ -45,15 +45,31 @@ class GatedTokenizer(FakeTokenizer):
         return super().encode(text, special)
 
 
+class GatedDecoder:
+    """Compiles a constraint only when its gate opens, as a bomb would keep it busy."""
+
+    name, api_version, kinds = "gated", 1, frozenset({"regex"})
+
+    def __init__(self) -> None:
+        self.gate, self.is_busy = threading.Event(), threading.Event()
+
+    def bind(self, tokenizer: object) -> GatedDecoder:
+        return self
+
+    def compile(self, constraint: Constraint) -> None:
+        self.is_busy.set()
+        assert self.gate.wait(10)
+
+
 class Bench:
     """An intake with everything around it recorded."""
 
     def __init__(self, max_queue: int = 128, max_queue_tokens: int = 1000) -> None:
-        self.tokenizer = GatedTokenizer()
+        self.tokenizer, self.decoder = GatedTokenizer(), GatedDecoder()
         self.sent: list[FromWorker] = []
         self.entered: list[str] = []
         settings = EngineSettings(slots=1, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
-        engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {})
+        engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {}, [self.decoder])  # type: ignore[list-item]
         self.intake = Intake(engine, self.tokenizer, self.sent.append, self._enter)
         self.intake.start()
 
@@ -76,7 +92,20 @@ def bench():
     bench = Bench()
     yield bench
     bench.tokenizer.gate.set()
+    bench.decoder.gate.set()
     bench.intake.close()
+
+
+def test_constraint_that_takes_long_delays_only_others_with_one(bench):
+    constraint = Constraint(kind="regex", text="a")
+    bench.submit("bomb", constraint=constraint)
+    assert bench.decoder.is_busy.wait(5)
+    bench.submit("plain")
+    bench.submit("constrained", constraint=constraint)
+    bench.wait(lambda: bench.entered == ["plain"])
+    assert bench.intake.cancel("bomb")
+    bench.decoder.gate.set()
+    bench.wait(lambda: bench.entered == ["plain", "constrained"])
 
 
 def test_request_is_accepted_with_its_length_before_it_enters(bench):

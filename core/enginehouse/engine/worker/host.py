@@ -1,8 +1,9 @@
 """The worker's side: loads the model and serves it. The same code runs in a process or in a thread.
 
-Three threads share the work. The *engine thread* (the caller of :meth:`WorkerHost.run`) loads the model and
+Four threads share the work. The *engine thread* (the caller of :meth:`WorkerHost.run`) loads the model and
 steps the engine; runners are used by no other thread. The *reader thread* receives messages and never waits
-for the other two, so a cancellation or the end of the server is noticed at once. The *intake thread* tokenizes.
+for the other two, so a cancellation or the end of the server is noticed at once. The *intake threads* tokenize, one
+of them the requests with constraints, which may take a second to compile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker's intake thread: prompts are tokenized and checked here, while the engine thread computes.
+"""The worker's intake threads: prompts are tokenized and checked here, while the engine thread computes.
 
 A long prompt delays only those behind it, never a running stream and never a cancellation: the reader
 thread tells :class:`Intake` directly what was cancelled.
@@ -38,8 +38,13 @@ _RETRY_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+_Queue = SimpleQueue[Submit | Tokenize | Detokenize | None]
+
+
 class Intake:
     """Turns Submit messages into tokenized requests.
+
+    Constraints may take a second to compile, so requests with one have a thread of their own.
 
     Args:
         engine: asked whether a request fits; only its thread-safe methods are used.
@@ -59,21 +64,28 @@ class Intake:
         self._tokenizer = tokenizer
         self._send = send
         self._enter = enter
-        self._queue: SimpleQueue[Submit | Tokenize | Detokenize | None] = SimpleQueue()
+        self._queue: _Queue = SimpleQueue()
+        self._constrained: _Queue = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
         self._num_entering = 0  # handed over, not yet added by the engine thread
         self._num_entering_tokens = 0  # of their prompts
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
+            for queue, name in ((self._queue, "intake"), (self._constrained, "constrained intake"))
+        ]
 
     def start(self) -> None:
         """Begin to work."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Stop after what is being tokenized now; waits for that."""
-        self._queue.put(None)
-        self._thread.join()
+        """Stop after what is being tokenized and compiled now; waits for that."""
+        for queue in (self._queue, self._constrained):
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
 
     # -- reader thread -----------------------------------------------------------------------------
 
@@ -89,7 +101,7 @@ class Intake:
             error = Overloaded("The queue of this model is full; try again in a moment.", _RETRY_AFTER_S)
             self._send(Rejected(request_id, failure_of(error)))
         else:
-            self._queue.put(message)
+            (self._queue if message.request.constraint is None else self._constrained).put(message)
 
     def call(self, message: Tokenize | Detokenize) -> None:
         """Queue a call."""
@@ -111,10 +123,10 @@ class Intake:
             self._num_entering -= 1
             self._num_entering_tokens -= num_tokens
 
-    # -- intake thread -----------------------------------------------------------------------------
+    # -- intake threads ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (message := self._queue.get()) is not None:
+    def _run(self, queue: _Queue) -> None:
+        while (message := queue.get()) is not None:
             if isinstance(message, Submit):
                 self._take(message.request, message.resume)
             else:
