@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +17,9 @@ from enginehouse.api.pace import GAP_BUCKETS_S, Pace
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.inspection import BATCH_SIZES, batch_size_bucket
+from enginehouse.plugins import PluginRegistry
+from enginehouse.router import Attempt, Route, RouteQuestion
+from enginehouse.router_settings import RouterSettings
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
@@ -209,6 +213,30 @@ def test_optimisations_report_by_name(client: httpx.Client) -> None:
     while not figure(client, "forced_tokens_total", model="fake"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class Fixed:
+    """A router that names a model that has failed, which is passed over, and then the fake one."""
+
+    name, api_version = "fixed", 1
+
+    def route(self, question: RouteQuestion) -> Route:
+        return Route(attempts=(Attempt("broken"), Attempt("fake")), reason="as told")
+
+
+def test_routing_is_counted(settings: Settings, tmp_path: Path) -> None:
+    broken = ModelSettings(source=str(tmp_path / "nothing"), backend="fake")
+    models = {"broken": broken, "fake": settings.models["fake"]}
+    routed = evolve(settings, auth=AuthSettings(), models=models, router=RouterSettings(strategy="fixed"))
+    registry = evolve(PluginRegistry.for_settings(routed), routers={"fixed": Fixed()})
+    with server_thread(routed, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").json()["models"]["fake"]["state"] != "ready":
+            time.sleep(0.01)
+        assert client.post("/v1/chat/completions", json=chat(model="auto")).status_code == 200
+
+        wait_for(client, 1, "routed_requests_total", model="fake")
+        assert figure(client, "routing_attempts_total", model="fake") == 1
+        assert figure(client, "discarded_tokens_total", model="fake") == 0
 
 
 # -- models and engines -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ formats are in ``chat`` and ``completions``, which implement :class:`Dialect`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -248,16 +249,21 @@ class Assembly:
 
     def _note_figures(self) -> None:
         """What optimisations did for this answer, over all prompts."""
-        figures = self.record.figures
+        figures: Counter[str] = Counter()
         for event in self.finished:
-            if event.num_forced_tokens:
-                figures["forced_tokens"] = figures.get("forced_tokens", 0) + event.num_forced_tokens
+            figures["forced_tokens"] += event.num_forced_tokens
             if event.num_drafted_tokens:
-                figures["drafted_tokens"] = figures.get("drafted_tokens", 0) + event.num_drafted_tokens
-                figures["accepted_draft_tokens"] = figures.get("accepted_draft_tokens", 0) + event.num_accepted_tokens
+                figures["drafted_tokens"] += event.num_drafted_tokens
+                figures["accepted_draft_tokens"] += event.num_accepted_tokens
+        for running in self.running:
+            if running.routed is not None:
+                figures["routed_requests"] += 1
+                figures["routing_attempts"] += 1 + len(running.routed.tried)
+                figures["discarded_tokens"] += running.routed.num_discarded_tokens
         if self.prediction is not None:
             figures["accepted_prediction_tokens"] = self.prediction.num_accepted
             figures["rejected_prediction_tokens"] = self.prediction.num_rejected
+        self.record.figures.update({name: value for name, value in figures.items() if value})
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object; prompt tokens count once per prompt."""

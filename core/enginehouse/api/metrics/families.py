@@ -116,6 +116,7 @@ _OF_OPTIMISATIONS: Mapping[str, Family] = {
     "compressed_tokens_after": _counter("compressed_tokens_after", "Tokens of the same prompts behind it.", "model"),
     "routed_requests": _counter("routed_requests", "Requests that a router sent to this model.", "model"),
     "routing_attempts": _counter("routing_attempts", "Models that were tried for these, the last one too.", "model"),
+    "discarded_tokens": _counter("discarded_tokens", "Tokens of attempts that were not good enough.", "model"),
 }
 
 FIGURES: Mapping[str, Family] = MappingProxyType(dict(_OF_OPTIMISATIONS))
