@@ -1,0 +1,101 @@
+"""kill -9 under a real model: SmolLM2 on llama.cpp goes on with the very text that it would have written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from enginehouse.config import ModelSettings
+
+from .rig import Answer, Rig, rig
+
+pytestmark = pytest.mark.llamacpp
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 9999999}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+STORY = "The harbour lay quiet under the fog, and nobody spoke of the night before. "
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"prompt": STORY, "max_tokens": 48},
+    "two choices": {"prompt": STORY, "max_tokens": 40, "n": 2, "temperature": 0.9, "seed": 4},
+    "log-probabilities": {"prompt": STORY, "max_tokens": 40, "logprobs": 2},
+    "a schema": {
+        "prompt": "Paris in JSON: ",
+        "max_tokens": 60,
+        "structured_outputs": {"json": SCHEMA},
+        "ignore_eos": False,
+    },
+}
+
+
+@pytest.fixture
+def server():
+    model = ModelSettings(source="starter", backend="llamacpp", context=2048, slots=4)
+    with rig({"m": model}) as running:
+        yield running
+
+
+def check_same(answer: Answer, expected: Answer) -> None:
+    answer.wait()
+    assert answer.error is None, answer.error
+    assert answer.is_complete
+    texts = [(choice["text"], choice["finish_reason"], choice["tokens"]) for choice in answer.choices]
+    assert texts == [(choice["text"], choice["finish_reason"], choice["tokens"]) for choice in expected.choices]
+    for choice, other in zip(answer.choices, expected.choices, strict=True):
+        assert choice["logprobs"] == pytest.approx(other["logprobs"], abs=0.02)
+    assert answer.usage["completion_tokens"] == expected.usage["completion_tokens"]
+
+
+def needs(case: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.llguidance] if case == "a schema" else []
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=needs(case)) for case in CASES])
+def test_kill_while_it_decodes(server: Rig, case, turn):
+    expected = server.ask(**CASES[case]).wait()
+    answer = server.ask(**CASES[case])
+    answer.wait_chunks(5 + 3 * turn)
+    server.kill()
+
+    check_same(answer, expected)
+    if case == "a schema":
+        jsonschema.validate(json.loads(answer.text), SCHEMA)
+
+
+def test_kill_while_it_prefills(server: Rig, turn):
+    fields = {"prompt": STORY * 30 + str(turn), "max_tokens": 12}
+    expected = server.ask(**fields).wait()
+    answer, beside = server.ask(**fields), server.ask(stream=False, **fields)
+    answer.wait_status()
+    server.kill()
+    assert not answer.chunks
+
+    check_same(answer, expected)
+    check_same(beside, expected)
+
+
+def test_chat_that_comes_in_the_pause(server: Rig, turn):
+    """It waits for the next worker, and for the suspect."""
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "temperature": 0,
+        "max_tokens": 30,
+    }
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        expected = client.post("/v1/chat/completions", json=body).json()["choices"]
+        beside = server.ask(STORY, max_tokens=120)
+        beside.wait_chunks(3 + turn)
+        server.kill()
+        found = client.post("/v1/chat/completions", json=body).json()["choices"]
+
+    assert found == expected
+    assert beside.wait().is_complete

@@ -1,0 +1,112 @@
+"""The machine around a server: a full disk, logs that cannot be written, and configuration that makes no sense."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .rig import Rig, fake, rig, wait_until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits of files need POSIX")
+
+CONFIG = """
+[server]
+details = true
+[models.m]
+source = "fake"
+backend = "fake"
+step_delay_s = 0.005
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server_on_a_full_disk(folder: Path) -> Iterator[tuple[Rig, psutil.Process]]:
+    """``enginehouse serve`` that can write no byte into any file, its logs included."""
+    (folder / "enginehouse.toml").write_text(CONFIG)
+    port = free_port()
+    command = [sys.executable, "-m", "enginehouse", "serve", "--port", str(port), "--config", "enginehouse.toml"]
+    with (
+        open("/dev/full", "wb") as full,
+        subprocess.Popen(
+            ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], cwd=folder, stdout=full, stderr=full
+        ) as process,
+    ):
+        try:
+            server = Rig(f"http://127.0.0.1:{port}", frozenset())
+            wait_until(lambda: process.poll() is not None or answers(server), "the server")
+            assert process.poll() is None, f"it ended with code {process.returncode}"
+            yield server, psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+def answers(server: Rig) -> bool:
+    with contextlib.suppress(OSError, Exception):
+        return server.health() == 200
+    return False
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_stops_nothing(tmp_path, turn):
+    """Neither the logs nor anything else can be written: requests are served, and a worker's death is a pause."""
+    with server_on_a_full_disk(tmp_path) as (server, process):
+        expected = server.ask().wait()
+        answer = server.ask()
+        answer.wait_chunks(3 + turn)
+        server.kill()
+        assert expected.is_complete
+        assert answer.wait().choices == expected.choices
+        assert server.ask("x", max_tokens=-1).wait().status == 400
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[models.m\n", "enginehouse.toml"),
+        ('[models.m]\nsource = "fake"\nbackend = "fake"\nslotz = 2\n', "models.m.slotz"),
+        ('[models.m]\nsource = "fake"\nbackend = "fake"\nslots = "two"\n', "models.m.slots"),
+        ('[models.m]\nsource = "fake"\nbackend = "fake"\nstep_timeout_s = -1\n', "models.m.step_timeout_s"),
+        ('[models.m]\nsource = "fake"\nbackend = "fake"\nreplay = "often"\n', "models.m.replay"),
+        ('[models.m]\nsource = "fake"\nbackend = "fake"\nisolation = "thread"\npython = "/x"\n', "models.m.python"),
+        ('[models.m]\nsource = "fake"\nbackend = "fake"\nfaults = {abort_at = 1}\n', "models.m"),
+        ('[server]\nhost = "0.0.0.0"\n', "server.host"),
+    ],
+)
+def test_wrong_configuration_ends_the_command_with_its_reason(tmp_path, text, said):
+    (tmp_path / "enginehouse.toml").write_text(text)
+    command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", "--config", "enginehouse.toml"]
+    began = time.monotonic()
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    assert ended.returncode not in (0, None)
+    assert said in ended.stderr + ended.stdout
+    assert "Traceback" not in ended.stderr
+    assert time.monotonic() - began < 100
+
+
+def test_model_that_is_configured_wrong_stops_no_other_one(turn):
+    models = {"fine": fake(), "m": fake(faults={"refuse_to_open": "there is not enough memory for its weights"})}
+    with rig(models, ready=False) as server:
+        wait_until(lambda: server.ask(model="fine").wait().status == 200, "the other model")
+        broken = server.ask(stream=bool(turn % 2)).wait()
+
+        assert broken.status == 503
+        assert broken.error is not None
+        assert "not enough memory for its weights" in broken.error["message"]
