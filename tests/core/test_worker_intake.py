@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.calls import NOBODY
 from enginehouse.engine.worker.intake import Intake
 from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.engine.worker.messages import (
@@ -106,6 +107,17 @@ def test_constraint_that_takes_long_delays_only_others_with_one(bench):
     assert bench.intake.cancel("bomb")
     bench.decoder.gate.set()
     bench.wait(lambda: bench.entered == ["plain", "constrained"])
+
+
+def test_watchdog_hears_of_either_thread_that_hangs(bench):
+    bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
+    assert bench.decoder.is_busy.wait(5)
+    bench.intake.call(Detokenize(NOBODY, ()))
+    bench.intake.call(Detokenize(1, ()))
+    bench.wait(lambda: Detokenized(1, []) in bench.sent)
+    assert Detokenized(NOBODY, []) not in bench.sent
+    bench.decoder.gate.set()
+    bench.wait(lambda: Detokenized(NOBODY, []) in bench.sent)
 
 
 def test_request_is_accepted_with_its_length_before_it_enters(bench):

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 from enginehouse.backend import Tokenizer
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.calls import NOBODY
 from enginehouse.engine.worker.link import FrameTooLarge
 from enginehouse.engine.worker.messages import (
     Accepted,
@@ -104,8 +105,8 @@ class Intake:
             (self._queue if message.request.constraint is None else self._constrained).put(message)
 
     def call(self, message: Tokenize | Detokenize) -> None:
-        """Queue a call."""
-        self._queue.put(message)
+        """Queue a call; the watchdog's question goes through both threads, for either may hang."""
+        (self._constrained if message.call == NOBODY else self._queue).put(message)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request; False when it has already been handed to the engine thread."""
@@ -129,6 +130,8 @@ class Intake:
         while (message := queue.get()) is not None:
             if isinstance(message, Submit):
                 self._take(message.request, message.resume)
+            elif queue is self._constrained:
+                self._queue.put(message)
             else:
                 self._answer(message)
 

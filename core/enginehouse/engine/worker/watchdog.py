@@ -1,6 +1,6 @@
 """Notices a worker that has stopped: a forward pass that never returns, a tokenizer that never ends.
 
-The engine thread answers between two steps, the intake thread between two prompts. While they have work and say
+The engine thread answers between two steps, the intake threads between two prompts. While they have work and say
 nothing by themselves, each is asked a small question now and then; one that owes its answer for too long hangs. The
 worker itself does nothing for this, so it may hang as thoroughly as it likes.
 """
