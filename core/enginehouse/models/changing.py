@@ -104,8 +104,9 @@ class ModelChanger:
                     self._take_place(new)
                     await self._retire(old)
                 else:
-                    old.error = f"its new configuration could not be loaded, so the old one stays: {new.error}"
-                    _log.error("model %s: %s", old.name, old.error)
+                    problem = f"its new configuration could not be loaded, so the old one stays: {new.status().error}"
+                    old.note(problem)
+                    _log.error("model %s: %s", old.name, problem)
         finally:
             if manager.models.get(new.name) is not new:
                 await new.close()

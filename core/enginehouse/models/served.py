@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
@@ -23,7 +22,8 @@ from enginehouse.errors import (
     ModelUnloaded,
     ServerStopping,
 )
-from enginehouse.models.events import EventKind, ModelEvent, Publish
+from enginehouse.models.condition import Condition
+from enginehouse.models.events import Publish
 from enginehouse.models.leases import Lease, Uses, Waiters
 from enginehouse.models.memory import footprint_of
 from enginehouse.models.opening import ModelPlan, open_engine
@@ -36,8 +36,6 @@ __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
 ModelCheck = Callable[[str, ModelInfo], Awaitable[None]]
 """Called with a model's name and what is known of it, once it is open and before it is served; raises to refuse it."""
-
-_Phase = Literal["unloaded", "loading", "ready", "restarting", "failed"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +66,6 @@ class ServedModel:
         publish: told of everything that happens to it.
         on_wanted: called when it has been unloaded although requests wait for it.
         on_demand: its last load was begun for somebody who waits, and not by the start of the server.
-        error: why it failed, could not be loaded, or is being restarted.
     """
 
     name: str
@@ -82,11 +79,8 @@ class ServedModel:
     created: int = field(factory=lambda: int(time.time()))
     loaded: LoadedModel | None = None
     on_demand: bool = False
-    error: str | None = None
-    progress: float = 0.0
-    progress_text: str = ""
     uses: Uses[LoadedModel] = field(factory=Uses)
-    _phase: _Phase = "loading"  # what eager models will do, and lazy ones at once do not
+    _condition: Condition = field(init=False)
     _info: ModelInfo | None = None
     _load_s: float = 1.0
     _serving: asyncio.Task[None] | None = None
@@ -94,21 +88,20 @@ class ServedModel:
     _is_forced: bool = False  # the one who unloads it does not wait for requests
     _holds_back: bool = False  # new requests wait, although it is loaded
     _waiters: Waiters[LoadedModel] = field(factory=Waiters)
-    _changed: asyncio.Event = field(factory=asyncio.Event)
     _expiry: asyncio.TimerHandle | None = None
 
     def __attrs_post_init__(self) -> None:
         """Hear of the first and the last of simultaneous requests."""
         self.uses.on_change = self._note_uses
-        if self.settings.load == "lazy":
-            self._phase = "unloaded"
+        # The others will soon load, and are not to be asked for until then.
+        self._condition = Condition(self.name, self.publish, "unloaded" if self.settings.load == "lazy" else "loading")
 
     # -- what is known -----------------------------------------------------------------------------
 
     @property
     def state(self) -> ModelState:
         """What the model is doing."""
-        return "draining" if self._leaving is not None and self._phase == "ready" else self._phase
+        return "draining" if self._leaving is not None and self._condition.phase == "ready" else self._condition.phase
 
     @property
     def is_pinned(self) -> bool:
@@ -118,7 +111,7 @@ class ServedModel:
     @property
     def is_busy(self) -> bool:
         """Whether requests use it or it is loading."""
-        return bool(self.uses) or self._phase == "loading"
+        return bool(self.uses) or self._condition.phase == "loading"
 
     @property
     def last_used(self) -> float:
@@ -133,7 +126,7 @@ class ServedModel:
     @property
     def retry_after_s(self) -> float:
         """When it should be there, by what its last load took."""
-        return max(1.0, self._load_s * (1 - self.progress))
+        return max(1.0, self._load_s * (1 - self._condition.progress))
 
     @property
     def is_leaving(self) -> bool:
@@ -154,9 +147,9 @@ class ServedModel:
             aliases=self.settings.aliases,
             created=self.created,
             info=self._info,
-            error=self.error,
-            progress=self.progress,
-            progress_text=self.progress_text,
+            error=self._condition.error,
+            progress=self._condition.progress,
+            progress_text=self._condition.progress_text,
             backend=self.plan.backend.name if self.plan else None,
             reason=self.plan.reason if self.plan else "",
             num_restarts=self.restarts.total,
@@ -170,12 +163,8 @@ class ServedModel:
 
     async def settled(self) -> None:
         """Wait until the model neither loads nor restarts."""
-        while self._phase in ("loading", "restarting"):
-            await self._change()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+        while not self._condition.is_settled:
+            await self._condition.change()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -197,8 +186,8 @@ class ServedModel:
             ModelNotReady: it is not restarted, but unloaded.
             ModelLoadError: it could not be restarted.
         """
-        while self._phase == "restarting":
-            await self._change()
+        while self._condition.phase == "restarting":
+            await self._condition.change()
         return self.get()
 
     async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
@@ -212,7 +201,7 @@ class ServedModel:
         """
         if self.loaded is not None and not self._holds_back:
             return self.uses.add(self.loaded)
-        if self._phase == "failed":
+        if self._condition.phase == "failed":
             raise self._refusal()
         lease = await self._waiters.wait(timeout_s)
         if lease is None:
@@ -220,9 +209,13 @@ class ServedModel:
         return lease
 
     def _refusal(self) -> EnginehouseError:
-        if self._phase == "failed":
-            return ModelLoadError(f"The model {self.name!r} could not be loaded: {self.error}")
-        done = f" ({self.progress:.0%})" if self._phase == "loading" and self.progress else ""
+        if self._condition.phase == "failed":
+            return ModelLoadError(f"The model {self.name!r} could not be loaded: {self._condition.error}")
+        done = (
+            f" ({self._condition.progress:.0%})"
+            if self._condition.phase == "loading" and self._condition.progress
+            else ""
+        )
         message = f"The model {self.name!r} is {self.state}{done}; try again in a moment."
         return ModelNotReady(message, retry_after_s=self.retry_after_s)
 
@@ -238,7 +231,7 @@ class ServedModel:
         """
         if self._serving is None:
             self.on_demand = on_demand
-            self._become("loading", None)
+            self._condition.become("loading")
             self._serving = asyncio.create_task(self._serve(settings, after), name=f"model {self.name}")
 
     async def _serve(self, settings: Settings, after: Awaitable[object] | None) -> None:
@@ -247,18 +240,20 @@ class ServedModel:
             if after is not None:
                 await after
             await self._take_room()
+            has_served = False
             while True:
-                death, ready_s = await self._serve_once(settings)
+                death, ready_s = await self._serve_once(settings, has_served)
+                has_served = has_served or ready_s is not None
                 delay_s = self.restarts.died(ready_s)
                 if delay_s is None:
                     num_starts = self.restarts.num_failed_starts
                     raise ModelLoadError(f"given up after {num_starts} failed starts; the last one: {death}")
-                self._become("restarting", death)
+                self._condition.become("restarting", death)
                 _log.warning("model %s: %s; restarting in %.1f s", self.name, death, delay_s)
                 await asyncio.sleep(delay_s)
         except (InsufficientMemory, ModelTooLarge) as error:
             _log.warning("%s", error.message)
-            self._become("unloaded", error.message)
+            self._condition.become("unloaded", error.message)
             self._waiters.refuse(error)
         except EnginehouseError as error:
             self.fail(error.message)
@@ -272,26 +267,29 @@ class ServedModel:
     async def _take_room(self) -> None:
         assert self.plan is not None
         if self.room.footprint(self) is None:
-            self._report(0.0, "waiting for memory")
+            self._condition.report(0.0, "waiting for memory")
             await self.room.take(self, await asyncio.to_thread(footprint_of, self.plan))
 
-    async def _serve_once(self, settings: Settings) -> tuple[str, float | None]:
+    async def _serve_once(self, settings: Settings, has_served: bool) -> tuple[str, float | None]:
         """Open the engine and wait until it dies.
+
+        Args:
+            has_served: since it was loaded, the model has served.
 
         Returns:
             Why it died and for how many seconds it was ready; None when it never was.
 
         Raises:
-            EnginehouseError: the very first load was refused: what a backend refuses once it refuses again.
+            EnginehouseError: the load was refused, and what a backend refuses once it refuses again.
         """
         assert self.plan is not None
         began = time.monotonic()
         try:
-            opened = await open_engine(self.plan, self.settings, settings, self._report)
+            opened = await open_engine(self.plan, self.settings, settings, self._condition.report)
         except EngineDead as error:
             return error.message, None
         except EnginehouseError as error:
-            if self._info is None:
+            if not has_served:
                 raise
             return error.message, None
         self._load_s = time.monotonic() - began
@@ -309,7 +307,7 @@ class ServedModel:
         finally:
             ready_s = time.monotonic() - began
             self.loaded = None
-            self._become("restarting", death)
+            self._condition.become("restarting", death)
             await opened.engine.close()
         return death, ready_s
 
@@ -323,7 +321,7 @@ class ServedModel:
         def note(ended: asyncio.Future[EngineDead]) -> None:
             reason = ended.result().message
             self.loaded = None
-            self._become("restarting", reason)
+            self._condition.become("restarting", reason)
             if not dead.done():
                 dead.set_result(reason)
 
@@ -335,13 +333,13 @@ class ServedModel:
 
     def report_download(self, share: float, text: str) -> None:
         """Note how much of its files is here, before it can be loaded."""
-        if self._phase == "unloaded":
-            self._become("loading", None)
-        self._report(share, text)
+        if self._condition.phase == "unloaded":
+            self._condition.become("loading")
+        self._condition.report(share, text)
 
     def put_off(self) -> None:
         """Do not load now, but with the first request."""
-        self._become("unloaded", None)
+        self._condition.become("unloaded")
 
     def use_settings(self, settings: ModelSettings) -> None:
         """Take settings that do not concern the worker."""
@@ -358,37 +356,23 @@ class ServedModel:
         """Raise ``error`` where requests wait for this model."""
         self._waiters.refuse(error)
 
+    def note(self, error: str) -> None:
+        """Show an error that changes nothing else."""
+        self._condition.error = error
+
     def fail(self, error: str) -> None:
         """Give the model up."""
         _log.error("model %s failed: %s", self.name, error)
-        self._become("failed", error)
+        self._condition.become("failed", error)
         self._waiters.refuse(self._refusal())
 
     def _become_ready(self, engine: Engine) -> None:
         self._info = engine.info
         self.loaded = LoadedModel(self.name, self.settings, engine.info, engine, self.created, self)
-        self._become("ready", None)
+        self._condition.become("ready")
         # Also when it was asked to leave meanwhile: a load serves all who waited for it.
         self._waiters.answer(self.uses, self.loaded)
         self._note_uses()
-
-    def _become(self, phase: _Phase, error: str | None) -> None:
-        was, self._phase, self.error = self._phase, phase, error
-        self.progress, self.progress_text = (1.0, "") if phase == "ready" else (0.0, "")
-        self._changed.set()
-        if phase == was or (phase == "restarting" and self._leaving is not None):
-            return
-        kinds: dict[_Phase, EventKind] = {"ready": "restarted"} if was == "restarting" else {}
-        self._publish(kinds.get(phase, phase), error or "")
-
-    def _report(self, share: float, text: str) -> None:
-        """Note a load's progress. Late reports of a load that has ended are dropped."""
-        if self._phase in ("loading", "restarting"):
-            self.progress, self.progress_text = share, text
-            self._publish("loading", text)
-
-    def _publish(self, kind: EventKind, text: str) -> None:
-        self.publish(ModelEvent(kind=kind, model=self.name, progress=self.progress, text=text))
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -413,7 +397,7 @@ class ServedModel:
             self._leaving = asyncio.create_task(self._leave(drain_s, force, holds_back))
         elif force and drain_s <= 0:
             self._is_forced = True
-            self._changed.set()
+            self._condition.touch()
         return await asyncio.shield(self._leaving)
 
     async def _leave(self, drain_s: float, force: bool, holds_back: bool) -> bool:
@@ -429,36 +413,38 @@ class ServedModel:
             if self._is_forced:
                 self._waiters.refuse(unloaded)
             if self._serving is not None:  # else its load has failed meanwhile
+                self._condition.is_closing = True
                 self._serving.cancel()
                 await asyncio.gather(self._serving, return_exceptions=True)
-                self._become("unloaded", None)
+                self._condition.become("unloaded")
             return True
         finally:
-            self._leaving, self._holds_back = None, False
-            if self._phase == "unloaded" and self._waiters:
+            self._leaving, self._holds_back, self._condition.is_closing = None, False, False
+            if self._condition.phase == "unloaded" and self._waiters:
                 self.on_wanted(self)
 
     def _stay(self) -> None:
         """Go on as before: requests did not finish in time."""
         self._leaving, self._holds_back = None, False
         if self.loaded is not None:
-            self._publish("ready", "its requests did not finish in time, so it stays")
+            self._condition.tell("ready", "its requests did not finish in time, so it stays")
             self._waiters.answer(self.uses, self.loaded)
 
     async def _wait_idle(self, drain_s: float) -> bool:
         """Wait for the end of a load, which serves those who wait for it, and then for the end of requests."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                while self._phase == "loading" and not self._is_forced:
-                    await self._change()
-                if self.uses and self._phase == "ready":
-                    self._publish("draining", f"{len(self.uses)} requests are running")
+                while self._condition.phase == "loading" and not self._is_forced:
+                    await self._condition.change()
+                if self.uses and self._condition.phase == "ready":
+                    self._condition.tell("draining", f"{len(self.uses)} requests are running")
                 while self.uses and not self._is_forced:
-                    await self._change()
+                    await self._condition.change()
         return not self.is_busy
 
     async def close(self) -> None:
         """End at once, with the server; running requests end with EngineDead."""
+        self._condition.is_closing = True
         tasks = [task for task in (self._leaving, self._serving) if task is not None]
         for task in tasks:
             task.cancel()
@@ -470,7 +456,7 @@ class ServedModel:
 
     def _note_uses(self) -> None:
         """Something began or ended to use the model: an idle one is unloaded after its time."""
-        self._changed.set()
+        self._condition.touch()
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -478,5 +464,5 @@ class ServedModel:
             self._expiry = asyncio.get_running_loop().call_later(self.settings.ttl, self._expire)
 
     def _expire(self) -> None:
-        if not self.uses and self._phase == "ready" and self._leaving is None:
+        if not self.uses and self._condition.phase == "ready" and self._leaving is None:
             self._leaving = asyncio.create_task(self._leave(0.0, force=False, holds_back=True))

@@ -17,6 +17,7 @@ from enginehouse.errors import (
     Overloaded,
     ServerStopping,
 )
+from enginehouse.models.orders import unload_model
 
 from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
 
@@ -89,6 +90,18 @@ async def test_load_that_fails_is_told_to_all_who_wait_and_to_those_who_come_lat
         assert all(isinstance(error, ModelLoadError) for error in outcomes)
         async with manager.use("other") as model:
             assert model.name == "other"
+
+
+async def test_model_that_cannot_be_loaded_again_fails_at_once() -> None:
+    settings = settings_of({"m": tiny(load="eager")})
+    async with open_tiny(settings) as manager:
+        await unload_model(manager, "m")
+        plan = manager.find("m").plan
+        assert plan is not None
+        plan.options["fails"] = "the file is gone"
+        with pytest.raises(ModelLoadError, match="could not be loaded: the file is gone"):
+            await manager.lease("m")
+        assert manager.statuses()[0].num_restarts == 0
 
 
 async def test_unknown_model_loads_nothing() -> None:
