@@ -57,6 +57,7 @@ class ReplayedGeneration:
     """
 
     def __init__(self, request: EngineRequest, home: Home, arrival: int, timeout_s: float) -> None:
+        self.num_prompt_tokens = 0
         self.arrival = arrival
         self.num_suspicions = 0
         self.num_replays = 0
@@ -75,11 +76,6 @@ class ReplayedGeneration:
         self._is_over = False
 
     # -- the pipeline's side -----------------------------------------------------------------------
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self._transcript.num_prompt_tokens
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         """Batches of events, without a gap and without repetition. Closing the iterator early cancels the request."""
@@ -203,7 +199,8 @@ class ReplayedGeneration:
     def accepted(self, num_prompt_tokens: int) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
         self.stage = "accepted"
-        self._transcript.accepted(num_prompt_tokens)
+        self.num_prompt_tokens = num_prompt_tokens
+        self._transcript.accepted()
 
     def entered(self) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""

@@ -7,6 +7,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 from enginehouse.engine.worker import WorkerEngine
 from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, Overloaded, RequestKillsWorker
@@ -97,12 +98,16 @@ class ModelHome:
     def _know(self, engine: WorkerEngine) -> None:
         if engine is not self._engine:
             self._engine = engine
-            engine.died.add_done_callback(lambda died: died.cancelled() or self._died(engine, died.result()))
+            engine.died.add_done_callback(partial(self._on_died, engine))
 
     async def burial(self, engine: WorkerEngine) -> None:
         """Wait until the death of a worker is known, and what it means for its requests."""
         await asyncio.shield(engine.died)
         await asyncio.sleep(0)
+
+    def _on_died(self, engine: WorkerEngine, died: asyncio.Future[EngineDead]) -> None:
+        if not died.cancelled():
+            self._died(engine, died.result())
 
     def _died(self, engine: WorkerEngine, error: EngineDead) -> None:
         """A worker has died by itself: find suspects, and send everything that it held on its way to the next one."""

@@ -47,7 +47,6 @@ class Transcript:
         clock: seconds, monotonic.
 
     Attributes:
-        num_prompt_tokens: tokens of the prompt, once a worker has accepted it.
         num_tokens: tokens of the answer that are visible so far, over all choices.
         is_finished: whether the last event has come.
     """
@@ -62,7 +61,6 @@ class Transcript:
         self._accepted_s: float | None = None
         self._started_s: float | None = None
         self._first_token_s: float | None = None
-        self.num_prompt_tokens = 0
         self.num_tokens = 0
         self.is_finished = False
 
@@ -74,9 +72,8 @@ class Transcript:
         choices = tuple(choice.resumed(i) for i, choice in enumerate(self._choices) if choice.finished is None)
         return Resume(choices, self._num_scored, self._is_thinking_stopped)
 
-    def accepted(self, num_prompt_tokens: int) -> None:
+    def accepted(self) -> None:
         """A worker has accepted the request."""
-        self.num_prompt_tokens = num_prompt_tokens
         if self._accepted_s is None:
             self._accepted_s = self._clock()
 

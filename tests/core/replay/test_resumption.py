@@ -130,7 +130,7 @@ def cut(request: EngineRequest, prompt: list[int], places: list[int], **engine: 
         message = decode_to_worker(encode(Submit(request, resume)))
         assert isinstance(message, Submit)
         one.add(message.request, prompt, message.resume)
-        transcript.accepted(len(prompt))
+        transcript.accepted()
         transcript.started(0)
         for batch in itertools.islice(steps(one), place):
             events += map(transcript.record, batch)
