@@ -17,12 +17,15 @@ from enginehouse.types import GenerateRequest
 
 __all__ = ["BIAS", "WEIGHTS", "Reading", "difficulty", "features_of", "has_code", "read_request"]
 
-_MAX_CHARS = 4000
+_MAX_CHARS = 2000
+_OPENING_CHARS = 25  # what a request is about stands at its beginning
 _REASONING = (
     "why", "explain", "prove", "derive", "compare", "analyse", "analyze", "evaluate", "justify", "argue", "design",
     "debug", "optimise", "optimize", "refactor", "trade-off", "trade-offs", "tradeoff", "tradeoffs", "implications",
     "critique", "strategy", "architecture", "algorithm", "complexity", "step by step", "root cause", "estimate",
     "infer", "deduce", "plan", "diagnose", "reconcile", "assess", "hypothesis", "consequences", "counterexample",
+    "implement", "draft", "schedule", "migrate", "migration", "recommend", "discuss", "weigh", "construct", "show that",
+    "requirements", "how would you", "solve",
 )  # fmt: skip
 _LIMITS = (
     "must", "only", "exactly", "at least", "at most", "without", "unless", "except", "given that", "assuming",
@@ -49,12 +52,12 @@ _ITEM = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])\s", re.MULTILINE)
 
 WEIGHTS: Mapping[str, float] = MappingProxyType(
     {
-        "length": 2.0,
+        "length": 2.6,
         "context": 1.5,
         "reasoning": 3.0,
         "limits": 1.6,
-        "maths": 1.8,
-        "code": 1.6,
+        "maths": 2.0,
+        "code": 1.8,
         "parts": 1.2,
         "turns": 0.6,
         "tools": 0.8,
@@ -70,7 +73,7 @@ BIAS = -2.0
 
 def _any_of(phrases: tuple[str, ...]) -> re.Pattern[str]:
     longest_first = sorted(phrases, key=len, reverse=True)
-    return re.compile(r"\b(?:" + "|".join(map(re.escape, longest_first)) + r")\b", re.IGNORECASE)
+    return re.compile(r"\b(?:" + "|".join(map(re.escape, longest_first)) + r")s?\b", re.IGNORECASE)
 
 
 _IS_REASONING, _IS_LIMIT, _IS_MATHS, _IS_SIMPLE = map(_any_of, (_REASONING, _LIMITS, _MATHS, _SIMPLE))
@@ -129,7 +132,7 @@ def features_of(reading: Reading) -> dict[str, float]:
         "turns": _share(reading.num_turns - 1, 6),
         "tools": float(reading.has_tools),
         "structured": float(reading.is_structured),
-        "simple": 1.0 if _IS_SIMPLE.search(text[:80]) and num_words < 30 else 0.0,
+        "simple": 1.0 if _IS_SIMPLE.search(text[:_OPENING_CHARS]) and num_words < 30 else 0.0,
     }
 
 

@@ -225,6 +225,24 @@ def test_hook_register_model_sources(install: Install) -> None:
     assert registry.model_sources["mine"]() is source
 
 
+def test_hook_register_routers(install: Install) -> None:
+    """Routers are known by name; one that lacks a method is refused without losing the others."""
+    decide = {"route": lambda self, question: None}
+    first = type("First", (), {"name": "first", "api_version": API_VERSION, **decide})()
+    lame = type("Lame", (), {"name": "lame", "api_version": API_VERSION})()
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for router in (lame, first):
+            register(router)
+
+    install_hook(install, "one", "register_routers", implementation)
+
+    registry = load(allow=("one",))
+
+    assert registry.routers == {"first": first}
+    assert record_of(registry, "one").error == "the router 'lame' lacks route"
+
+
 def test_hook_register_commands(install: Install) -> None:
     """A command is known by name; core's own names and taken ones are refused, and nothing is imported."""
     mine, again, own = (

@@ -22,6 +22,7 @@ from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.models.sources import find_source
 from enginehouse.parsers import ReasoningParser, ToolParser
 from enginehouse.plugins import PluginRegistry
+from enginehouse.router import Router
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.testing.authenticator_contract import AuthenticatorContract
@@ -30,6 +31,7 @@ from enginehouse.testing.drafter_contract import DrafterContract
 from enginehouse.testing.engine_contract import EngineContract
 from enginehouse.testing.logits_processor_contract import LogitsProcessorContract
 from enginehouse.testing.reasoning_parser_contract import ReasoningParserContract
+from enginehouse.testing.router_contract import RouterContract
 from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse.testing.sampler_contract import SamplerContract
 from enginehouse.testing.structured_decoder_contract import StructuredDecoderContract
@@ -98,6 +100,18 @@ if _SAMPLERS:
         @_each(_SAMPLERS)
         @staticmethod
         def sampler(request: pytest.FixtureRequest) -> SamplerPlugin:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.routers:
+
+    class TestRouter(RouterContract):
+        """Each router."""
+
+        @_each(_REGISTRY.routers)
+        @staticmethod
+        def router(request: pytest.FixtureRequest) -> Router:
             """One of them."""
             return request.param  # type: ignore[no-any-return]
 

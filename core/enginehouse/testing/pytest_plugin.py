@@ -16,6 +16,7 @@ _SUITES = (
     "contract",
     "engine_contract",
     "reasoning_parser_contract",
+    "router_contract",
     "runner_contract",
     "sampler_contract",
     "structured_decoder_contract",

@@ -1,0 +1,423 @@
+"""Routed requests over HTTP: who answers, what is told about it, and what happens when models fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from attrs import evolve, field, frozen
+
+from enginehouse.auth import AuthSettings, KeySettings
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.errors import ConfigError
+from enginehouse.plugins import PluginRegistry
+from enginehouse.router import Attempt, Route, RouteQuestion
+from enginehouse.router_settings import RouterSettings
+from enginehouse.testing.server_thread import server_thread
+
+SMALL_KEY, NO_KEY = "key-of-one-for-small-only", "key-of-one-for-nothing-routed"
+
+
+@frozen
+class Client:
+    http: httpx.Client
+
+    def chat(self, model: str | None = "auto", text: str = "Hello", **fields: Any) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
+        return self.http.post("/v1/chat/completions", json=body, headers={"X-Enginehouse-Details": "true"})
+
+    def route(self, **fields: Any) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": "Hello"}], **fields}
+        answer = self.http.post("/v1/route", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_settled(self) -> None:
+        deadline = time.monotonic() + 60
+        while self.http.get("/health").json()["status"] in ("loading", "restarting"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Client]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    """Serve models given as scripts (lists of texts or tokens) or settings, with settings of the router."""
+
+    @contextlib.contextmanager
+    def serving(
+        models: dict[str, Any],
+        router: RouterSettings | None = None,
+        registry: Callable[[PluginRegistry], PluginRegistry] = lambda registry: registry,
+        **settings: Any,
+    ) -> Iterator[Client]:
+        served = {name: model_of(tmp_path, name, model) for name, model in models.items()}
+        all_settings = Settings(models=served, router=router or RouterSettings(), **settings)
+        plugins = registry(PluginRegistry.for_settings(all_settings))
+        with server_thread(all_settings, plugins) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            client = Client(http)
+            client.wait_settled()
+            yield client
+
+    return serving
+
+
+def model_of(folder: Path, name: str, model: Any) -> ModelSettings:
+    if isinstance(model, ModelSettings):
+        return evolve(model, source=str(folder))
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps({"tokens": [{"text": one} if isinstance(one, str) else one for one in model]}))
+    return ModelSettings(source=str(file), backend="scripted")
+
+
+def fake(**options: Any) -> ModelSettings:
+    return ModelSettings(source="", backend="fake", isolation="thread", options=options)
+
+
+def said(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+@frozen
+class Fixed:
+    """A router that orders models as it was told."""
+
+    names: tuple[str, ...] = ()
+    name: str = "fixed"
+    api_version: int = 1
+    asked: list[RouteQuestion] = field(factory=list)
+
+    def route(self, question: RouteQuestion) -> Route:
+        self.asked.append(question)
+        return Route(attempts=tuple(map(Attempt, self.names)), reason="as told")
+
+
+def with_router(router: Any) -> Callable[[PluginRegistry], PluginRegistry]:
+    return lambda registry: evolve(registry, routers={router.name: router})
+
+
+FIXED = RouterSettings(strategy="fixed")
+
+
+# -- who answers -----------------------------------------------------------------------------------
+
+
+def test_auto_asks_the_router_and_the_answer_says_who_it_was(serve: Serve) -> None:
+    router = Fixed(("big", "small"))
+    with serve({"small": ["s"], "big": ["b"]}, FIXED, with_router(router)) as client:
+        answer = client.chat()
+
+    assert said(answer) == "b"
+    assert answer.headers["x-octomil-routed-model"] == "big"
+    assert answer.json()["model"] == "big"
+    routed = answer.json()["enginehouse"]["routed"]
+    assert (routed["strategy"], routed["reason"], routed["tried"]) == ("fixed", "as told", [])
+    assert [candidate.name for candidate in router.asked[0].candidates] == ["small", "big"]
+
+
+def test_streams_name_the_model_in_the_header_and_in_the_last_chunk(serve: Serve) -> None:
+    with serve({"small": ["s"], "big": ["b", "c"]}, FIXED, with_router(Fixed(("big", "small")))) as client:
+        answer = client.chat(stream=True)
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+
+    assert answer.headers["x-octomil-routed-model"] == "big"
+    assert "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]) == "bc"
+    assert chunks[-1]["enginehouse"]["routed"]["strategy"] == "fixed"
+
+
+def test_named_models_are_not_routed(serve: Serve) -> None:
+    router = Fixed(("big",))
+    with serve({"small": ["s"], "big": ["b"]}, FIXED, with_router(router)) as client:
+        answers = [client.chat("small"), client.chat(None)]
+
+    assert [said(answer) for answer in answers] == ["s", "s"]
+    assert all("x-octomil-routed-model" not in answer.headers for answer in answers)
+    assert answers[0].json()["enginehouse"]["routed"] is None
+    assert router.asked == []
+
+
+def test_model_of_that_name_comes_before_the_router(serve: Serve) -> None:
+    with serve({"small": ["s"], "auto": ["a"]}) as client:
+        assert said(client.chat()) == "a"
+
+
+def test_without_settings_the_load_decides(serve: Serve) -> None:
+    with serve({"small": ["s"], "big": ["b"]}) as client:
+        answer = client.chat()
+
+    assert answer.json()["enginehouse"]["routed"]["strategy"] == "load"
+
+
+def test_without_a_router_there_is_no_such_model(serve: Serve) -> None:
+    with serve({"small": ["s"]}, plugins=PluginsSettings(deny=("router",))) as client:
+        assert client.chat().status_code == 404
+
+
+def test_octomils_profile_names_what_was_asked_for_and_tells_the_model_in_the_header(serve: Serve) -> None:
+    server = ServerSettings(profile="octomil")
+    with serve({"small": ["s"], "big": ["b"]}, FIXED, with_router(Fixed(("big",))), server=server) as client:
+        answer = client.chat()
+
+    assert answer.json()["model"] == "auto"
+    assert answer.headers["x-octomil-routed-model"] == "big"
+
+
+@pytest.mark.parametrize("router", [Fixed(()), Fixed(("stranger",)), Fixed(None)], ids=["nobody", "stranger", "raises"])  # type: ignore[arg-type]
+def test_router_that_fails_is_as_one_without_an_opinion(serve: Serve, router: Fixed) -> None:
+    settings = RouterSettings(strategy="fixed", default="big")
+    with serve({"small": ["s"], "big": ["b"]}, settings, with_router(router)) as client:
+        answer = client.chat()
+
+    assert said(answer) == "b"
+    assert "the router failed" in answer.json()["enginehouse"]["routed"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("router", "message"),
+    [
+        (RouterSettings(strategy="dificulty"), r"no plugin registers a router 'dificulty'.*difficulty"),
+        (RouterSettings(models=("smal",)), r"router\.models: no model 'smal' is served.*small"),
+        (RouterSettings(default="x"), r"router\.default: no model 'x'"),
+        (RouterSettings(fallbacks={"small": ("y",)}), r"router\.fallbacks\.small: no model 'y'"),
+    ],
+)
+def test_settings_that_name_what_does_not_exist_are_refused(serve: Serve, router: RouterSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message), serve({"small": ["s"]}, router):
+        pass
+
+
+# -- who may and who can ---------------------------------------------------------------------------
+
+
+def test_keys_get_no_model_that_they_may_not_use(serve: Serve) -> None:
+    keys = (
+        KeySettings(name="one", key=SMALL_KEY, models=("small",)),
+        KeySettings(name="none", key=NO_KEY, models=("other",)),
+        KeySettings(name="all", key="key-of-one-for-everything"),
+    )
+    router = RouterSettings(models=("small", "big"), fallbacks={"small": ("big",)}, strategy="rules", default="big")
+    models = {"small": [{"error": "boom"}], "big": ["b"], "other": ["o"]}
+    with serve(models, router, auth=AuthSettings(keys=keys)) as client:
+
+        def ask(key: str, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+            body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}], **fields}
+            return client.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
+
+        answers = [ask(key) for key in (SMALL_KEY, NO_KEY, "key-of-one-for-everything")]
+        explained = ask(SMALL_KEY, "/v1/route")
+        named = ask(SMALL_KEY, "/v1/route", model="big")
+
+    assert [answer.status_code for answer in answers] == [500, 404, 200]  # no fallback to a model that is not allowed
+    assert "big" not in explained.text
+    assert explained.json()["attempts"] == ["small"]
+    assert named.status_code == 404
+
+
+def test_model_whose_context_is_too_small_is_passed_over(serve: Serve) -> None:
+    router = Fixed(("first", "second"))
+    models = {"first": evolve(fake(), context=64), "second": fake()}
+    with serve(models, FIXED, with_router(router)) as client:
+        answer = client.chat(text="word " * 60)
+
+    assert answer.headers["x-octomil-routed-model"] == "second"
+    (tried,) = answer.json()["enginehouse"]["routed"]["tried"]
+    assert tried["model"] == "first"
+    assert "context holds 64 tokens" in tried["reason"]
+
+
+def test_model_that_cannot_do_what_is_asked_is_left_out(serve: Serve) -> None:
+    gaps = fake(infill_tokens=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    body = {"model": "auto", "prompt": "def f(", "suffix": "return x", "max_tokens": 2}
+    with serve({"plain": fake(), "gaps": gaps}, RouterSettings(strategy="rules", default="plain")) as client:
+        answer = client.http.post("/v1/completions", json=body)
+
+    assert answer.status_code == 200
+    assert answer.headers["x-octomil-routed-model"] == "gaps"
+
+
+def test_what_no_model_can_do_is_refused_by_name(serve: Serve) -> None:
+    body = {"model": "auto", "prompt": "def f(", "suffix": "return x"}
+    with serve({"small": ["s"], "big": ["b"]}, RouterSettings(strategy="load")) as client:
+        answer = client.http.post("/v1/completions", json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "suffix"
+
+
+def test_tools_stay_on_models_whose_template_knows_them(serve: Serve, tmp_path: Path) -> None:
+    template = tmp_path / "tools.jinja"
+    template.write_text(
+        "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% for c in"
+        ' m.tool_calls or [] %}<tool_call>\n{"name": "{{ c.function.name }}"}\n</tool_call>{% endfor %}{% endfor %}'
+    )
+    models = {"plain": fake(), "tools": evolve(fake(), chat_template=str(template))}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    with serve(models, RouterSettings(strategy="rules", default="plain")) as client:
+        with_tools, without = client.route(tools=[tool]), client.route()
+
+    assert with_tools["attempts"] == ["tools"]
+    assert [one["model"] for one in with_tools["candidates"] if one["refused"]] == ["plain"]
+    assert without["attempts"] == ["plain", "tools"]
+
+
+# -- models that fail ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_model_that_fails_before_its_first_word_is_replaced_within_the_request(serve: Serve, stream: bool) -> None:
+    settings = RouterSettings(fallbacks={"main": ("spare",)})
+    with serve({"main": [{"error": "boom"}], "spare": ["spare"]}, settings) as client:
+        answer = client.chat("main", stream=stream)
+
+    assert answer.status_code == 200
+    assert "spare" in answer.text
+    assert answer.headers["x-octomil-routed-model"] == "spare"
+    assert '"tried":[{"model":"main","reason":"boom"}]' in answer.text.replace(": ", ":").replace(", ", ",")
+
+
+def test_nothing_switches_once_an_answer_has_begun(serve: Serve) -> None:
+    settings = RouterSettings(fallbacks={"main": ("spare",)})
+    with serve({"main": ["begun", {"delay_s": 0.05}, {"error": "boom"}], "spare": ["spare"]}, settings) as client:
+        streamed, whole = client.chat("main", stream=True), client.chat("main")
+
+    assert "begun" in streamed.text
+    assert "boom" in streamed.text
+    assert "spare" not in streamed.text
+    assert whole.status_code == 500
+
+
+def test_model_that_could_not_be_loaded_is_replaced(serve: Serve) -> None:
+    settings = RouterSettings(fallbacks={"main": ("spare",)})
+    broken = fake(faults={"refuse_to_open": "no such weights"})
+    with serve({"main": broken, "spare": ["spare"]}, settings) as client:
+        answer = client.chat("main")
+
+    assert said(answer) == "spare"
+
+
+def test_dead_worker_is_replaced_within_the_request(serve: Serve) -> None:
+    """The worker dies of its first step, and nothing replays: somebody else answers the very same request."""
+    dying = evolve(fake(faults={"abort_at_step": 1}), isolation="process", replay=False)
+    with serve({"main": dying, "spare": ["spare"]}, RouterSettings(fallbacks={"main": ("spare",)})) as client:
+        began = time.monotonic()
+        answer = client.chat("main")
+        waited_s = time.monotonic() - began
+
+    assert said(answer) == "spare"
+    assert answer.json()["enginehouse"]["routed"]["tried"][0]["model"] == "main"
+    assert waited_s < 30
+
+
+def test_request_that_kills_workers_reaches_no_other_model(serve: Serve) -> None:
+    dying = evolve(fake(faults={"abort_at_token": 119}), isolation="process")
+    models = {"main": dying, "spare": evolve(dying)}
+    with serve(models, RouterSettings(fallbacks={"main": ("spare",)})) as client:
+        answer = client.chat("main", text="w")
+        spare = client.chat("spare", text="x")
+
+    assert answer.status_code == 422
+    assert "spare" not in answer.text
+    assert spare.status_code == 200
+
+
+def test_circuit_breaker_leaves_a_failing_model_aside(serve: Serve) -> None:
+    settings = RouterSettings(fallbacks={"main": ("spare",)}, max_failures=2, pause_s=1000)
+    with serve({"main": [{"error": "boom"}], "spare": ["spare"]}, settings) as client:
+        tried = [len(client.chat("main").json()["enginehouse"]["routed"]["tried"]) for _ in range(4)]
+        route = client.route(model="main")
+
+    assert tried == [1, 1, 0, 0]
+    assert route["attempts"] == ["spare", "main"]
+
+
+def test_last_one_is_tried_even_when_it_has_failed(serve: Serve) -> None:
+    settings = RouterSettings(fallbacks={"main": ("spare",)}, max_failures=1, pause_s=1000)
+    with serve({"main": [{"error": "boom"}], "spare": [{"error": "bang"}]}, settings) as client:
+        answers = [client.chat("main") for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [500, 500, 500]
+
+
+def test_full_queue_is_passed_over(serve: Serve) -> None:
+    settings = RouterSettings(fallbacks={"main": ("spare",)})
+    main = evolve(fake(step_delay_s=0.2), slots=1)
+    with serve({"main": main, "spare": ["spare"]}, settings, limits=LimitsSettings(max_queue=0)) as client:
+        body = {"model": "main", "messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True}
+        with client.http.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": 200}) as busy:
+            lines = busy.iter_lines()
+            while '"content"' not in next(lines):
+                pass
+            with httpx.Client(base_url=client.http.base_url, timeout=60) as other:
+                answer = Client(other).chat("main")
+
+    assert said(answer) == "spare"
+
+
+# -- cascades --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("least", "model"), [(0.0, "small"), (1.0, "big")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_cascade_goes_on_where_a_model_is_not_sure(serve: Serve, least: float, model: str, stream: bool) -> None:
+    plugins = PluginsSettings(options={"router": {"probe_tokens": 4, "min_probability": least}})
+    models = {"small": fake(), "big": fake()}
+    with serve(models, RouterSettings(strategy="cascade"), plugins=plugins) as client:
+        answer = client.chat(stream=stream, max_tokens=12, ignore_eos=True)
+        asked = client.chat(max_tokens=12, ignore_eos=True, logprobs=True)
+    last = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")][-1:]
+    data = last[0] if stream else answer.json()
+    routed = data["enginehouse"]["routed"]
+
+    assert answer.headers["x-octomil-routed-model"] == model
+    assert data["usage" if not stream else "enginehouse"]
+    assert routed["discarded_tokens"] == 0 if model == "small" else routed["discarded_tokens"] >= 4
+    assert '"logprob"' not in answer.text  # the probe's figures are nobody else's
+    assert len(asked.json()["choices"][0]["logprobs"]["content"]) == 12
+
+
+def test_cascade_gives_the_same_text_as_the_model_alone(serve: Serve) -> None:
+    plugins = PluginsSettings(options={"router": {"min_probability": 0.0}})
+    with serve({"small": fake(), "big": fake()}, RouterSettings(strategy="cascade"), plugins=plugins) as client:
+        both = [client.chat(model, temperature=0, max_tokens=30, ignore_eos=True) for model in ("auto", "small")]
+
+    assert said(both[0]) == said(both[1])
+    assert len({answer.json()["usage"]["completion_tokens"] for answer in both}) == 1
+
+
+# -- explanations ----------------------------------------------------------------------------------
+
+
+def test_route_explains_without_asking_any_model(serve: Serve) -> None:
+    with serve({"small": [{"error": "asked!"}], "big": ["b"]}, RouterSettings(strategy="difficulty")) as client:
+        easy = client.route()
+        hard = client.route(messages=[{"role": "user", "content": "Prove it and explain why, step by step."}])
+        named = client.route(model="small")
+        wrong = client.http.post("/v1/route", json={"messages": "x"})
+        absent = client.http.post("/v1/route", json={"model": "absent", "messages": [{"role": "user", "content": "x"}]})
+
+    assert (easy["model"], easy["attempts"], easy["strategy"]) == ("small", ["small", "big"], "difficulty")
+    assert hard["model"] == "big"
+    assert hard["features"]["reasoning"] == 1.0
+    assert hard["candidates"][1]["score"] == 1.0
+    assert (named["model"], named["strategy"]) == ("small", None)
+    assert wrong.status_code == 400
+    assert absent.status_code == 404
+
+
+@pytest.mark.parametrize("strategy", ["rules", "load", "difficulty", "cascade"])
+def test_decisions_take_less_than_two_milliseconds(serve: Serve, strategy: str) -> None:
+    """Those of core included; the fastest of some counts, for the machine may be busy."""
+    with serve({"small": ["s"], "big": ["b"]}, RouterSettings(strategy=strategy)) as client:
+        text = "Explain why this is slow. " * 2000
+        times = [client.route(messages=[{"role": "user", "content": text}])["decision_ms"] for _ in range(20)]
+
+    assert min(times) < 2.0
