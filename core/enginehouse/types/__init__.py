@@ -1,0 +1,65 @@
+"""Values that cross module borders.
+
+Two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without code of
+ours); values that stay in the parent process are frozen attrs classes. Nothing here imports other
+modules of ours, opens files or knows HTTP.
+
+Words: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token
+stream behind a choice; a *step* is one scheduler turn; a *batch* is the sequences of one forward pass.
+"""
+
+from __future__ import annotations
+
+from enginehouse.types.chats import Chat, Image, MediaPart, Message, Thinking, Tool, ToolCall, ToolUse
+from enginehouse.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo
+from enginehouse.types.events import (
+    CallDelta,
+    ChoiceFinished,
+    Event,
+    FinishReason,
+    HeldTokens,
+    PromptLogprobs,
+    ReasoningDelta,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+)
+from enginehouse.types.parameters import Constraint, ConstraintKind, ReasoningParams, SamplingParams, StopParams
+from enginehouse.types.requests import EngineRequest, GenerateRequest, Resume, ResumedChoice, Segment
+
+__all__ = [
+    "CallDelta",
+    "Chat",
+    "ChoiceFinished",
+    "Constraint",
+    "ConstraintKind",
+    "EngineCapabilities",
+    "EngineRequest",
+    "EngineSettings",
+    "EngineStats",
+    "Event",
+    "FinishReason",
+    "GenerateRequest",
+    "HeldTokens",
+    "Image",
+    "MediaPart",
+    "Message",
+    "ModelInfo",
+    "PromptLogprobs",
+    "ReasoningDelta",
+    "ReasoningParams",
+    "RequestFinished",
+    "Resume",
+    "ResumedChoice",
+    "SamplingParams",
+    "Segment",
+    "StopParams",
+    "TextDelta",
+    "Thinking",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolUse",
+    "TopLogprob",
+]
