@@ -24,8 +24,9 @@ from enginehouse_hf.cuda.search import collect, finish, refine, survey
 __all__ = ["draw_rows"]
 
 _PART = 4096  # tokens of a row that one program looks at
+_TILE = 1024  # tokens that it sets aside together
 _LIST_BLOCK = 2048
-_WARPS = 8
+_WARPS = 4
 
 _TOP_K, _TOP_P, _DRAW = 0, 1, 2
 _SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
@@ -73,8 +74,9 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
                     width, kind, turn, shift, block, parts_wide, num_warps=_WARPS,
                 )  # fmt: skip
             collect[grid](
-                logits, stride, on_device, records, offsets, values, ids, width, kind, shift, block, num_warps=_WARPS
-            )
+                logits, stride, on_device, records, offsets, values, ids, width,
+                kind, shift, block, min(_TILE, block), num_warps=_WARPS,
+            )  # fmt: skip
         finish[(num_rows,)](
             on_device, num_rows, records, values, ids, tokens, last, width, kind, shift, min(_LIST_BLOCK, block),
             num_warps=8,

@@ -10,10 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from enginehouse_hf.cuda.networks import Network
-from enginehouse_hf.cuda.step import DeviceState, PackedSpans, Step, flatten, padded_decodes
+from enginehouse_hf.cuda.packing import PackedSpans, flatten
+from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
 
 __all__ = ["DecodeGraphs", "graph_sizes"]
 
@@ -24,6 +26,16 @@ def graph_sizes(largest: int) -> list[int]:
     """Sizes of batches that get a graph: close together where steps are short, at most an eighth apart elsewhere."""
     sizes = {1, 2, 4, 8, *range(16, min(largest, 128) + 1, 16), *range(160, largest + 1, 32)}
     return [*sorted(size for size in sizes if size < largest), largest]
+
+
+@frozen(eq=False)
+class _Recorded:
+    """A graph and what it reads and writes each time, which must stay where it is: ``step`` holds the token ids."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    numbers: Tensor
+    logits: Tensor
 
 
 class DecodeGraphs:
@@ -38,7 +50,7 @@ class DecodeGraphs:
 
     def __init__(self, network: Network, state: DeviceState, sizes: list[int], progress: Callable[[float], None]):
         self._network, self._state, self._sizes = network, state, sizes
-        self._graphs: dict[tuple[int, int | None], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[int, int | None], _Recorded] = {}
         self._memory: object = None
         # The largest first: the smaller ones then live in the memory that it has taken.
         for done, size in enumerate(reversed(sizes)):
@@ -55,11 +67,11 @@ class DecodeGraphs:
         size = self._sizes[bisect_left(self._sizes, packed.num_decodes)]
         if (size, num_layers) not in self._graphs:
             self._record(size, num_layers)
-        graph, numbers, logits = self._graphs[size, num_layers]
-        array = flatten(padded_decodes(self._state, packed, size))
-        numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        graph.replay()
-        return logits[: packed.num_decodes]
+        recorded = self._graphs[size, num_layers]
+        array, _ = flatten(padded_decodes(self._state, packed, size))
+        recorded.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        recorded.graph.replay()
+        return recorded.logits[: packed.num_decodes]
 
     def _record(self, size: int, num_layers: int | None) -> None:
         """What runs meanwhile reads and writes the dumps only, so that this may happen between steps."""
@@ -74,4 +86,4 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
             logits = self._network.run(step)
         self._memory = graph.pool()
-        self._graphs[size, num_layers] = graph, numbers, logits
+        self._graphs[size, num_layers] = _Recorded(graph, step, numbers, logits)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from enginehouse_hf.cuda.step import Lane
+from enginehouse_hf.cuda.packing import Lane
 from enginehouse_hf.facts import Shape
 
 __all__ = ["Kernel", "LongSpans", "choose", "fits", "span_by_span"]
@@ -107,7 +107,7 @@ class _FlashInferKernel:
         kind = (*sizes, scaling, window, query.dtype)
         if kind not in self._wrappers:
             workspace = torch.empty(128 << 20, dtype=torch.uint8, device=self._device)
-            wrapper = self._module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+            wrapper = self._module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa2")
             self._wrappers[kind] = [wrapper, torch.cuda.Event(), None]
         wrapper, is_copied, planned = self._wrappers[kind]
         if planned is not step:

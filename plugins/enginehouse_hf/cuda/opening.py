@@ -13,26 +13,25 @@ from enginehouse.backend import Progress, RunnerCapabilities, Span
 from enginehouse.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.chunks import chunk_size
 from enginehouse_hf.cuda.fused import NotFusable, fuse
 from enginehouse_hf.cuda.graphs import DecodeGraphs, graph_sizes
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
+from enginehouse_hf.cuda.packing import Lane, PackedSpans, pack
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
-from enginehouse_hf.cuda.step import DeviceState, Lane, PackedSpans, Step, pack
+from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 
-__all__ = ["chunk_size", "open_on_cuda"]
+__all__ = ["open_on_cuda"]
 
 _log = logging.getLogger(__name__)
 
 _KEPT_SEQUENCES = 64
 """Finished sequences that can be kept for reuse, at least; what they hold is given up when the room is needed."""
-
-_CHUNK_S = 0.025
-"""How long a step with prompt tokens may hold up those who decode in it; how many tokens that is, is measured."""
 
 _NOISE_ALLOWED, _LEAST_NOISE = 4.0, 1e-3
 """How far apart logits may lie: so many times as far as those of the same layers when a text is cut in another way."""
@@ -87,25 +86,11 @@ def _record(network: Network, state: DeviceState, sizes: list[int], progress: Pr
 
 
 def _measure_chunk(network: Network, state: DeviceState, longest: int, max_tokens: int) -> int:
-    """Prompt tokens that take :data:`_CHUNK_S` on this device, in steps of 256."""
+    """Prompt tokens that take :data:`enginehouse_hf.cuda.chunks.CHUNK_S` on this device, in steps of 256."""
     size = min(1024, longest, max_tokens)
     num_more = min(4, max_tokens // size)
     times = [_time_prefill(network, state, size, num_prompts) for num_prompts in (1, num_more)]
     return chunk_size(size, times[0], size * num_more, times[1])
-
-
-def chunk_size(small: int, small_s: float, large: int, large_s: float) -> int:
-    """As many tokens as fit into :data:`_CHUNK_S`, given how long two numbers of tokens took.
-
-    Launching the kernels takes a while however few tokens there are. Where that alone takes as long, a chunk is so
-    large that its tokens take as long again.
-    """
-    token_s = large_s / large
-    if large > small:
-        token_s = max((large_s - small_s) / (large - small), token_s / 4)
-    launches_s = max(large_s - large * token_s, 0.0)
-    num_tokens = max(_CHUNK_S - launches_s, launches_s) / token_s
-    return max(256, int(num_tokens) // 256 * 256)
 
 
 def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int) -> float:

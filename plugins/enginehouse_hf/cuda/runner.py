@@ -18,9 +18,10 @@ from enginehouse.errors import EngineError
 from enginehouse.types import ModelInfo
 from enginehouse_hf.cuda.graphs import DecodeGraphs
 from enginehouse_hf.cuda.networks import Network
+from enginehouse_hf.cuda.packing import pack
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
-from enginehouse_hf.cuda.step import DeviceState, Step, pack
+from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_of, row_order
 from enginehouse_hf.tokenizer import ModelText
 

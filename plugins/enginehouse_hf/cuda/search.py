@@ -236,7 +236,7 @@ def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
 @triton.jit
 def collect(
     logits, stride, rules, records, offsets, values, ids, width,
-    KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Set this part's tokens inside the bracket aside, behind those of the parts before it."""
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -244,16 +244,19 @@ def collect(
     if (tl.load(record + 1).to(tl.int32) >> KIND) & 1 == 0:
         return
     low, high = tl.load(record + 24).to(tl.int32), tl.load(record + 25).to(tl.int32)
-    offset = tl.load(offsets + index * parts + part)
+    target = index.to(tl.int64) * width + tl.load(offsets + index * parts + part)
     row = logits + tl.load(rules + index).to(tl.int64) * stride
-    columns = part * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(row + columns, mask=columns < width, other=float("-inf"))
-    key = _key(value.to(tl.float32), SHIFT)
-    wanted = (key >= low) & (key < high) & (columns < width)
-    if tl.sum(wanted.to(tl.int32), 0) > 0:
-        place = index.to(tl.int64) * width + offset + tl.cumsum(wanted.to(tl.int32), 0) - 1
-        tl.store(values + place, value, mask=wanted)
-        tl.store(ids + place, columns, mask=wanted)
+    for start in tl.static_range(0, BLOCK, TILE):
+        columns = part * BLOCK + start + tl.arange(0, TILE)
+        value = tl.load(row + columns, mask=columns < width, other=float("-inf"))
+        key = _key(value.to(tl.float32), SHIFT)
+        wanted = ((key >= low) & (key < high) & (columns < width)).to(tl.int32)
+        num_wanted = tl.sum(wanted, 0)
+        if num_wanted > 0:
+            place = target + tl.cumsum(wanted, 0) - 1
+            tl.store(values + place, value, mask=wanted > 0)
+            tl.store(ids + place, columns, mask=wanted > 0)
+        target += num_wanted
 
 
 @triton.jit
