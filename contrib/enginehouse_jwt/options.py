@@ -9,13 +9,9 @@ from enginehouse.identity import Scope
 
 __all__ = ["JwtOptions"]
 
-_MIN_SECRET_BYTES = 32
-"""Of HS256, by RFC 7518: a shorter secret is found by trying."""
-
-
-def _check_secret(_: object, attribute: object, value: str | None) -> None:
-    if value is not None and len(value.encode()) < _MIN_SECRET_BYTES:
-        raise ValueError(f"'secret' must have at least {_MIN_SECRET_BYTES} bytes")
+_SHARED = ("HS256", "HS384", "HS512")
+_PUBLIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""A public key must never count as a shared secret: everybody has it."""
 
 
 @frozen(kw_only=True)
@@ -41,7 +37,7 @@ class JwtOptions:
             ``priority``.
     """
 
-    secret: str | None = field(default=None, repr=False, validator=_check_secret)
+    secret: str | None = field(default=None, repr=False)
     secret_env: str | None = None
     public_key_file: str | None = None
     jwks_file: str | None = None
@@ -62,9 +58,11 @@ class JwtOptions:
         sources = [self.secret, self.secret_env, self.public_key_file, self.jwks_file]
         if sum(source is not None for source in sources) > 1:
             raise ValueError("name one of secret, secret_env, public_key_file and jwks_file")
-        if any(name.startswith("HS") != self.is_shared or name == "none" for name in self.allowed):
-            kind = "a secret goes with HS256, HS384 and HS512" if self.is_shared else "a public key goes with others"
-            raise ValueError(f"'algorithms' must suit the key: {kind}, and none with 'none'")
+        suitable = _SHARED if self.is_shared else _PUBLIC
+        if not set(self.allowed) <= set(suitable):
+            raise ValueError(f"'algorithms' must suit the key, so be of {', '.join(suitable)}")
+        if self.secret is not None and len(self.secret.encode()) < self.min_secret_bytes:
+            raise ValueError(f"'secret' must have at least {self.min_secret_bytes} bytes")
 
     @property
     def is_shared(self) -> bool:
@@ -75,3 +73,8 @@ class JwtOptions:
     def allowed(self) -> tuple[str, ...]:
         """Algorithms that a token may be signed with."""
         return self.algorithms or (("HS256",) if self.is_shared else ("RS256", "ES256"))
+
+    @property
+    def min_secret_bytes(self) -> int:
+        """Of the allowed algorithms, by RFC 7518: a shorter secret is found by trying."""
+        return max(int(name.removeprefix("HS")) // 8 for name in self.allowed)

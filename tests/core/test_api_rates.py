@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -18,6 +19,14 @@ def bearer(key: str) -> dict[str, str]:
 
 def chat(**fields) -> dict:
     return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
+
+
+@pytest.fixture(autouse=True)
+def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock by which rates are counted stand still: at the turn of a minute they count anew."""
+    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)
+    for module in ("limits.aio.storage.memory", "enginehouse.admission.rates"):
+        monkeypatch.setattr(f"{module}.time", clock)
 
 
 @pytest.fixture
@@ -218,3 +227,11 @@ def test_a_model_that_is_hidden_is_answered_like_one_that_does_not_exist(connect
         return response.status_code, json.dumps(response.json()).replace(model, "NAME")
 
     assert answer("other") == answer("none-such")
+
+
+def test_health_names_models_to_those_who_may_use_them(connect) -> None:
+    client = connect(key("m", models=("m",)), key("all"))
+    seen = {name: client.get("/health", headers=bearer(name)).json() for name in ("m", "all", "nobody")}
+
+    assert {health["status"] for health in seen.values()} == {"ok"}
+    assert [list(health["models"]) for health in seen.values()] == [["m"], ["m", "other", "endless"], []]

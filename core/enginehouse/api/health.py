@@ -1,13 +1,18 @@
-"""``GET /health``: whether requests can be served now. Public, so it names states only, no reasons."""
+"""``GET /health``: whether requests can be served now. Public, so it names states only, no reasons.
+
+Models are named to those who may use them: on a server with keys to nobody without one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Response, route
+from litestar import Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.caller import caller_of
+from enginehouse.api.rights import shown_as
 from enginehouse.api.state import ApiState
 from enginehouse.models import ModelStatus
 
@@ -23,11 +28,17 @@ def health_route(state: ApiState) -> HTTPRouteHandler:
     """
 
     @route("/health", http_method=["GET", "HEAD"], status_code=200)
-    async def check_health() -> Response[dict[str, Any]]:
+    async def check_health(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
         """Tell whether requests can be served now."""
         statuses = state.manager.statuses()
         word = "stopping" if state.exchanges.stopping else _word(statuses)
-        models = {status.name: {"state": status.state, "progress": status.progress} for status in statuses}
+        caller = caller_of(request.scope)
+        shown = () if state.keys.needs_key and caller.key is None else statuses
+        models = {
+            status.name: {"state": status.state, "progress": status.progress}
+            for status in shown
+            if shown_as(caller, status)
+        }
         status_code = 200 if word in ("ok", "degraded") else 503
         headers = {"retry-after": "1"} if status_code == 503 else {}
         return Response({"status": word, "models": models}, status_code=status_code, headers=headers)

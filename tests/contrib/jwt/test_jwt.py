@@ -7,6 +7,7 @@ import json
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ from enginehouse_jwt.options import JwtOptions
 
 jwt = pytest.importorskip("jwt")
 
-SECRET = "a secret of at least thirty-two bytes"
+SECRET = "a secret that is long enough for each of the algorithms that share one"
 LATER = int(time.time()) + 3600
 
 
@@ -192,6 +193,7 @@ def test_a_key_set_is_chosen_from_by_id_and_read_again(rsa: Any, tmp_path: Path)
     ("options", "problem"),
     [
         ({"secret": "short"}, "at least 32 bytes"),
+        ({"secret": "x" * 40, "algorithms": ["HS256", "HS512"]}, "at least 64 bytes"),
         ({"secret": SECRET, "jwks_file": "x"}, "name one of"),
         ({"issuers": "x"}, "unknown setting"),
         ({"default_scopes": ["root"]}, "must be one of"),
@@ -207,13 +209,19 @@ def test_without_a_key_nobody_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
         identify(token(), issuer="x")
     with pytest.raises(PluginError, match="set OUR_SECRET"):
         identify(token(), secret_env="OUR_SECRET")
+    monkeypatch.setenv("OUR_SECRET", "short")
+    with pytest.raises(PluginError, match="at least 32 bytes"):
+        identify(token(), secret_env="OUR_SECRET")
     monkeypatch.setenv("OUR_SECRET", SECRET)
     assert identify(token(), secret_env="OUR_SECRET") is not None
     with pytest.raises(PluginError, match="cannot read"):
         identify(token(), public_key_file="/nowhere.pem")
 
 
-def test_tokens_open_a_server_beside_its_keys(tmp_path: Path) -> None:
+def test_tokens_open_a_server_beside_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # At the turn of a minute rates count anew.
+    for module in ("limits.aio.storage.memory", "enginehouse.admission.rates"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda: 1_700_000_040.0))
     hello = write_script(tmp_path / "hello.json", ["Hel", "lo"])
     settings = Settings(
         auth=AuthSettings(keys=(KeySettings(name="bob", key="bobs-key"),), authenticators=("jwt",)),
