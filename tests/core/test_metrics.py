@@ -303,13 +303,15 @@ def test_histograms_cumulate() -> None:
 def test_the_pace_counts_gaps() -> None:
     pace = Pace(time.perf_counter())
     pace.mark()
-    assert pace.first_s is not None and pace.first_s < 1 and sum(pace.gap_counts) == 0
+    assert pace.first_s is not None and pace.first_s < 1 and sum(pace.gaps()[0]) == 0
     time.sleep(0.012)
     pace.mark()
     pace.mark()
 
-    assert sum(pace.gap_counts) == 2 and pace.gap_counts[0] == 1
-    assert pace.gaps_s >= 0.012 and len(pace.gap_counts) == len(GAP_BUCKETS_S) + 1
+    counts, total_s = pace.gaps()
+    assert sum(counts) == 2 and counts[0] == 1 and len(counts) == len(GAP_BUCKETS_S) + 1
+    assert total_s >= 0.012
+    assert Pace(0.0).gaps() == ([0] * (len(GAP_BUCKETS_S) + 1), 0.0) and Pace(0.0).first_s is None
 
 
 def test_counting_costs_little_per_text_and_request() -> None:

@@ -217,8 +217,12 @@ class Assembly:
     def sent(self, pieces: Sequence[Piece]) -> None:
         """Note that a stream has sent these: when, and what they say."""
         self.record.pace.mark()
+        choices = self.choices
         for piece in pieces:
-            self.choices[piece.index].note(piece)
+            if piece.text and piece.finish_reason is None:  # nearly always; this runs for every token
+                choices[piece.index].texts.append(piece.text)
+            else:
+                choices[piece.index].note(piece)
 
     def complete(self) -> None:
         """Check that everything has ended and note it in the access record."""

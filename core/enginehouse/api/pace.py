@@ -1,12 +1,14 @@
 """When the text of an answer leaves: the time to its first piece, and the gaps between the following ones.
 
-Runs once per batch of events, so gaps are counted in buckets at once instead of being kept.
+A mark is set for every batch of events, so it is one look at the clock; gaps are counted when the answer has ended.
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
+from array import array
+from time import perf_counter
+
+import numpy as np
 
 __all__ = ["GAP_BUCKETS_S", "Pace"]
 
@@ -17,28 +19,28 @@ GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 class Pace:
     """Of one request.
 
-    Attributes:
-        first_s: seconds from the request's arrival to its first text; None before it.
-        gap_counts: how many gaps fell into each bucket.
-        gaps_s: their sum.
+    Args:
+        began: ``time.perf_counter()`` of its arrival.
     """
 
-    __slots__ = ("_began", "_last", "first_s", "gap_counts", "gaps_s")
+    __slots__ = ("_began", "_marks")
 
     def __init__(self, began: float) -> None:
-        self.first_s: float | None = None
-        self.gap_counts = [0] * (len(GAP_BUCKETS_S) + 1)
-        self.gaps_s = 0.0
         self._began = began
-        self._last = 0.0
+        self._marks = array("d")
 
     def mark(self) -> None:
         """Some text has left, or been kept for the whole answer, just now."""
-        now = time.perf_counter()
-        if self.first_s is None:
-            self.first_s = now - self._began
-        else:
-            gap = now - self._last
-            self.gap_counts[bisect_left(GAP_BUCKETS_S, gap)] += 1
-            self.gaps_s += gap
-        self._last = now
+        self._marks.append(perf_counter())
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds from the request's arrival to its first text; None before it."""
+        return self._marks[0] - self._began if self._marks else None
+
+    def gaps(self) -> tuple[list[int], float]:
+        """How many gaps fell into each bucket, and their sum in seconds."""
+        gaps_s = np.diff(np.frombuffer(self._marks)) if self._marks else np.empty(0)
+        buckets = np.searchsorted(GAP_BUCKETS_S, gaps_s)
+        counts: list[int] = np.bincount(buckets, minlength=len(GAP_BUCKETS_S) + 1).tolist()
+        return counts, float(gaps_s.sum())

@@ -48,7 +48,8 @@ class RequestMetrics:
         values, pace = self._values, record.pace
         if pace.first_s is not None:
             values.observe("time_to_first_token_seconds", model, value=pace.first_s)
-            values.observe_counts("inter_token_seconds", model, counts=pace.gap_counts, total=pace.gaps_s)
+            counts, total = pace.gaps()
+            values.observe_counts("inter_token_seconds", model, counts=counts, total=total)
         if record.queue_s is not None:
             values.observe("queue_seconds", model, value=record.queue_s)
         if record.prefill_s is not None:
