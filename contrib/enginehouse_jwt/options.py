@@ -22,7 +22,7 @@ class JwtOptions:
         secret: shared with the issuer, for HS256.
         secret_env: environment variable that holds the secret.
         public_key_file: the issuer's public key (PEM), for RS256 or ES256.
-        jwks_file: the issuer's public keys as a JSON Web Key Set; a token's ``kid`` chooses. Read again when it changes.
+        jwks_file: the issuer's public keys as a JSON Web Key Set, read again when it changes; ``kid`` chooses one.
         algorithms: that a token may be signed with; unset is HS256 for a secret, RS256 and ES256 for public keys.
         issuer: that ``iss`` must name; unset is any.
         audience: that ``aud`` must hold; unset is any, but a token that has an audience is then refused.
