@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import evolve
-from litestar import Request, post
+from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.body import read_body
@@ -27,28 +27,34 @@ def route_route(state: ApiState) -> HTTPRouteHandler:
     decoder = BodyDecoder(ChatBody, state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
 
     @post("/route", status_code=200)
-    async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    async def explain_route(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
         """Explain how a request would get its model."""
         caller = caller_of(request.scope)
         decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes), caller)
-        asked = decoded.body.model or AUTO
+        asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
             check_model(caller, asked, state.manager)
         plan = state.pipeline.plan(evolve(decoded.request("", **decoded.body.chat()), model=asked))
-        if plan is None:
-            name = state.manager.find(asked).name
-            return _answer(asked, [name], strategy=None, reason="asked for; nothing stands in for it")
-        return {
-            **_answer(asked, [attempt.model for attempt in plan.route.attempts], plan.strategy, plan.route.reason),
-            "candidates": [*(_candidate(candidate, plan) for candidate in plan.candidates), *_refused(plan.refused)],
-            "features": {name: round(value, 4) for name, value in plan.route.features.items()},
-            "decision_ms": round(1000 * plan.decision_s, 3),
-        }
+        shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
+        return Response(shown, headers=dict(decoded.headers()))
 
     return explain_route
 
 
-def _answer(asked: str, attempts: list[str], strategy: str | None, reason: str) -> dict[str, Any]:
+def _without_choice(asked: str | None, name: str) -> dict[str, Any]:
+    return _answer(asked, [name], strategy=None, reason="asked for; nothing stands in for it")
+
+
+def _planned(asked: str | None, plan: Plan) -> dict[str, Any]:
+    return {
+        **_answer(asked, [attempt.model for attempt in plan.route.attempts], plan.strategy, plan.route.reason),
+        "candidates": [*(_candidate(candidate, plan) for candidate in plan.candidates), *_refused(plan.refused)],
+        "features": {name: round(value, 4) for name, value in plan.route.features.items()},
+        "decision_ms": round(1000 * plan.decision_s, 3),
+    }
+
+
+def _answer(asked: str | None, attempts: list[str], strategy: str | None, reason: str) -> dict[str, Any]:
     return {
         "object": "route",
         "asked": asked,

@@ -14,11 +14,12 @@ from __future__ import annotations
 import gc
 import random
 import time
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from attrs import evolve
 
+from enginehouse.models import ModelState
 from enginehouse.router import MAX_PROBE_TOKENS, Candidate, Probe, Route, RouteQuestion, Router
 from enginehouse.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 
@@ -66,7 +67,7 @@ def _candidates(number: int) -> tuple[Candidate, ...]:
 
 def _strange_candidates() -> tuple[Candidate, ...]:
     """Models in every state, with every figure that there may be."""
-    states = ("ready", "unloaded", "loading", "draining", "restarting", "failed")
+    states = get_args(ModelState)
     return tuple(
         evolve(
             candidate,

@@ -87,6 +87,15 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     ),
     "Details": object_of(
         model=_TEXT,
+        routed=_nullable(
+            object_of(
+                strategy=_TEXT,
+                reason=_TEXT,
+                decision_ms={"type": "number", "minimum": 0},
+                tried=_list_of(object_of(model=_TEXT, reason=_TEXT)),
+                discarded_tokens=_COUNT,
+            )
+        ),
         backend=_TEXT,
         parameters={"type": "object", "additionalProperties": _VALUE},
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
@@ -198,6 +207,30 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     ),
     "DetokenizedText": object_of(content=_TEXT, prompt=_TEXT),
     "RenderedPrompt": object_of(prompt=_TEXT),
+    "Route": object_of(
+        object=_const("route"),
+        asked=_TEXT_OR_NULL,
+        model=_TEXT,
+        attempts=_list_of(_TEXT),
+        strategy=_TEXT_OR_NULL,
+        reason=_TEXT,
+        candidates=_list_of(
+            object_of(
+                {
+                    "score": {"type": ["number", "null"]},
+                    "state": {"enum": list(get_args(ModelState))},
+                    "has_failed": {"type": "boolean"},
+                    "num_running": _COUNT,
+                    "num_waiting": _COUNT,
+                    "first_token_ms": {"type": ["number", "null"], "minimum": 0},
+                },
+                model=_TEXT,
+                refused=_TEXT_OR_NULL,
+            )
+        ),
+        features={"type": "object", "additionalProperties": {"type": "number"}},
+        decision_ms={"type": "number", "minimum": 0},
+    ),
     "Health": object_of(
         status={"enum": ["ok", "degraded", "loading", "restarting", "failed", "stopping"]},
         models={

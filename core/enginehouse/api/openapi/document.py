@@ -120,6 +120,7 @@ def _generating_paths() -> dict[str, Any]:
 
 def _token_paths() -> dict[str, Any]:
     return {
+        "/route": _post("explain_route", "Which models a chat would be tried on, and why", "RouteRequest", "Route"),
         "/tokenize": _post("tokenize", "Token ids of a text or a chat", "TokenizeRequest", "Tokens"),
         "/detokenize": _post("detokenize", "The text of token ids", "DetokenizeRequest", "DetokenizedText"),
         "/apply-template": _post(

@@ -94,6 +94,7 @@ REQUEST_EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "A chat": {"messages": _MESSAGES},
     },
     "DetokenizeRequest": {"Token ids": {"tokens": [72, 105]}},
+    "RouteRequest": {"A chat": {"messages": _MESSAGES}},
     "ApplyTemplateRequest": {"A chat": {"messages": _MESSAGES}},
 }
 """Component name to examples by their titles; each runs on any model."""

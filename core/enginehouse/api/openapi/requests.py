@@ -208,6 +208,7 @@ def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSetting
     bodies = {
         "ChatCompletionRequest": schemas.object_schema(ChatBody),
         "CompletionRequest": schemas.object_schema(CompletionBody),
+        "RouteRequest": schemas.object_schema(ChatBody),
         "TokenizeRequest": schemas.object_schema(TokenizeBody),
         "DetokenizeRequest": schemas.object_schema(DetokenizeBody),
         "ApplyTemplateRequest": schemas.object_schema(ApplyTemplateBody),
@@ -216,9 +217,10 @@ def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSetting
         declared = schemas.object_schema(sampler.request_fields)["properties"]
         for field_schema in declared.values():
             field_schema["x-plugin"] = name
-        for body in ("ChatCompletionRequest", "CompletionRequest"):
+        for body in ("ChatCompletionRequest", "CompletionRequest", "RouteRequest"):
             bodies[body]["properties"] |= declared
-    bodies["ChatCompletionRequest"]["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
+    for body in ("ChatCompletionRequest", "RouteRequest"):
+        bodies[body]["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
     bodies["TokenizeRequest"]["oneOf"] = [{"required": [name]} for name in ("content", "prompt", "messages")]
     bodies["ApplyTemplateRequest"]["required"] = ["messages"]
     for body_class, body in ((TokenizeBody, "TokenizeRequest"), (ApplyTemplateBody, "ApplyTemplateRequest")):
