@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import signal
 import socket
 import sys
@@ -56,7 +57,7 @@ def run(
     on_listening: Callable[[str], None] | None = None,
     reread: Reread | None = None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; SIGHUP reloads the configuration.
+    """Serve until SIGINT, SIGTERM or the end of the terminal; any other SIGHUP reloads the configuration.
 
     Args:
         on_progress: told how far each model has loaded.
@@ -77,15 +78,25 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(number, stop.set)
-        hangup = asyncio.Event()
+        hangup, had_terminal = asyncio.Event(), _has_terminal()
+
+        def on_hangup() -> None:
+            # The same signal says that the terminal was closed, and then nobody would be left to stop the server.
+            (stop if had_terminal and not _has_terminal() else hangup).set()
+
         with contextlib.suppress(NotImplementedError, AttributeError):
-            loop.add_signal_handler(signal.SIGHUP, hangup.set)
+            loop.add_signal_handler(signal.SIGHUP, on_hangup)
         return await serve(settings, registry, listener, stop, on_progress, reread=reread, hangup=hangup)
 
     with listener:
         if on_listening is not None:
             on_listening(url_of(listener))
         return run_loop(main())
+
+
+def _has_terminal() -> bool:
+    """Whether one of the standard streams is a terminal that is still open."""
+    return any(os.isatty(descriptor) for descriptor in (0, 1, 2))
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

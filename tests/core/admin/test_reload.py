@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -211,6 +213,31 @@ def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> Non
         until_logged("The configuration was not reloaded, the old one stays")
 
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["a", "b"]
+
+
+_IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "enginehouse", *sys.argv[1:]])
+"""
+
+
+def test_server_ends_with_its_terminal(tmp_path: Path) -> None:
+    config = tmp_path / "enginehouse.toml"
+    source = write_script(tmp_path / "a.json", ["A"])
+    config.write_text(f'[models.a]\nsource = "{source}"\nbackend = "scripted"\n')
+    ours, theirs = pytest.importorskip("pty").openpty()
+    command = [sys.executable, "-c", _IN_TERMINAL, "serve", "--port", "0", "--config", str(config)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        written = b""
+        while b"a is ready" not in written:
+            written += os.read(ours, 65536)
+        os.close(ours)
+        try:
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
 
 
 def test_server_without_a_configuration_says_so(tmp_path: Path) -> None:
