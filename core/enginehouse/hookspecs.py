@@ -327,9 +327,9 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
 def on_event(event: ServerEvent, options: Any) -> object:
     """Hear of what has happened: that the server started, that a request has ended, that a model changed.
 
-    When: once per event, see :mod:`enginehouse.events`; the first is ``ServerStarted``, the last ``ServerStopped``. In the
-    server process, on a thread that this plugin has for itself: it may block, and no request waits for it. Events come
-    one after the other, in their order. Those of which 10,000 wait already are dropped and counted.
+    When: once per event, see :mod:`enginehouse.events`; the first is ``ServerStarted``, the last ``ServerStopped``. In
+    the server process, on a thread that this plugin has for itself: it may block, and no request waits for it. Events
+    come one after the other, in their order. Those of which 10,000 wait already are dropped and counted.
 
     Args:
         event: a value; what it is made of is over.
