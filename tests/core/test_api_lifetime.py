@@ -310,9 +310,11 @@ def worker_pids() -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the worker in /proc")
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_killed_worker_ends_its_requests_and_the_next_one_is_served(tmp_path: Path, stream: bool) -> None:
+def test_a_killed_worker_without_replay_ends_its_requests_and_the_next_one_is_served(
+    tmp_path: Path, stream: bool
+) -> None:
     options = {"step_delay_s": 0.02}
-    model = ModelSettings(source=str(tmp_path), backend="fake", isolation="process", options=options)
+    model = ModelSettings(source=str(tmp_path), backend="fake", isolation="process", replay=False, options=options)
     settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
     with _serving(settings, PluginRegistry.for_settings(settings), True) as (_, client):
         connection = open_request(client, CHAT | {"stream": stream, "ignore_eos": True, "max_tokens": 4000})

@@ -189,26 +189,22 @@ def test_requests_beyond_the_context_do_not_harm_the_running(one_slot: Pair) -> 
     one_slot.check_slot_is_free()
 
 
-def test_killed_worker_ends_the_stream_with_an_error_and_the_next_request_is_served(one_slot: Pair) -> None:
+def test_killed_worker_is_a_pause_and_the_next_request_is_served(one_slot: Pair) -> None:
+    """Cases with texts compared are in tests/core/faults."""
     connection = one_slot.send("Hello")
-    queued = one_slot.send("Hello", stream=False)
+    queued = one_slot.send("Hello", stream=False, max_tokens=4)
     read_chunks(connection, 3)
     one_slot.worker().send_signal(signal.SIGKILL)
-    killed = time.perf_counter()
-    ends = [b"", b""]
-    for number, waiting in enumerate((connection, queued)):
-        while b'"error"' not in ends[number]:
-            received = waiting.recv(65536)
-            assert received, ends
-            ends[number] += received
-        waiting.close()
-    took_s = time.perf_counter() - killed
+    read_chunks(connection, 80)  # so many are not on their way when a worker dies
+    connection.close()
+    answer = b""
+    while b'"usage"' not in answer:
+        received = queued.recv(65536)
+        assert received, answer
+        answer += received
+    queued.close()
 
-    assert took_s < 1
-    assert b"[DONE]" not in ends[0]
-    event = json.loads(ends[0].decode().split("data: ")[-1].split("\n\n")[0])
-    assert event["error"]["code"] == "engine_dead"
-    assert ends[1].startswith(b"HTTP/1.1 503")
+    assert answer.startswith(b"HTTP/1.1 200")
     one_slot.server.check_alive()
     model = one_slot.server.client.get("/v1/models/m").json()
     assert (model["state"], model["num_restarts"]) == ("ready", 1)
