@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelTooLarge, Overloaded
+from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelOverloaded, ModelTooLarge
 from enginehouse.hub import HubReference
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.models.downloads import download, missing_download
@@ -201,13 +201,13 @@ class ModelManager:
         Raises:
             ModelNotFound: no model has that name.
             ModelNotReady: it takes too long.
-            Overloaded: as many wait for it as may wait and run when it is loaded.
+            ModelOverloaded: as many wait for it as may wait and run when it is loaded.
             EngineError: it cannot be loaded, or failed earlier.
         """
         model = self.find(name)
         if model.num_waiting >= self.settings.limits.max_queue + model.settings.slots:
             message = f"{model.num_waiting} requests wait for the model {model.name!r} to be loaded; try again later."
-            raise Overloaded(message, model.retry_after_s)
+            raise ModelOverloaded(message, model.retry_after_s)
         if model.state == "unloaded":
             await self._is_planned.wait()
             if model.plan is not None:

@@ -13,8 +13,8 @@ from enginehouse.errors import (
     ModelLoadError,
     ModelNotFound,
     ModelNotReady,
+    ModelOverloaded,
     ModelTooLarge,
-    Overloaded,
     ServerStopping,
 )
 from enginehouse.models.orders import unload_model
@@ -73,7 +73,7 @@ async def test_only_so_many_requests_wait_as_the_model_could_hold() -> None:
     async with open_tiny(settings_of({"m": tiny(gate="slow", slots=2)}, max_queue=3), backend) as manager:
         asked = [asyncio.create_task(manager.lease("m")) for _ in range(5)]
         await until(lambda: manager.statuses()[0].num_waiting == 5)
-        with pytest.raises(Overloaded, match="5 requests wait for the model 'm'"):
+        with pytest.raises(ModelOverloaded, match="5 requests wait for the model 'm'"):
             await manager.lease("m")
         backend.gates["slow"].set()
 
