@@ -135,6 +135,16 @@ def test_urgent_requests_do_not_wait_for_others() -> None:
     line.refusal(priority=0, queue_timeout_s=5.0)
 
 
+def test_what_little_was_asked_does_not_count_as_what_can_be_done() -> None:
+    """One client at a time says little about eight at once: a burst after it must not be refused."""
+    line = Line(slots=8, max_queue=200)
+    line.serve(30, pace_s=4.0)
+    line.enter(40)
+
+    line.backlog.check("", 0, 5.0)
+    assert line.backlog.retry_after_s > 1.0  # the best guess there is
+
+
 def test_while_the_pace_is_unknown_nobody_is_refused_for_it() -> None:
     line = Line(slots=1, max_queue=200)
     line.enter(100)

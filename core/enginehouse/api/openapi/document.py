@@ -10,6 +10,7 @@ from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
 from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
+from enginehouse.api.rate_headers import RATE_HEADERS
 from enginehouse.config import LimitsSettings
 from enginehouse.model_card import release
 from enginehouse.profiles import PROFILES
@@ -93,6 +94,7 @@ def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings
                 "Ignored": _header("Fields of the request that had no effect."),
                 "Unsupported": _header("Known fields that cannot be honoured, where the server reports these."),
                 "RequestId": _header("The id of the request, as in the log."),
+                "Rate": _header("A rate that holds for the caller: its limit, what is left, and when all of it is."),
                 "RetryAfter": {"description": "Seconds.", "schema": {"type": "integer"}},
             },
             "securitySchemes": {
@@ -158,7 +160,7 @@ def _post(name: str, summary: str, request: str, answer: str, chunk: str | None 
     operation = _operation(name, summary, content, (*_REFUSALS, *_TIMEOUTS) if generates else tuple(_REFUSALS))
     headers = {"x-enginehouse-ignored": "Ignored", "x-enginehouse-unsupported": "Unsupported"}
     if chunk is not None:
-        headers["x-request-id"] = "RequestId"
+        headers |= {"x-request-id": "RequestId", **dict.fromkeys(RATE_HEADERS, "Rate")}
         operation["parameters"] = [{"$ref": "#/components/parameters/Details"}]
     operation["responses"]["200"]["headers"] = {
         name: {"$ref": f"#/components/headers/{component}"} for name, component in headers.items()

@@ -42,7 +42,10 @@ class Backlog:
     def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._entries: dict[str, _Entry] = {}
-        self._throughput = Throughput(clock)
+        self._pace = Throughput(clock)
+        self._full_pace = Throughput(
+            clock
+        )  # while all slots are taken: what the engine can do, not what was asked of it
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -53,7 +56,7 @@ class Backlog:
         """A request is on its way to the engine; harmless when it has entered before."""
         if request_id not in self._entries:
             self._entries[request_id] = _Entry(caller, priority)
-            self._throughput.run(True)
+            self._run()
 
     def start(self, request_id: str) -> None:
         """It has left the queue."""
@@ -64,13 +67,19 @@ class Backlog:
         """It has ended or was refused; harmless when it has left before."""
         if self._entries.pop(request_id, None) is not None:
             if is_served:
-                self._throughput.count()
-            self._throughput.run(bool(self._entries))
+                self._pace.count()
+                if len(self._entries) + 1 >= self._settings.slots:
+                    self._full_pace.count()
+            self._run()
 
     def clear(self) -> None:
         """All have ended."""
         self._entries.clear()
-        self._throughput.run(False)
+        self._run()
+
+    def _run(self) -> None:
+        self._pace.run(bool(self._entries))
+        self._full_pace.run(len(self._entries) >= self._settings.slots)
 
     # -- what follows from it ----------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class Backlog:
     @property
     def retry_after_s(self) -> float:
         """Seconds in which half of what waits now will have begun, at the pace of late; 1 while none is known."""
-        per_s = self._throughput.per_s
+        per_s = self._full_pace.per_s or self._pace.per_s
         if not per_s:
             return 1.0
         num_waiting = sum(not entry.is_running for entry in self._entries.values())
@@ -122,8 +131,8 @@ class Backlog:
         return (Overloaded if is_own_doing else ModelOverloaded)(message, self.retry_after_s)
 
     def _expected_wait_s(self, caller: str, priority: int) -> float | None:
-        """How long a request would wait, as callers take turns; None while the pace is unknown."""
-        per_s = self._throughput.per_s
+        """How long a request would wait, as callers take turns; None while the pace with full slots is unknown."""
+        per_s = self._full_pace.per_s
         if not per_s:
             return None
         waiting = [entry for entry in self._entries.values() if not entry.is_running]
