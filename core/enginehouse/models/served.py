@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -19,10 +18,10 @@ from enginehouse.errors import (
     ModelLoadError,
     ModelNotReady,
     ModelTooLarge,
-    ModelUnloaded,
     ServerStopping,
 )
 from enginehouse.models.condition import Condition
+from enginehouse.models.departure import Departure
 from enginehouse.models.events import Publish
 from enginehouse.models.leases import Lease, Uses, Waiters
 from enginehouse.models.memory import footprint_of
@@ -84,9 +83,7 @@ class ServedModel:
     _info: ModelInfo | None = None
     _load_s: float = 1.0
     _serving: asyncio.Task[None] | None = None
-    _leaving: asyncio.Task[bool] | None = None
-    _is_forced: bool = False  # the one who unloads it does not wait for requests
-    _holds_back: bool = False  # new requests wait, although it is loaded
+    _departure: Departure[LoadedModel] = field(init=False)
     _waiters: Waiters[LoadedModel] = field(factory=Waiters)
     _expiry: asyncio.TimerHandle | None = None
 
@@ -95,13 +92,21 @@ class ServedModel:
         self.uses.on_change = self._note_uses
         # The others will soon load, and are not to be asked for until then.
         self._condition = Condition(self.name, self.publish, "unloaded" if self.settings.load == "lazy" else "loading")
+        self._departure = Departure(
+            condition=self._condition,
+            uses=self.uses,
+            waiters=self._waiters,
+            end_worker=self._end_worker,
+            on_end=self._go_on,
+        )
 
     # -- what is known -----------------------------------------------------------------------------
 
     @property
     def state(self) -> ModelState:
         """What the model is doing."""
-        return "draining" if self._leaving is not None and self._condition.phase == "ready" else self._condition.phase
+        phase = self._condition.phase
+        return "draining" if self._departure.is_under_way and phase == "ready" else phase
 
     @property
     def is_pinned(self) -> bool:
@@ -111,7 +116,7 @@ class ServedModel:
     @property
     def is_busy(self) -> bool:
         """Whether requests use it or it is loading."""
-        return bool(self.uses) or self._condition.phase == "loading"
+        return self._departure.is_busy
 
     @property
     def last_used(self) -> float:
@@ -131,7 +136,7 @@ class ServedModel:
     @property
     def is_leaving(self) -> bool:
         """Whether it is about to be unloaded."""
-        return self._leaving is not None
+        return self._departure.is_under_way
 
     @property
     def is_serving(self) -> bool:
@@ -199,7 +204,7 @@ class ServedModel:
             ModelNotReady: it took longer.
             EngineError: it could not be loaded.
         """
-        if self.loaded is not None and not self._holds_back:
+        if self.loaded is not None and not self._departure.holds_back:
             return self.uses.add(self.loaded)
         if self._condition.phase == "failed":
             raise self._refusal()
@@ -393,62 +398,32 @@ class ServedModel:
         """
         if self._serving is None:
             return True
-        if self._leaving is None:
-            self._leaving = asyncio.create_task(self._leave(drain_s, force, holds_back))
-        elif force and drain_s <= 0:
-            self._is_forced = True
-            self._condition.touch()
-        return await asyncio.shield(self._leaving)
+        return await asyncio.shield(self._departure.begin(drain_s, force=force, holds_back=holds_back))
 
-    async def _leave(self, drain_s: float, force: bool, holds_back: bool) -> bool:
-        self._is_forced, self._holds_back = force and drain_s <= 0, holds_back
-        try:
-            if not await self._wait_idle(drain_s) and not (force or self._is_forced):
-                self._stay()
-                return False
-            # Nothing is awaited between here and the end of the leases, so no request can begin.
-            self._holds_back = True
-            unloaded = ModelUnloaded(f"The model {self.name!r} was unloaded; try again.")
-            self.uses.end_all(unloaded)
-            if self._is_forced:
-                self._waiters.refuse(unloaded)
-            if self._serving is not None:  # else its load has failed meanwhile
-                self._condition.is_closing = True
-                self._serving.cancel()
-                await asyncio.gather(self._serving, return_exceptions=True)
-                self._condition.become("unloaded")
-            return True
-        finally:
-            self._leaving, self._holds_back, self._condition.is_closing = None, False, False
-            if self._condition.phase == "unloaded" and self._waiters:
-                self.on_wanted(self)
+    async def _end_worker(self) -> None:
+        """End the engine, or its load; there is none when a load has failed meanwhile."""
+        if self._serving is not None:
+            self._condition.is_closing = True
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+            self._condition.become("unloaded")
+            self._condition.is_closing = False
 
-    def _stay(self) -> None:
-        """Go on as before: requests did not finish in time."""
-        self._leaving, self._holds_back = None, False
-        if self.loaded is not None:
+    def _go_on(self) -> None:
+        """The model has left, perhaps to come back for those who wait; or it stays, as its requests did not finish."""
+        if self._condition.phase == "unloaded" and self._waiters:
+            self.on_wanted(self)
+        elif self.loaded is not None and not self._condition.is_closing:
             self._condition.tell("ready", "its requests did not finish in time, so it stays")
             self._waiters.answer(self.uses, self.loaded)
-
-    async def _wait_idle(self, drain_s: float) -> bool:
-        """Wait for the end of a load, which serves those who wait for it, and then for the end of requests."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_s):
-                while self._condition.phase == "loading" and not self._is_forced:
-                    await self._condition.change()
-                if self.uses and self._condition.phase == "ready":
-                    self._condition.tell("draining", f"{len(self.uses)} requests are running")
-                while self.uses and not self._is_forced:
-                    await self._condition.change()
-        return not self.is_busy
 
     async def close(self) -> None:
         """End at once, with the server; running requests end with EngineDead."""
         self._condition.is_closing = True
-        tasks = [task for task in (self._leaving, self._serving) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._departure.cancel()
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
         self.room.free(self)
         if self._expiry is not None:
             self._expiry.cancel()
@@ -464,5 +439,5 @@ class ServedModel:
             self._expiry = asyncio.get_running_loop().call_later(self.settings.ttl, self._expire)
 
     def _expire(self) -> None:
-        if not self.uses and self._condition.phase == "ready" and self._leaving is None:
-            self._leaving = asyncio.create_task(self._leave(0.0, force=False, holds_back=True))
+        if not self.uses and self._condition.phase == "ready":
+            self._departure.begin(0.0)
