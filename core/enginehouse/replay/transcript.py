@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from attrs import define, field
 
 from enginehouse.types import (
@@ -108,14 +109,14 @@ class Transcript:
         return event
 
     def _summary(self, event: RequestFinished) -> RequestFinished:
-        """The figures of all stays together; a pause counts where it fell."""
+        """The figures of all stays together; a pause counts where it fell. What was drafted is known of the last one."""
         now_s = self._clock()
         accepted_s = self._accepted_s if self._accepted_s is not None else now_s
         started_s = self._started_s if self._started_s is not None else now_s
         first_token_s = self._first_token_s if self._first_token_s is not None else now_s
         finished = [choice.finished for choice in self._choices if choice.finished is not None]
-        return RequestFinished(
-            num_prompt_tokens=event.num_prompt_tokens,
+        return msgspec.structs.replace(
+            event,
             num_cached_tokens=self._num_cached_tokens,
             num_completion_tokens=sum(choice.num_tokens for choice in finished),
             num_forced_tokens=sum(choice.num_forced_tokens for choice in finished),
