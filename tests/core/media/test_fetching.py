@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 from attrs import define, field
@@ -111,6 +115,43 @@ async def test_chunks_are_put_together(files: Files) -> None:
     fetch, _ = fetcher(files, ["127.0.0.1"], allow_private=True)
 
     assert await fetch.fetch(f"http://a.example:{files.port}/x") == b"DATA"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """For a.example, signed by itself; the key lies beside it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    file = tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a.example"]
+    command += ["-addext", "subjectAltName=DNS:a.example", "-keyout", str(tmp_path / "key.pem"), "-out", str(file)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return file
+
+
+async def test_certificates_are_checked_for_the_name(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the connection goes to an address."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nDATA")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    files = Files(port=server.sockets[0].getsockname()[1])
+    try:
+        stranger, _ = fetcher(files, ["127.0.0.1"], allow_private=True)
+        with pytest.raises(FetchFailed):
+            await stranger.fetch(f"https://a.example:{files.port}/x")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        known, _ = fetcher(files, ["127.0.0.1"], ["127.0.0.1"], allow_private=True)
+        assert await known.fetch(f"https://a.example:{files.port}/x") == b"DATA"
+        with pytest.raises(FetchFailed):
+            await known.fetch(f"https://b.example:{files.port}/x")
+    finally:
+        server.close()
 
 
 async def test_a_name_server_that_hangs_is_not_waited_for(files: Files) -> None:
