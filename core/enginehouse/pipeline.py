@@ -29,7 +29,7 @@ from enginehouse.profiles import PROFILES
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
-from enginehouse.replay import Replays
+from enginehouse.replay import Replays, ask
 from enginehouse.request_parameters import without_parameter
 from enginehouse.routing import Plan, Planner, Routed, run_attempts, with_logprobs
 from enginehouse.timeouts import Timeouts, timeouts_of
@@ -309,4 +309,4 @@ async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int
     """The tokens of a predicted answer, in which control-token strings are text."""
     if prediction is None:
         return None
-    return await model.engine.tokenize((Segment(prediction),), False) if prediction else ()
+    return await ask(model, lambda engine: engine.tokenize((Segment(prediction),), False)) if prediction else ()

@@ -20,6 +20,7 @@ from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
+from enginehouse.replay import ask
 from enginehouse.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
 
 __all__ = ["Prompt", "PromptMaker"]
@@ -51,7 +52,7 @@ class Prompt:
         """The token ids that a forward pass would get."""
         if self.token_ids is not None:
             return self.token_ids
-        return await self.model.engine.tokenize(self.segments, self.add_special)
+        return await ask(self.model, lambda engine: engine.tokenize(self.segments, self.add_special))
 
     @property
     def parsing(self) -> AnswerParsing:

@@ -27,6 +27,7 @@ from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.models import LoadedModel
 from enginehouse.prompting import Prompt
+from enginehouse.replay import ask
 from enginehouse.types import Segment
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
@@ -166,7 +167,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
                 "max_model_len": model.info.max_context,
             }
             if body.with_pieces or body.return_token_strs:
-                pieces = await model.engine.pieces(token_ids)
+                pieces = await ask(model, lambda engine: engine.pieces(token_ids))
                 if body.with_pieces:
                     answer["tokens"] = _with_pieces(token_ids, pieces)
                 if body.return_token_strs:
@@ -180,7 +181,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         token_ids = read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
-            text = await model.engine.detokenize(token_ids)
+            text = await ask(model, lambda engine: engine.detokenize(token_ids))
         return _answer(request, decoded, model, {"content": text, "prompt": text})
 
     @post("/apply-template", status_code=200)

@@ -109,7 +109,7 @@ class Transcript:
         return event
 
     def _summary(self, event: RequestFinished) -> RequestFinished:
-        """The figures of all stays together; a pause counts where it fell. What was drafted is known of the last one."""
+        """The figures of all stays together; a pause counts where it fell. Drafts are those of the last stay."""
         now_s = self._clock()
         accepted_s = self._accepted_s if self._accepted_s is not None else now_s
         started_s = self._started_s if self._started_s is not None else now_s

@@ -84,7 +84,7 @@ class Answer:
             choice["text"] += text
             choice["finish_reason"] = finish_reason or choice["finish_reason"]
             choice["tokens"] += (logprobs or {}).get("tokens", [])
-            choice["logprobs"] += [round(value, 3) for value in (logprobs or {}).get("token_logprobs", [])]
+            choice["logprobs"] += [round(value or 0.0, 3) for value in (logprobs or {}).get("token_logprobs", [])]
         return [found[index] for index in sorted(found)]
 
     @property

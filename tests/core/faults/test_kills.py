@@ -222,3 +222,26 @@ def test_stream_ends_with_an_error_when_its_worker_does_not_come_back(python_tha
             assert answer.error is not None
             assert answer.error["code"] == "engine_dead"
             assert "was not back within 1 s" in answer.error["message"]
+
+
+def test_questions_are_asked_again(server, turn):
+    """Tokens of a text and texts of tokens, while there is no worker that could tell."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        text = {"model": "m", "prompt": "tell me a story"}
+        expected = client.post("/tokenize", json=text).json()
+        server.kill()
+        found = client.post("/tokenize", json=text).json()
+        again = client.post("/detokenize", json={"model": "m", "tokens": found["tokens"]}).json()
+
+    assert found == expected
+    assert again["content"] == "<|bos|>tell me a story"
+
+
+def test_echo_outlives_a_worker(server, turn):
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 30}
+    expected = undisturbed(server, **fields)
+    answer = server.ask(**fields)
+    answer.wait_chunks(3 + turn)
+    server.kill()
+
+    check_same(answer, expected)
