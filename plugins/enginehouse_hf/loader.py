@@ -179,7 +179,7 @@ def _find_facts(model: Any, max_context: int) -> ModelFacts:
     memory = KvMemory(num_slots=1, max_context=2)
     step = Step(memory, (Lane(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)
-    logits = run_model(model, step, token_ids, token_ids[:1] + 1)
+    logits = run_model(model, step, token_ids, [1])
     config = model.config.get_text_config()
     if len(step.windows) != config.num_hidden_layers:
         raise UnsupportedAttention(f"its own attention in some of its {config.num_hidden_layers} layers")

@@ -39,14 +39,15 @@ class LogitsRows:
         return rows
 
 
-def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """One forward pass.
 
     Args:
         model: a transformers causal model with our attention.
         step: which columns of ``token_ids`` belong to which slot and positions.
         token_ids: (T,) int64, on the model's device.
-        rows: (num_rows,) int64 columns whose logits are wanted, perhaps none.
+        rows: columns whose logits are wanted, perhaps none. Plain numbers: accelerate would take a tensor to the first
+            device of a model that is spread, and they are needed on the last.
 
     Returns:
         (num_rows, vocab_size) logits in the model's dtype.
@@ -132,7 +133,7 @@ class HfRunner:
         """Drop weights and KV memory; again is no error."""
         self._depths = self._memory = None
 
-    def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, torch.Tensor]:
+    def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         lanes: list[Lane] = []
         rows: list[int] = []
         inputs: list[NDArray[np.int32]] = []
@@ -146,4 +147,4 @@ class HfRunner:
             rows += {"none": [], "last": [end - 1], "all": list(range(begin, end))}[span.outputs]
         token_ids = torch.from_numpy(np.concatenate(inputs).astype(np.int64)).to(self._device)
         step = Step(self._memory, lanes, self._aborted)
-        return step, token_ids, torch.tensor(rows, dtype=torch.int64, device=self._device)
+        return step, token_ids, rows
