@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
 
 from enginehouse.admission import Ticket
@@ -141,11 +141,16 @@ class GenerationResponse:
             exchange.hold(running.generation)
             return running
 
-        if len(self.requests) == 1:
-            running = await exchange.until_ended(submit(self.requests[0]))
-            submitted = None if running is None else [running]
-        else:
+        first, *others = self.requests
+        if others and not self.state.pipeline.is_routed(first.model):
             submitted = await exchange.until_ended(asyncio.gather(*(submit(request) for request in self.requests)))
+        else:
+            running = await exchange.until_ended(submit(first))
+            submitted = None if running is None else [running]
+            if submitted and others:  # the prompts of one answer go to one model
+                same = [evolve(request, model=submitted[0].model.name) for request in others]
+                rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
+                submitted = None if rest is None else [*submitted, *rest]
         if submitted is not None and self.prepare is not None:
             await exchange.until_ended(self.prepare(submitted))
             return None if exchange.is_ended else submitted

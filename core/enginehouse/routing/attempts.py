@@ -35,7 +35,7 @@ from enginehouse.types import (
     TextDelta,
 )
 
-__all__ = ["BegunGeneration", "FailedAttempt", "Routed", "run_attempts", "with_logprobs"]
+__all__ = ["BegunGeneration", "FailedAttempt", "Routed", "Submit", "run_attempts", "with_logprobs"]
 
 
 @frozen

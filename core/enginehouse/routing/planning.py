@@ -20,7 +20,7 @@ from enginehouse.routing.experience import Experience
 from enginehouse.structuring import closest
 from enginehouse.types import GenerateRequest, ModelInfo
 
-__all__ = ["AUTO", "Plan", "Planner"]
+__all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner"]
 
 AUTO = "auto"
 """The model name that asks a router; a model or alias of that name comes before it."""

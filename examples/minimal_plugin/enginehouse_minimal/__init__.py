@@ -6,17 +6,25 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.backend import Backend
+from enginehouse.router import Router
 from enginehouse.sampler import SamplerPlugin
 from enginehouse_minimal.backend import MinimalBackend
+from enginehouse_minimal.router import LengthRouter
 from enginehouse_minimal.sampler import CutoffSampler
 
-__all__ = ["register_backends", "register_samplers"]
+__all__ = ["register_backends", "register_routers", "register_samplers"]
 
 
 @hookimpl
 def register_backends(register: Callable[[Backend], None]) -> None:
     """Hand over the backend."""
     register(MinimalBackend())
+
+
+@hookimpl
+def register_routers(register: Callable[[Router], None]) -> None:
+    """Hand over the router."""
+    register(LengthRouter())
 
 
 @hookimpl

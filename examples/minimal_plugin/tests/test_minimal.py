@@ -11,10 +11,12 @@ import pytest
 from enginehouse.backend import ModelSource
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
 from enginehouse.testing.engine_contract import EngineContract
+from enginehouse.testing.router_contract import RouterContract
 from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse.testing.sampler_contract import SamplerContract
 from enginehouse.testing.server import started_server
 from enginehouse_minimal.backend import MinimalBackend, MinimalOptions
+from enginehouse_minimal.router import LengthRouter
 from enginehouse_minimal.sampler import CutoffSampler
 
 TEXT = Path(__file__).parents[1] / "README.md"
@@ -37,6 +39,13 @@ class TestSampler(SamplerContract):
     @classmethod
     def sampler(cls) -> CutoffSampler:
         return CutoffSampler()
+
+
+class TestRouter(RouterContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def router(cls) -> LengthRouter:
+        return LengthRouter()
 
 
 def test_a_server_draws_with_it() -> None:

@@ -134,6 +134,16 @@ def test_streams_name_the_model_in_the_header_and_in_the_last_chunk(serve: Serve
     assert chunks[-1]["enginehouse"]["routed"]["strategy"] == "fixed"
 
 
+def test_prompts_of_one_request_go_to_one_model(serve: Serve) -> None:
+    router = Fixed(("big", "small"))
+    with serve({"small": ["s"], "big": ["b"]}, FIXED, with_router(router)) as client:
+        answer = client.http.post("/v1/completions", json={"model": "auto", "prompt": ["x", "y", "z"]})
+
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["b", "b", "b"]
+    assert answer.headers["x-octomil-routed-model"] == "big"
+    assert len(router.asked) == 1
+
+
 def test_named_models_are_not_routed(serve: Serve) -> None:
     router = Fixed(("big",))
     with serve({"small": ["s"], "big": ["b"]}, FIXED, with_router(router)) as client:
