@@ -12,7 +12,7 @@ from .soak import soak
 pytestmark = [pytest.mark.slow, pytest.mark.llamacpp, pytest.mark.llguidance]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_short_soak_leaves_nothing_behind(tmp_path: Path) -> None:
     result = soak(20.0, Console(quiet=True), folder=tmp_path)
 

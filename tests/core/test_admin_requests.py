@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -302,6 +303,20 @@ def test_a_request_that_does_not_think_is_a_conflict(client: httpx.Client, ask) 
         wait_for(client, name, "decode")
 
         assert client.post(f"/admin/requests/{name}/stop-thinking", headers=ADMIN).status_code == 409
+
+
+def test_a_request_whose_worker_died_is_paused_and_can_be_cancelled(tmp_path: Path) -> None:
+    options = {"faults": {"abort_at_step": 8}, "open_delay_s": 2.0}
+    model = ModelSettings(source=str(tmp_path), backend="fake", context=512, options=options)
+    settings = Settings(auth=AuthSettings(keys=KEYS), models={"m": model}, plugins=PluginsSettings(allow=()))
+    with contextlib.contextmanager(connect)(settings) as client, ThreadPoolExecutor() as pool:
+        headers = USER | {"x-request-id": "lost"}
+        answer = pool.submit(client.post, "/v1/chat/completions", json=chat(max_tokens=100), headers=headers)
+
+        found = wait_for(client, "lost", "paused")
+        client.post("/admin/requests/lost/cancel", headers=ADMIN)
+
+        assert found["model"] == "m" and answer.result(10).status_code == 410
 
 
 # -- slots --------------------------------------------------------------------------------------------
