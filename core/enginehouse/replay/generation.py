@@ -50,6 +50,7 @@ class ReplayedGeneration:
         timeout_s: how long it may be without a worker.
 
     Attributes:
+        request: what is answered.
         num_suspicions: see :class:`enginehouse.replay.probation.Suspect`.
         engine: the worker that holds it; None while it is between two.
         num_replays: how often it went on in another worker.
@@ -63,7 +64,7 @@ class ReplayedGeneration:
         self.num_replays = 0
         self.engine: WorkerEngine | None = None
         self.stage: Literal["submitted", "accepted", "queued", "running"] = "submitted"
-        self._request = request
+        self.request = request
         self._home = home
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -141,7 +142,7 @@ class ReplayedGeneration:
             engine = await self._home.admission(self)
             self.engine, self.stage = engine, "submitted"
             try:
-                stay = await engine.submit(self._request, resume=self._transcript.begin_stay(), recorder=self)
+                stay = await engine.submit(self.request, resume=self._transcript.begin_stay(), recorder=self)
             except WorkerDied:
                 await self._home.burial(engine)
             else:
@@ -187,7 +188,7 @@ class ReplayedGeneration:
                 self._error = error
                 self._home.left(self)
 
-        self._returning = self._loop.create_task(come_back(), name=f"replay of {self._request.request_id}")
+        self._returning = self._loop.create_task(come_back(), name=f"replay of {self.request.request_id}")
 
     # -- what happens in the worker ----------------------------------------------------------------
 

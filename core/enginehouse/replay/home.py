@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from enginehouse.engine.worker import WorkerEngine
 from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, Overloaded, RequestKillsWorker
 from enginehouse.models.served import LoadedModel, ServedModel
 from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.poison import Poison
 from enginehouse.replay.probation import Probation
 from enginehouse.types import EngineRequest
 
@@ -37,6 +39,7 @@ class ModelHome:
         self._name = served.name
         self._max_waiting = max_waiting
         self._probation = Probation()
+        self._poison = Poison(time.monotonic)
         self._requests: dict[ReplayedGeneration, None] = {}  # in order of arrival
         self._engine: WorkerEngine | None = None
         self._arrivals = itertools.count()
@@ -46,12 +49,15 @@ class ModelHome:
         """Bring a new request to the model.
 
         Raises:
+            RequestKillsWorker: workers died of it before.
             Overloaded: too many wait already.
             EnginehouseError: see :meth:`ReplayedGeneration.enter`.
         """
+        if request in self._poison:
+            raise RequestKillsWorker("The model's worker has died of this very request before; it is refused.")
         if self.is_suspicious and sum(held.engine is None for held in self._requests) >= self._max_waiting:
             raise Overloaded("The model is recovering from a crash, and too many requests wait for it; try again.")
-        if isinstance(model.engine, WorkerEngine):
+        if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
             self._know(model.engine)
         generation = ReplayedGeneration(request, self, next(self._arrivals), model.settings.replay_timeout_s)
         self._requests[generation] = None
@@ -118,6 +124,7 @@ class ModelHome:
         if isinstance(culprit, ReplayedGeneration):
             _log.error("model %s: its worker died twice of the same request, which is refused", self._name)
             culprit.refuse(RequestKillsWorker(_verdict(error)))
+            self._poison.add(culprit.request)
         for request in held:
             request.lost()
         self._notify()

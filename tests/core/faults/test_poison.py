@@ -48,7 +48,14 @@ def test_poison_alone_costs_two_workers():
         assert answer.error is not None
         assert answer.error["type"] == "invalid_request_error"
         server.wait_ready()
-        assert pids.isdisjoint(worker.pid for worker in server.workers())
+        after = {worker.pid for worker in server.workers()}
+        assert pids.isdisjoint(after)
+
+        again = server.ask(POISON, stream=False, seed=3).wait()
+        assert again.status == 422
+        assert again.error is not None
+        assert again.error["code"] == "request_kills_worker"
+        assert {worker.pid for worker in server.workers()} == after, "nobody had to die to know that"
 
 
 def test_two_poisons_at_once_are_both_found(expected):
