@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.admission import Admission
+from enginehouse.admission import Admission, Ticket
 from enginehouse.admission.rates import Rate, Rates
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import RateLimited, ServerOverloaded
@@ -33,6 +33,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(time, "time", clock)
     return clock
+
+
+async def enter(admission: Admission, caller: Identity | None) -> Ticket:
+    ticket = admission.ticket(caller)
+    await admission.enter(ticket)
+    return ticket
 
 
 def requests(per_minute: int, owner: str = "a") -> Rate:
@@ -132,71 +138,71 @@ async def test_more_than_a_minutes_worth_waits_for_a_free_minute(clock: Clock) -
 async def test_each_key_has_its_own_rate_and_all_share_the_servers(clock: Clock) -> None:
     admission = Admission(LimitsSettings(key_requests_per_minute=2, requests_per_minute=3))
     for caller in (ALICE, ALICE, BOB):
-        await admission.close(await admission.enter(caller))
+        await admission.close(await enter(admission, caller))
 
     with pytest.raises(RateLimited, match="This key may use 2 requests per minute") as refused:
-        await admission.enter(ALICE)
+        await enter(admission, ALICE)
     assert refused.value.limit == "requests" and refused.value.retry_after_s > 0
     with pytest.raises(RateLimited, match="All callers together may use 3 requests"):
-        await admission.enter(BOB)
+        await enter(admission, BOB)
 
 
 async def test_a_refused_request_counts_nowhere(clock: Clock) -> None:
     """Neither in its own rate nor in everybody's: else who is refused could keep others out."""
     admission = Admission(LimitsSettings(key_requests_per_minute=1, requests_per_minute=2))
-    await admission.enter(ALICE)
+    await enter(admission, ALICE)
     for _ in range(5):
         with pytest.raises(RateLimited, match="This key"):
-            await admission.enter(ALICE)
+            await enter(admission, ALICE)
 
-    await admission.enter(BOB)
+    await enter(admission, BOB)
 
 
 async def test_what_a_key_says_itself_overrides(clock: Clock) -> None:
     admission = Admission(LimitsSettings(key_requests_per_minute=1, key_max_concurrent=1))
     generous = Identity(name="generous", requests_per_minute=3, max_concurrent=3)
     for _ in range(3):
-        ticket = await admission.enter(generous)
+        ticket = await enter(admission, generous)
 
     assert [(state.rate.per_minute, state.remaining) for state in ticket.states] == [(3, 0)]
     with pytest.raises(RateLimited):
-        await admission.enter(generous)
+        await enter(admission, generous)
 
 
 async def test_requests_at_once_are_counted_until_they_end(clock: Clock) -> None:
     admission = Admission(LimitsSettings(key_max_concurrent=1, max_concurrent=2), clock)
-    first = await admission.enter(ALICE)
+    first = await enter(admission, ALICE)
     with pytest.raises(RateLimited, match="1 requests running") as refused:
-        await admission.enter(ALICE)
+        await enter(admission, ALICE)
     assert refused.value.limit == "concurrent"
-    await admission.enter(BOB)
+    await enter(admission, BOB)
     with pytest.raises(ServerOverloaded, match="2 requests to answer"):
-        await admission.enter(Identity(name="carol"))
+        await enter(admission, Identity(name="carol"))
     await admission.close(first)
     await admission.close(first)  # harmless
 
-    await admission.enter(ALICE)
+    await enter(admission, ALICE)
 
 
 async def test_when_to_come_again_follows_how_fast_requests_end(clock: Clock) -> None:
     admission = Admission(LimitsSettings(max_concurrent=1), clock)
     for _ in range(5):
-        ticket = await admission.enter(None)
+        ticket = await enter(admission, None)
         clock.now += 4.0
         await admission.close(ticket)
-    await admission.enter(None)
+    await enter(admission, None)
 
     with pytest.raises(ServerOverloaded) as refused:
-        await admission.enter(None)
+        await enter(admission, None)
     assert refused.value.retry_after_s == pytest.approx(4.0, rel=0.3)
 
 
 async def test_tokens_are_set_aside_and_settled(clock: Clock) -> None:
     admission = Admission(LimitsSettings(key_tokens_per_minute=1000))
-    ticket = await admission.enter(ALICE)
+    ticket = await enter(admission, ALICE)
     await admission.reserve(ticket, 800)
     assert [state.remaining for state in ticket.states] == [200]
-    other = await admission.enter(ALICE)
+    other = await enter(admission, ALICE)
     with pytest.raises(RateLimited, match="this request asks for about 300") as refused:
         await admission.reserve(other, 300)
     assert refused.value.limit == "tokens"
@@ -209,23 +215,36 @@ async def test_tokens_are_set_aside_and_settled(clock: Clock) -> None:
 
 async def test_of_several_rates_the_tighter_one_is_shown(clock: Clock) -> None:
     admission = Admission(LimitsSettings(key_requests_per_minute=100, requests_per_minute=5))
-    ticket = await admission.enter(ALICE)
+    ticket = await enter(admission, ALICE)
 
     assert [(state.rate.per_minute, state.remaining) for state in ticket.states] == [(5, 4)]
 
 
+async def test_a_refused_request_is_told_what_is_left_and_holds_nothing(clock: Clock) -> None:
+    admission = Admission(LimitsSettings(key_requests_per_minute=1, key_max_concurrent=2))
+    await enter(admission, ALICE)
+    refused = admission.ticket(ALICE)
+    with pytest.raises(RateLimited):
+        await admission.enter(refused)
+    await admission.close(refused)
+    assert [(state.rate.per_minute, state.remaining) for state in refused.states] == [(1, 0)]
+
+    clock.now += 2 * MINUTE
+    await enter(admission, ALICE)  # the second of two: the refused one does not count
+
+
 async def test_limits_can_be_changed(clock: Clock) -> None:
     admission = Admission(LimitsSettings())
-    assert (await admission.enter(ALICE)).states == ()
+    assert (await enter(admission, ALICE)).states == ()
     admission.change(LimitsSettings(key_max_concurrent=1))
     with pytest.raises(RateLimited):
-        await admission.enter(ALICE)
+        await enter(admission, ALICE)
 
 
 async def test_callers_without_requests_are_forgotten(clock: Clock) -> None:
     admission = Admission(LimitsSettings(), clock)
     for number in range(5000):
-        await admission.close(await admission.enter(Identity(name=f"caller-{number}")))
+        await admission.close(await enter(admission, Identity(name=f"caller-{number}")))
 
     assert len(admission._running) <= 4097
 

@@ -96,6 +96,7 @@ def test_too_many_requests_are_told_when_to_come_back(connect, stream: bool) -> 
         error = refused.json()["error"]
         assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
         assert 1 <= int(refused.headers["retry-after"]) <= 121
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
     assert client.post("/v1/chat/completions", json=chat(), headers=bearer("bob")).status_code == 200
     assert client.get("/v1/models", headers=bearer("alice")).status_code == 200  # only generating counts

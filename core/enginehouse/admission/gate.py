@@ -1,6 +1,6 @@
 """Lets a caller's generating requests in while its limits, and those of the whole server, last.
 
-A :class:`Ticket` is one request that was let in. Its tokens are estimated and set aside when the request is known, and
+A :class:`Ticket` is one request. Its tokens are estimated and set aside when the request is known, and
 settled when it ends. Refusals say when to come again: by the rate's own window, or for requests at once by how fast
 such requests have ended lately.
 """
@@ -48,17 +48,19 @@ class _Running:
 
 @define(eq=False)
 class Ticket:
-    """One request that was let in.
+    """One request that is, or wants to be, let in.
 
     Attributes:
         used: tokens of its prompt and answer; None counts what was set aside.
-        states: what is left of its rates; of several of one unit the one that gives less.
+        states: what is left of its rates; of several of one unit the one that gives less. Also of a refused request.
         owners: whose limits hold for it; the door's own, as are the tokens that were taken.
+        is_in: whether it counts among the requests that are running.
     """
 
     used: int | None = None
     states: tuple[RateState, ...] = ()
     owners: tuple[_Limits, ...] = ()
+    is_in: bool = False
     taken: list[Taken] = field(factory=list)
 
 
@@ -80,23 +82,26 @@ class Admission:
         """Let other limits hold from now on; requests that are in keep what they have."""
         self._settings = settings
 
-    async def enter(self, caller: Identity | None) -> Ticket:
-        """Let one request in; every ticket must be closed.
+    def ticket(self, caller: Identity | None) -> Ticket:
+        """A ticket for one request, which is not in yet; close it in any case."""
+        return Ticket(owners=self._owners(caller))
+
+    async def enter(self, ticket: Ticket) -> None:
+        """Let the request in.
 
         Raises:
             RateLimited: the caller has too many requests in, or sent too many in the last minute.
             ServerOverloaded: all callers together have too many in.
         """
-        owners = self._owners(caller)
-        for owner in owners:
-            self._check_concurrent(owner)
-        ticket = Ticket(owners=owners)
-        wanted = [(owner.requests, 1) for owner in owners if owner.requests is not None]
-        await self._take(wanted)
-        for owner in owners:
-            self._count(owner.owner, 1)
-        await self._note_states(ticket)
-        return ticket
+        try:
+            for owner in ticket.owners:
+                self._check_concurrent(owner)
+            await self._take([(owner.requests, 1) for owner in ticket.owners if owner.requests is not None])
+            for owner in ticket.owners:
+                self._count(owner.owner, 1)
+            ticket.is_in = True
+        finally:
+            await self._note_states(ticket)
 
     async def reserve(self, ticket: Ticket, num_tokens: int) -> None:
         """Set tokens aside for the prompt and the answer.
@@ -106,14 +111,17 @@ class Admission:
         """
         wanted = [(owner.tokens, num_tokens) for owner in ticket.owners if owner.tokens is not None]
         if wanted:
-            ticket.taken += await self._take(wanted)
-            await self._note_states(ticket)
+            try:
+                ticket.taken += await self._take(wanted)
+            finally:
+                await self._note_states(ticket)
 
     async def close(self, ticket: Ticket) -> None:
-        """The request has ended: settle its tokens."""
-        for owner in ticket.owners:
-            self._count(owner.owner, -1)
-        ticket.owners = ()
+        """The request has ended: settle its tokens; harmless when it was never in, or is closed."""
+        if ticket.is_in:
+            ticket.is_in = False
+            for owner in ticket.owners:
+                self._count(owner.owner, -1)
         if ticket.used is not None:
             for taken in ticket.taken:
                 await self._rates.settle(taken, ticket.used)

@@ -85,11 +85,12 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
         if template in METERED and connection.scope.get("method") == "POST":
-            connection.scope[_TICKET_KEY] = await admission.enter(key)  # type: ignore[literal-required]
+            ticket = connection.scope[_TICKET_KEY] = admission.ticket(key)  # type: ignore[literal-required]
+            await admission.enter(ticket)
 
     return open_door
 
 
 def ticket_of(scope: AsgiScope) -> Ticket | None:
-    """The ticket of a request that counts against limits; None before it was let in, and of others."""
+    """The ticket of a request that counts against limits; None before it wanted to be let in, and of others."""
     return cast(Ticket | None, scope.get(_TICKET_KEY))
