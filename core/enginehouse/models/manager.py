@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from weakref import WeakSet
 
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelOverloaded, ModelTooLarge
@@ -65,6 +66,7 @@ class ModelManager:
         self._check: ModelCheck | None = None
         self._models: dict[str, ServedModel] = {}
         self._by_name: dict[str, ServedModel] = {}
+        self._made: WeakSet[ServedModel] = WeakSet()  # also those that are about to be served, or were
         self._background: set[asyncio.Task[None]] = set()
         self._is_planned = asyncio.Event()
         self.put({name: self.make(name, model) for name, model in settings.models.items()})
@@ -83,7 +85,7 @@ class ModelManager:
 
     def make(self, name: str, settings: ModelSettings) -> ServedModel:
         """A model that is not served yet."""
-        return ServedModel(
+        model = ServedModel(
             name=name,
             settings=settings,
             room=self.room,
@@ -92,6 +94,8 @@ class ModelManager:
             check=self._check,
             restarts=Restarts(self._restart_policy),
         )
+        self._made.add(model)
+        return model
 
     def check_with(self, check: ModelCheck) -> None:
         """Let ``check`` refuse models that are opened from now on."""
@@ -146,8 +150,9 @@ class ModelManager:
         except EnginehouseError as error:
             model.fail(error.message)
             return
-        if model.plan is not None:
+        if model.settings.load == "lazy":
             model.put_off()
+        elif model.plan is not None:
             await self.begin_eager([model])
 
     async def begin_eager(self, models: Sequence[ServedModel]) -> None:
@@ -178,7 +183,7 @@ class ModelManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(model.close() for model in self._models.values()))
+        await asyncio.gather(*(model.close() for model in tuple(self._made)))
 
     # -- requests ----------------------------------------------------------------------------------
 

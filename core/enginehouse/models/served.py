@@ -83,6 +83,7 @@ class ServedModel:
     _info: ModelInfo | None = None
     _load_s: float = 1.0
     _serving: asyncio.Task[None] | None = None
+    _stopped: asyncio.Task[None] | None = None  # the last one that was told to end
     _departure: Departure[LoadedModel] = field(init=False)
     _waiters: Waiters[LoadedModel] = field(factory=Waiters)
     _expiry: asyncio.TimerHandle | None = None
@@ -404,10 +405,16 @@ class ServedModel:
         """End the engine, or its load; there is none when a load has failed meanwhile."""
         if self._serving is not None:
             self._condition.is_closing = True
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
+            await self._stop_serving(self._serving)
             self._condition.become("unloaded")
             self._condition.is_closing = False
+
+    async def _stop_serving(self, serving: asyncio.Task[None]) -> None:
+        """Cancel the task that serves, once: a second time would interrupt it while it closes the engine."""
+        if self._stopped is not serving:
+            self._stopped = serving
+            serving.cancel()
+        await asyncio.wait([serving])
 
     def _go_on(self) -> None:
         """The model has left, perhaps to come back for those who wait; or it stays, as its requests did not finish."""
@@ -422,8 +429,7 @@ class ServedModel:
         self._condition.is_closing = True
         await self._departure.cancel()
         if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
+            await self._stop_serving(self._serving)
         self.room.free(self)
         if self._expiry is not None:
             self._expiry.cancel()

@@ -177,6 +177,19 @@ async def test_settings_that_need_no_worker_hold_at_once() -> None:
         await until(lambda: states(manager) == {"m": "unloaded"})
 
 
+async def test_end_of_the_server_closes_what_is_about_to_be_served() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(1, load="eager")}), backend) as manager:
+        changer = ModelChanger(manager)
+        await change(changer, settings_of({"m": tiny(2, gate="slow", load="eager")}))
+        await until(lambda: manager.room.held_bytes("cpu") == 3)
+        await change(changer, settings_of({"m": tiny(3, gate="slow", load="eager")}))
+        await until(lambda: manager.room.held_bytes("cpu") == 6)
+        threading.Timer(0.1, backend.gates["slow"].set).start()
+
+    assert (backend.open_bytes, manager.room.held_bytes("cpu")) == (0, 0)
+
+
 async def test_failed_model_gets_another_chance() -> None:
     settings = settings_of({"m": tiny(fails="no luck", load="eager"), "other": tiny()})
     async with open_tiny(settings) as manager:
