@@ -142,6 +142,7 @@ class GenerationResponse:
             return running
 
         first, *others = self.requests
+        submitted: list[RunningRequest] | None
         if others and not self.state.pipeline.is_routed(first.model):
             submitted = await exchange.until_ended(asyncio.gather(*(submit(request) for request in self.requests)))
         else:
