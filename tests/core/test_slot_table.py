@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -106,6 +107,31 @@ def test_check_refuses_a_wrong_span(table: SlotTable, span: Span, reason: str) -
 
 def test_check_accepts_exit_layers_that_the_runner_has(table: SlotTable) -> None:
     table.check([Span(table.open(), 0, np.array([1], np.int32), num_layers=4)])
+
+
+def test_spans_of_more_layers_wait_until_shallow_positions_are_gone() -> None:
+    capabilities = attrs.evolve(_CAPABILITIES, exit_layers=(2, 4, 6))
+    table = SlotTable(capabilities, vocab_size=100)
+    sequence = table.open()
+
+    def append(sequence: int, num_layers: int | None) -> None:
+        span = Span(sequence, table.length(sequence), np.array([1], np.int32), num_layers=num_layers)
+        table.check([span])
+        table.advance([span])
+
+    for num_layers in (None, 6, 4, 4, 2):
+        append(sequence, num_layers)
+    for num_layers in (None, 6, 4):
+        with pytest.raises(InvalidSpan, match="positions from 1 on ran fewer layers"):
+            append(sequence, num_layers)
+    copy, _ = table.fork(sequence, 3)
+    with pytest.raises(InvalidSpan, match="fewer layers"):
+        append(copy, 6)
+    append(copy, 4)
+    table.truncate(sequence, 1)
+    append(sequence, None)
+    table.free(copy)
+    append(table.open(), None)
 
 
 def test_check_refuses_a_wrong_batch(table: SlotTable) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
 from enginehouse.backend import Outputs
+from enginehouse.errors import InvalidSpan
 from enginehouse.testing.contract.base import ContractBase
 from enginehouse.testing.contract.driver import RunnerDriver
 
@@ -116,3 +118,32 @@ class ForwardContract(ContractBase):
             )
             expected = [driver.alone(prompt + prompts[1 + index][: step + 1])[-1:] for index in range(3)]
             self.assert_same(rows, np.concatenate(expected), driver.runner.capabilities)
+
+    def test_fewer_layers_depend_on_the_tokens_only(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Where a runner offers ``exit_layers``: the same logits at once and token by token, behind a text of all."""
+        offered, prompt = driver.runner.capabilities.exit_layers, prompts[0]
+        if not offered:
+            pytest.skip("the runner has no exit layers")
+        for num_layers in (offered[0], offered[-1]):
+            whole, parts = driver.open(), driver.holding(prompt[:4])
+            expected = driver.forward(attrs.evolve(driver.span(whole, prompt, "all"), num_layers=num_layers))
+            found = [
+                driver.forward(attrs.evolve(driver.span(parts, [token_id]), num_layers=num_layers))
+                for token_id in prompt[4:]
+            ]
+
+            self.assert_same(np.concatenate(found), expected[4:], driver.runner.capabilities)
+
+    def test_fewer_layers_are_taken_back_before_more_run(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """What only the first layers have computed is not read by others; truncated, the sequence is as it was."""
+        offered, prompt = driver.runner.capabilities.exit_layers, prompts[0]
+        if not offered:
+            pytest.skip("the runner has no exit layers")
+        sequence = driver.holding(prompt[:-3])
+        driver.forward(attrs.evolve(driver.span(sequence, prompt[-3:-1]), num_layers=offered[0]))
+        with pytest.raises(InvalidSpan):
+            driver.forward(driver.span(sequence, prompt[-1:]))
+
+        assert driver.runner.truncate(sequence, len(prompt) - 3) == len(prompt) - 3
+        rows = driver.forward(driver.span(sequence, prompt[-3:], "all"))
+        self.assert_same(rows, driver.alone(prompt)[-3:], driver.runner.capabilities)
