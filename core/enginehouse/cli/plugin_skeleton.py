@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
     help="Where to write it; must not exist yet.  [default: enginehouse-NAME]",
 )
 def new(name: str, folder: Path | None) -> None:
-    """Write an installable plugin NAME: a backend in about a hundred lines, a sampler, a router, and tests that pass."""
+    """Write an installable plugin NAME: a backend of about a hundred lines, a sampler, a router, tests that pass."""
     if not _NAME.fullmatch(name):
         raise click.BadParameter("use lower-case words joined by underscores, such as my_engine", param_hint="NAME")
     folder = folder or Path(f"enginehouse-{name.replace('_', '-')}")

@@ -149,10 +149,11 @@ class ModelManager:
             await self._plan(model)
         except EnginehouseError as error:
             model.fail(error.message)
+        if model.plan is None:
             return
         if model.settings.load == "lazy":
             model.put_off()
-        elif model.plan is not None:
+        else:
             await self.begin_eager([model])
 
     async def begin_eager(self, models: Sequence[ServedModel]) -> None:

@@ -16,10 +16,11 @@ import pytest
 
 from enginehouse.config import ModelSettings, ServerSettings, Settings
 from enginehouse.models.sources import find_source
+from enginehouse.testing.server import started_server
 from enginehouse.testing.server_thread import server_thread
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
-from .stand_in import StandIn, commit_of, digest_of
+from .stand_in import Repository, StandIn, commit_of, digest_of
 
 
 @pytest.fixture(autouse=True)
@@ -232,3 +233,23 @@ def test_what_is_here_is_served_without_asking_the_hub(hub: StandIn) -> None:
 def test_contents_of_the_fixtures_are_what_the_tests_say() -> None:
     assert len(GGUF["F16/m-F16-00001-of-00002.gguf"] + GGUF["F16/m-F16-00002-of-00002.gguf"]) == 1_300_000
     assert len(SAFETENSORS["model.safetensors"]) == 3_000_000
+
+
+@pytest.mark.llamacpp
+def test_real_model_is_pulled_and_served_by_one_command(hub: StandIn, downloads: Path) -> None:
+    """From an empty cache to an answer: the packaged model, as a repository of the hub."""
+    from enginehouse_starter.source import find_starter_model
+
+    found = find_starter_model()
+    assert found is not None
+    assert found.path is not None
+    hub.repositories["owner/smol"] = Repository({"main": {"smol-Q4_1.gguf": found.path.read_bytes()}})
+    hub.cut_after, hub.num_cuts = {"smol-Q4_1.gguf": 40_000_000}, 1
+    body = {"temperature": 0, "messages": [{"role": "user", "content": "Name the capital of France."}]}
+    with started_server("owner/smol:Q4_1", "--pull", "--backend", "llamacpp") as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
+        assert "choices" in answer, answer
+
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert answer["model"] == "owner/smol:Q4_1"
+    assert hub.contents_asked() == [("smol-Q4_1.gguf", 0), ("smol-Q4_1.gguf", 40_000_000)]
