@@ -16,24 +16,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Draw, Sampled
+from enginehouse.backend import DRAW_FIELDS, Draw, Sampled
 
 __all__ = ["SUPPORTED", "MlxDrawn", "draw_rows", "sample"]
 
-SUPPORTED = frozenset(
-    {
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "logit_bias",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "num_logprobs",
-        "mask",
-    }
-)
+SUPPORTED = DRAW_FIELDS
 """Fields of SamplingParams, and masks: what :func:`sample` honours."""
 
 _LOWEST_LOGPROB = -9999.0  # as core reports "impossible"

@@ -19,7 +19,8 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from enginehouse_hf.cuda.search import collect, finish, refine, survey
+from enginehouse_hf.cuda.search import collect, refine, survey
+from enginehouse_hf.cuda.search_end import finish
 
 __all__ = ["draw_rows"]
 

@@ -1,0 +1,83 @@
+"""Logits as integers that sort alike (keys), and where ranges of them are cut.
+
+Called by the kernels in ``search.py`` and ``search_end.py``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["even_cuts", "first_cuts", "key_of", "least_key", "three_cuts", "value_of", "weight_of"]
+
+
+@triton.jit
+def key_of(value, SHIFT: tl.constexpr):
+    """An integer that sorts like the float32 ``value``; ``SHIFT`` drops bits that the dtype of the logits lacks."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> SHIFT
+
+
+@triton.jit
+def value_of(key, SHIFT: tl.constexpr):
+    """The float32 whose key this is."""
+    bits = (key << SHIFT).to(tl.int32)
+    bits = tl.where(bits < 0, (bits | ((1 << SHIFT) - 1)) ^ 0x7FFFFFFF, bits)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weight_of(key, highest, inverse, SHIFT: tl.constexpr):
+    """How probable a token with this key is, relative to the most probable one."""
+    return tl.exp((value_of(key, SHIFT) - highest) * inverse).to(tl.float64)
+
+
+@triton.jit
+def least_key(min_p, highest, heat, inverse, bottom, SHIFT: tl.constexpr):
+    """The smallest key that ``min_p`` allows; ``bottom`` when there is none."""
+    key = bottom
+    if min_p > 0.0:
+        key = key_of(highest + tl.log(min_p.to(tl.float32)) * heat, SHIFT).to(tl.int64)
+        # The key of this floor rounds down; one step up where that let in what is too improbable.
+        if weight_of(key, highest, inverse, SHIFT) < min_p * (1.0 - 1e-6):
+            key += 1
+    return tl.maximum(key, bottom)
+
+
+@triton.jit
+def first_cuts(highest, heat, bottom, top, least, SHIFT: tl.constexpr):
+    """The bottom, keys at some distances below the highest logit, in temperatures, and the key of ``min_p``."""
+    column = tl.arange(0, 8)
+    far = tl.where(column == 3, 5.0, tl.where(column == 4, 3.5, tl.where(column == 5, 2.2, 1.0)))
+    far = tl.where(column == 1, 10.0, tl.where(column == 2, 7.0, far))
+    cuts = key_of(highest - far * heat, SHIFT).to(tl.int64)
+    cuts = tl.where(column == 0, bottom, tl.where(column == 7, least, cuts))
+    return tl.minimum(tl.maximum(cuts, bottom), top - 1)
+
+
+@triton.jit
+def even_cuts(low, high, SHIFT: tl.constexpr):
+    """``low``, and seven keys between it and ``high`` whose values are evenly spaced."""
+    column = tl.arange(0, 8)
+    bottom = value_of(low, SHIFT)
+    step = (value_of(high - 1, SHIFT) - bottom) * 0.125
+    cuts = key_of(bottom + step * column.to(tl.float32), SHIFT).to(tl.int64)
+    cuts = tl.where(column == 0, low, cuts)
+    return tl.minimum(tl.maximum(cuts, low), high - 1)
+
+
+@triton.jit
+def three_cuts(low, high, num_rounds, SHIFT: tl.constexpr):
+    """Three keys inside (low, high), ascending: evenly spaced values at first, in the end evenly spaced keys."""
+    size = high - low
+    a, b, c = low + size // 4, low + size // 2, low + size * 3 // 4
+    if num_rounds < 6:
+        bottom = value_of(low, SHIFT)
+        step = (value_of(high - 1, SHIFT) - bottom) * 0.25
+        a = key_of(bottom + step, SHIFT).to(tl.int64)
+        b = key_of(bottom + step * 2.0, SHIFT).to(tl.int64)
+        c = key_of(bottom + step * 3.0, SHIFT).to(tl.int64)
+    a = tl.maximum(tl.minimum(a, high - 1), low + 1)
+    b = tl.maximum(tl.minimum(b, high - 1), low + 1)
+    c = tl.maximum(tl.minimum(c, high - 1), low + 1)
+    return a, b, c
