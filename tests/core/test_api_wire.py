@@ -305,3 +305,50 @@ def test_many_half_sent_requests_leave_nothing_behind(impatient: httpx.Client) -
             connection.close()
     check_alive(impatient)
     assert threading.active_count() <= num_threads + 2
+
+
+def nested(depth: int) -> dict:
+    return {"a": nested(depth - 1)} if depth else {}
+
+
+def tool(name: str) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "statuses"),
+    [
+        ({"tools": [tool(f"f{n}") for n in range(5000)]}, {400}),
+        ({"tools": [tool("f" * 100_000)]}, {400}),
+        ({"stop": ["x"] * 5000}, {400}),
+        ({"stop": ["x" * 1_000_000]}, {200, 400}),
+        ({"logit_bias": {str(n): 1 for n in range(200_000)}}, {400}),
+        ({"logit_bias": {str(10**300): 1}}, {400}),
+        ({"n": 10**9}, {400}),
+        ({"max_tokens": 10**18}, {200, 400}),
+        ({"max_tokens": 10**30}, {400}),
+        ({"seed": 2**70}, {400}),
+        ({"temperature": 1e308}, {400}),
+        ({"top_k": 10**12}, {200, 400}),
+        ({"chat_template_kwargs": nested(60)}, {200, 400}),
+        ({"chat_template_kwargs": nested(500)}, {400}),
+        ({"chat_template_kwargs": {str(n): "x" for n in range(60_000)}}, {200, 400}),
+        ({"nobody_knows_me": [[]] * 600_000}, {400}),
+        ({"nobody_knows_me": [{"a": 1}] * 600_000}, {400}),
+        ({"nobody_knows_me": [1] * 3_000_000}, {400}),
+        ({"nobody_knows_me": [[1]] * 200_000}, {200}),
+        ({"user": "[{," * 1_000_000}, {200}),
+        ({f"unknown_{n}": 1 for n in range(50_000)}, {200, 400}),
+        ({"messages": [{"role": "user", "content": "x"}] * 4000}, {200, 400}),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 100_000}]}, {200, 400}),
+        ({"model": "m" * 1_000_000}, {404}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_absurd_sizes_and_numbers_are_answered_in_time(impatient: httpx.Client, fields: dict, statuses: set) -> None:
+    began = time.monotonic()
+    response = impatient.post("/v1/chat/completions", json={**chat(), **fields})
+
+    assert response.status_code in statuses, response.text[:500]
+    assert len(response.content) < 1_100_000 and time.monotonic() - began < 15
+    check_alive(impatient)

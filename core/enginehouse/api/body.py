@@ -17,6 +17,10 @@ KEEPS_NULLS = {"enginehouse": "keeps nulls"}
 """Metadata of a body's attribute whose data is passed on: in JSON Schemas and template variables null is a value."""
 
 
+_MAX_CONTAINERS = 2**19
+_MAX_VALUES = 2**21  # a prompt of a million token ids has half as many
+
+
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
     """The whole body.
 
@@ -55,11 +59,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object; members that are null are left out, for null means absent.
 
     Raises:
-        InvalidRequest: the body is no JSON object in UTF-8, or an object in it has two members of one name.
+        InvalidRequest: the body is no JSON object in UTF-8, holds too many values, or an object in it has two members
+            of one name.
     """
+    bare = _outside_texts(body)
+    _check_number(bare)
     try:
         data = msgspec.json.decode(body)
-        is_ambiguous = _num_members(body) != _num_members(msgspec.json.encode(data))
+        is_ambiguous = bare.count(b":") != _outside_texts(msgspec.json.encode(data)).count(b":")
     except RecursionError as error:
         raise InvalidRequest("The JSON is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
@@ -71,15 +78,25 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None}
 
 
-def _num_members(text: bytes) -> int:
-    """Members of all objects of a valid JSON text: each has one colon outside of strings.
+def _outside_texts(text: bytes) -> bytes:
+    """A valid JSON text without what stands in its strings: brackets, commas, colons and numbers are left.
 
-    A decoder keeps the last of two members with one name and forgets the other, so its data has fewer than its text.
-    Counting both costs as much as decoding once or twice; a decoder that looks at every pair is far slower.
+    Two members of one name can be told by it, for each member has one colon: a decoder keeps the last of them, so its
+    data, written again, has fewer. This costs as much as decoding once or twice; a decoder that looks at every pair is
+    far slower.
     """
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b"".join(text.split(b'"')[::2]).count(b":")
+    return b"".join(text.split(b'"')[::2])
+
+
+def _check_number(bare: bytes) -> None:
+    """Refuse what takes few bytes and long to decode; ``bare`` is JSON without its texts."""
+    num_containers = bare.count(b"[") + bare.count(b"{")
+    if num_containers > _MAX_CONTAINERS:
+        raise InvalidRequest(f"The JSON holds {num_containers} lists and objects, more than {_MAX_CONTAINERS}.")
+    if (num_values := bare.count(b",")) > _MAX_VALUES:
+        raise InvalidRequest(f"The JSON holds {num_values} values, more than {_MAX_VALUES}.")
 
 
 def _repeated_member(body: bytes) -> InvalidRequest:
@@ -127,5 +144,6 @@ def check_depth(value: Any, max_depth: int) -> Any:
         if max_depth <= 0:
             raise InvalidRequest("The JSON is nested too deeply (limits.max_json_depth).")
         for item in value.values() if isinstance(value, dict) else value:
-            check_depth(item, max_depth - 1)
+            if isinstance(item, dict | list):
+                check_depth(item, max_depth - 1)
     return value

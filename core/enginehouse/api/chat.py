@@ -163,7 +163,7 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
         """Continue a chat."""
         caller = caller_of(request.scope)
         profile = caller.profile
-        decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes), caller)
+        decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
         request_id = f"{profile.chat_id}{uuid.uuid4().hex}"
 
         def dialect(assembly: Assembly) -> Dialect:

@@ -122,7 +122,7 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts."""
         body = await read_body(request.receive, settings.limits.max_body_bytes)
-        decoded = decoder.decode(body, caller_of(request.scope))
+        decoded = await decoder.read(body, caller_of(request.scope))
         request_id = f"cmpl-{uuid.uuid4().hex}"
         echoes: list[Echo] = []
 

@@ -6,6 +6,7 @@ coerced; errors carry the path of the field. Knows no endpoint.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
@@ -42,6 +43,7 @@ _B_co = TypeVar("_B_co", bound="RequestBody", covariant=True)
 MAX_TOKEN_IDS = 2**20
 """Most token ids that are turned into text at once."""
 
+_LARGE_BYTES = 262_144  # decoded in some 10 ms
 _MAX_HEADER_CHARS = 1000
 _MAX_SALT_CHARS = 1000
 _MAX_MEMBERS = 65_536
@@ -223,6 +225,12 @@ class BodyDecoder(Generic[_B_co]):
         self._declared = frozenset(
             a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)
         )
+
+    async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
+        """:meth:`decode`; a large body on another thread, so that the event loop goes on meanwhile."""
+        if len(body) < _LARGE_BYTES:
+            return self.decode(body, caller)
+        return await asyncio.to_thread(self.decode, body, caller)
 
     def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Decode and check.

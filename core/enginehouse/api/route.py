@@ -30,7 +30,7 @@ def route_route(state: ApiState) -> HTTPRouteHandler:
     async def explain_route(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
         """Explain how a request would get its model."""
         caller = caller_of(request.scope)
-        decoded = decoder.decode(await read_body(request.receive, settings.limits.max_body_bytes), caller)
+        decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
         asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
             check_model(caller, asked, state.manager)

@@ -155,7 +155,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Token ids of a text or a chat."""
-        decoded = tokenize_decoder.decode(await read(request), caller_of(request.scope))
+        decoded = await tokenize_decoder.read(await read(request), caller_of(request.scope))
         body = decoded.body
         check_model(decoded.caller, body.model, state.manager)
         async with state.manager.use(body.model) as model:
@@ -177,7 +177,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The text of token ids, control tokens by name."""
-        decoded = detokenize_decoder.decode(await read(request), caller_of(request.scope))
+        decoded = await detokenize_decoder.read(await read(request), caller_of(request.scope))
         token_ids = read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
@@ -187,7 +187,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     @post("/apply-template", status_code=200)
     async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The prompt that a chat request makes."""
-        decoded = template_decoder.decode(await read(request), caller_of(request.scope))
+        decoded = await template_decoder.read(await read(request), caller_of(request.scope))
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
             prompt = await state.pipeline.prompt(decoded.request(_new_id(), **decoded.body.chat()), model)
