@@ -197,8 +197,8 @@ def _fields(texts: tuple[str, ...]) -> dict[str, Any]:
 def _setting(options: dict[str, Any]) -> dict[str, Any]:
     """What was asked, for the reports."""
     shown = ("num_requests", "clients", "rate", "shared_words", "seed", "goal_ttft", "goal_tpot", "goal_latency")
-    lengths = {name: attrs.asdict(options[name]) for name in ("prompt_words", "output_tokens")}
-    return {**{name: options[name] for name in shown}, **lengths, "fields": list(options["fields"])}
+    lengths = {name: str(options[name]) for name in ("prompt_words", "output_tokens")}
+    return {**{name: options[name] for name in shown}, **lengths, "fields": ", ".join(options["fields"])}
 
 
 def _is_here(url: str) -> bool:

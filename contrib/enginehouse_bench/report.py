@@ -37,7 +37,7 @@ def to_json(setting: dict[str, Any], figures: Figures) -> str:
 
 def to_markdown(setting: dict[str, Any], figures: Figures) -> str:
     """Two tables: counts and rates, then times in milliseconds."""
-    lines = [f"{name}: {value}" for name, value in setting.items() if value is not None]
+    lines = [f"{name}: {value}" for name, value in setting.items() if value not in (None, "")]
     counts = [f"| {name} | {value} |" for name, value in rows(figures)]
     columns = [attribute.name for attribute in attrs.fields(Spread)]
     times = [

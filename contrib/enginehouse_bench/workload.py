@@ -29,6 +29,12 @@ class Lengths:
     mean: float | None = None
     deviation: float = 0.0
 
+    def __str__(self) -> str:
+        """As :func:`parse_lengths` reads it."""
+        if self.mean is not None:
+            return f"normal:{self.mean:g}:{self.deviation:g}"
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
     def draw(self, source: random.Random) -> int:
         """One of them."""
         if self.mean is None:
