@@ -186,3 +186,38 @@ def test_other_protocol_of_the_same_version_is_refused():
     check_hello(ours, "models.m.python")
     with pytest.raises(ModelLoadError, match=rf"protocol {PROTOCOL + 1}\), but this server"):
         check_hello(Hello(PROTOCOL + 1, ours.version, ours.python, sys.prefix), "models.m.python")
+
+
+@pytest.mark.slow
+@pytest.mark.llamacpp
+@pytest.mark.hf
+@pytest.mark.timeout(600)
+def test_two_backends_in_two_environments_answer_at_once(tmp_path):
+    """llama.cpp in one, Hugging Face in the other: the same weights, one port, both streams at the same time."""
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("torch")
+    models = {
+        backend: ModelSettings(
+            source="starter",
+            backend=backend,
+            context=512,
+            python=str(make_environment(tmp_path / backend, packages_of_this_one())),
+        )
+        for backend in ("llamacpp", "hf")
+    }
+    with rig(models, ready=False) as server:
+        server.wait_ready(500)
+        fields = {"prompt": "The harbour lay quiet under the fog, and", "max_tokens": 8}
+        answers = [server.ask(model=model, **fields) for model in models]
+        for answer in answers:
+            answer.wait_chunks(2)
+        texts = [answer.wait().text for answer in answers]
+        interpreters = {
+            child.cmdline()[0]
+            for child in psutil.Process().children()
+            if "enginehouse.engine.worker" in child.cmdline()
+        }
+
+        assert all(answer.is_complete for answer in answers)
+        assert texts[0][:10] == texts[1][:10], "kernels differ, the model does not"
+        assert {model.python for model in models.values()} <= interpreters

@@ -20,7 +20,7 @@ from enginehouse.testing.server_thread import server_thread
 
 __all__ = ["Answer", "Rig", "fake", "rig", "wait_until"]
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 100.0
 
 
 def fake(*, slots: int = 4, step_timeout_s: float = 300.0, **options: Any) -> ModelSettings:
@@ -33,9 +33,9 @@ def fake(*, slots: int = 4, step_timeout_s: float = 300.0, **options: Any) -> Mo
     )
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    """Look again and again, for a minute."""
-    deadline = time.monotonic() + _PATIENCE_S
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> None:
+    """Look again and again."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain: {what}"
         time.sleep(0.005)
@@ -174,8 +174,8 @@ class Rig:
     def health(self) -> int:
         return httpx.get(f"{self.url}/health", timeout=10).status_code
 
-    def wait_ready(self) -> None:
-        wait_until(lambda: self.health() == 200, "/health")
+    def wait_ready(self, timeout_s: float = _PATIENCE_S) -> None:
+        wait_until(lambda: self.health() == 200, "/health", timeout_s)
 
 
 @contextlib.contextmanager
