@@ -44,10 +44,14 @@ class Stream:
 
 @define
 class Server:
-    """A running server and one of its models."""
+    """A running server and one of its models.
+
+    Log-probabilities of one token may differ by ``rounding`` between two batches.
+    """
 
     client: httpx.Client
     model: str
+    rounding: float = 0.05
 
     @classmethod
     def connect(cls, url: str, model: str, key: str | None = None) -> "Server":
