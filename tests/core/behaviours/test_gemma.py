@@ -81,6 +81,8 @@ def model_server(request: pytest.FixtureRequest, gemma_gguf: Path, tmp_path_fact
 def _skip_what_rounding_may_change(request: pytest.FixtureRequest, model_server: Server) -> None:
     if model_server.rounding > 1 and request.node.originalname in NEED_EQUAL_TEXT:
         pytest.skip("on llama.cpp this model's text may turn where two tokens are nearly equal")
+    if model_server.rounding > 1 and request.node.originalname == "test_h34_a_salt_shares_nothing_with_others":
+        pytest.xfail("windows on llama.cpp promise 'bounded' cuts, and core reuses a kept prefix only whole")
 
 
 @pytest.fixture
