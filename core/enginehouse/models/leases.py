@@ -71,6 +71,7 @@ class Lease(Generic[_M]):
 
     def release(self) -> None:
         """The model is not needed any more; idempotent."""
+        self._generation = None  # it knows this lease, and neither should wait for the garbage collector
         self._uses.remove(self)
 
     def end(self, error: EnginehouseError) -> None:
