@@ -14,6 +14,9 @@ from enginehouse.types import EngineRequest, Event
 
 __all__ = ["Home", "ReplayedGeneration"]
 
+# Between two looks at a worker that has died and not been buried yet.
+_RETRY_S = 0.05
+
 
 class Home(Protocol):
     """What a request needs of the place that keeps the requests of its model together."""
@@ -88,20 +91,25 @@ class ReplayedGeneration:
                             yield events
                     except WorkerDied:
                         await asyncio.sleep(0)  # the news of the death may be behind this in the loop's queue
-                if self._transcript.is_finished:
+                # While it returns, its last events may have come that nobody can read yet.
+                if self._returning is not None:
+                    await self._return_of_request(self._returning)
+                elif self._error is not None:
+                    raise self._error
+                elif self._transcript.is_finished:
                     return
-                await self._return_of_request()
+                else:
+                    await asyncio.sleep(_RETRY_S)
         finally:
             self.cancel()
 
-    async def _return_of_request(self) -> None:
-        """Wait until a worker goes on with the request, or it is cancelled; raises why none will."""
-        if self._returning is not None:
-            await asyncio.wait([self._returning])
-            if not self._returning.cancelled():
-                self._returning.result()
-        if self._error is not None:
-            raise self._error
+    async def _return_of_request(self, returning: asyncio.Task[None]) -> None:
+        """Wait until it is in a worker again, is cancelled, or cannot go on."""
+        await asyncio.wait([returning])
+        if self._returning is returning:
+            self._returning = None
+        if not returning.cancelled():
+            returning.result()
 
     def cancel(self) -> None:
         """Stop generating; idempotent, also after the end. Iteration then just ends."""

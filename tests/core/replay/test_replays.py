@@ -1,0 +1,144 @@
+"""Many requests, real worker processes that are killed at any moment, and not one answer that differs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.errors import EngineDead, Overloaded
+from enginehouse.models import ModelManager
+from enginehouse.models.restarts import RestartPolicy
+from enginehouse.plugins import PluginRegistry
+from enginehouse.replay import Replays
+from enginehouse.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
+
+Told = tuple[str, tuple[int, ...], int]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is looked at tells nobody
+        await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def serving(max_waiting: int = 100, **fields) -> AsyncIterator[Server]:
+    model = ModelSettings(source="fake", backend="fake", **{"isolation": "process", "slots": 4, **fields})
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+    policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)
+    manager = ModelManager(settings, PluginRegistry.load(settings.plugins, builtin=["fake"]), restart_policy=policy)
+    try:
+        await manager.start()
+        await manager.wait_settled(60)
+        yield Server(manager, Replays(max_waiting))
+    finally:
+        await manager.close()
+
+
+class Server:
+    def __init__(self, manager: ModelManager, replays: Replays) -> None:
+        self.manager, self.replays = manager, replays
+        self.num_events = 0
+
+    async def ask(self, number: int, max_tokens: int = 30) -> Told:
+        """The whole answer of a request: text, token ids, and how many tokens it counts."""
+        request = EngineRequest(
+            request_id=f"r{number}-{random.random()}",
+            segments=(Segment(f"story number {number % 5}"),),
+            sampling=SamplingParams(temperature=1.0, seed=number),
+            stopping=StopParams(max_tokens=max_tokens, ignore_eos=True),
+        )
+        generation = await self.replays.submit(await self.manager.wait("m"), request)
+        text, token_ids, count = "", [], -1
+        async for batch in generation:
+            for event in batch:
+                self.num_events += 1
+                assert count < 0, "an event after the last one"
+                if isinstance(event, TextDelta):
+                    text += event.text
+                    token_ids += event.token_ids
+                elif isinstance(event, RequestFinished):
+                    count = event.num_completion_tokens
+        assert count >= 0, "no last event"
+        return text, tuple(token_ids), count
+
+    @property
+    def is_suspicious(self) -> bool:
+        return any(home.is_suspicious for home in self.replays._homes.values())
+
+    def kill(self) -> None:
+        loaded = self.manager.find("m").loaded
+        if loaded is not None:
+            os.kill(loaded.engine._carrier.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("step_delay_s", [0.0, 0.002])
+async def test_answers_of_a_dying_model_are_those_of_a_healthy_one(step_delay_s):
+    """Twelve requests of different lengths, the model dies four times under them."""
+    lengths = [1, 2, 3, 5, 8, 13, 21, 34, 55, 40, 4, 60]
+    async with asyncio.timeout(100), serving(options={"step_delay_s": step_delay_s}) as server:
+        healthy = await asyncio.gather(*(server.ask(*one) for one in enumerate(lengths)))
+        asked = [asyncio.create_task(server.ask(*one)) for one in enumerate(lengths)]
+        for _ in range(4):
+            goal = server.num_events + 15
+            await until(lambda goal=goal: server.num_events >= goal or all(task.done() for task in asked))
+            await until(lambda: not server.is_suspicious)  # who is alone in a worker that dies is to blame
+            server.kill()
+        found = await asyncio.gather(*asked)
+
+    assert found == healthy
+
+
+async def test_cancelled_in_the_pause_ends_at_once_and_others_go_on():
+    async with asyncio.timeout(60), serving(options={"step_delay_s": 0.01, "open_delay_s": 1.0}) as server:
+        stays, leaves = (asyncio.create_task(server.ask(number, 40)) for number in range(2))
+        await until(lambda: server.num_events >= 8)
+        server.kill()
+        await asyncio.sleep(0.6)
+        began = asyncio.get_running_loop().time()
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        assert asyncio.get_running_loop().time() - began < 0.5
+
+        assert (await stays)[2] == 40
+
+
+async def test_crowd_outside_is_bounded_while_suspects_are_on_trial():
+    async with asyncio.timeout(60), serving(1, options={"step_delay_s": 0.01, "open_delay_s": 0.5}) as server:
+        running = [asyncio.create_task(server.ask(number, 60)) for number in range(3)]
+        await until(lambda: server.num_events >= 12)
+        model = server.manager.get("m")
+        server.kill()
+        await model.engine.died  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="recovering from a crash"):
+            await server.replays.submit(model, EngineRequest(request_id="late", token_ids=(97,)))
+
+        assert [told[2] for told in await asyncio.gather(*running)] == [60] * 3
+
+
+async def test_without_replay_the_request_ends_with_its_worker():
+    async with asyncio.timeout(60), serving(replay=False, options={"step_delay_s": 0.01}) as server:
+        asked = asyncio.create_task(server.ask(0, 200))
+        await until(lambda: server.num_events >= 4)
+        server.kill()
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await asked
+
+
+async def test_closing_the_server_is_no_death():
+    async with asyncio.timeout(60), serving(options={"step_delay_s": 0.01}) as server:
+        asked = asyncio.create_task(server.ask(0, 500))
+        await until(lambda: server.num_events >= 4)
+        await server.manager.close()
+        with pytest.raises(EngineDead, match="shutting down"):
+            await asked
