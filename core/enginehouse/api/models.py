@@ -23,6 +23,7 @@ from enginehouse.capabilities import Capability
 from enginehouse.errors import ModelNotFound
 from enginehouse.model_card import ModelCard
 from enginehouse.models import ModelStatus
+from enginehouse.routing import AUTO
 from enginehouse.types import ModelInfo
 
 __all__ = ["all_capabilities", "model_routes"]
@@ -36,12 +37,8 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
     @get("/models")
     async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """List all models that the caller may use."""
-        caller = caller_of(request.scope)
-        shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
-        return {
-            "object": "list",
-            "data": [_model(state, status, names, names[0], caller) for status, names in shown if names],
-        }
+        models = _models(state, caller_of(request.scope))
+        return {"object": "list", "data": models + ([_routed(models)] if models and _lists_auto(state) else [])}
 
     @get("/models/{model_id:path}")
     async def show_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
@@ -52,6 +49,8 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
             names = shown_as(caller, status)
             if name in names:
                 return _model(state, status, names, name, caller)
+        if name == AUTO and _lists_auto(state) and (models := _models(state, caller)):
+            return _routed(models)
         raise ModelNotFound(name)
 
     return [list_models, show_model]
@@ -62,6 +61,12 @@ def all_capabilities(card: ModelCard) -> dict[str, Capability]:
     refused = refused_fields(_BODY_FIELDS | card.capabilities.keys())
     everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
     return dict(sorted(everything.items()))
+
+
+def _models(state: ApiState, caller: Caller) -> list[dict[str, Any]]:
+    """Every model that the caller may use."""
+    shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
+    return [_model(state, status, names, names[0], caller) for status, names in shown if names]
 
 
 def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, caller: Caller) -> dict[str, Any]:
@@ -80,6 +85,30 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
         **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, caller.profile.name)),
+    }
+
+
+def _lists_auto(state: ApiState) -> bool:
+    """Whether the settings ask for a router; without that `auto` is served all the same, but not offered."""
+    return state.settings.router.strategy is not None and state.pipeline.is_routed(AUTO)
+
+
+def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The entry of the name that asks a router: as good as the best of the models behind it."""
+    ready = any(model["state"] == "ready" for model in models)
+    return {
+        "id": AUTO,
+        "object": "model",
+        "created": min(model["created"] for model in models),
+        "owned_by": "enginehouse",
+        "aliases": [],
+        "state": "ready" if ready else models[0]["state"],
+        "progress": 1.0 if ready else models[0]["progress"],
+        "error": None,
+        "backend": None,
+        "num_restarts": 0,
+        "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
+        **_UNKNOWN,
     }
 
 

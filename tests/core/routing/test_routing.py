@@ -144,6 +144,21 @@ def test_prompts_of_one_request_go_to_one_model(serve: Serve) -> None:
     assert len(router.asked) == 1
 
 
+def test_auto_is_listed_last_where_the_settings_ask_for_a_router(serve: Serve) -> None:
+    models = {"small": ["s"], "big": ["b"]}
+    with serve(models) as client:
+        without = [model["id"] for model in client.http.get("/v1/models").json()["data"]]
+    with serve(models, RouterSettings(strategy="load")) as client:
+        listed = client.http.get("/v1/models").json()["data"]
+        shown = client.http.get("/v1/models/auto").json()
+
+    assert without == ["small", "big"]
+    assert [model["id"] for model in listed] == ["small", "big", "auto"]
+    assert listed[-1] == shown
+    assert listed[-1].keys() == listed[0].keys()
+    assert (shown["state"], shown["max_context"]) == ("ready", listed[0]["max_context"])
+
+
 def test_named_models_are_not_routed(serve: Serve) -> None:
     router = Fixed(("big",))
     with serve({"small": ["s"], "big": ["b"]}, FIXED, with_router(router)) as client:
