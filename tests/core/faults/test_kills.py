@@ -136,7 +136,7 @@ CASES = {
 def test_kill_in_the_middle_of(server, fields, turn):
     expected = undisturbed(server, **fields)
     answer = server.ask(**fields)
-    answer.wait_chunks(4 + 2 * turn)
+    answer.wait_chunks(4 + turn)
     server.kill()
 
     check_same(answer, expected)
