@@ -114,7 +114,7 @@ class AnswerStream:
 
     def _push_choice(self, data: Mapping[str, Any], events: list[Event]) -> None:
         index = data.get("index", 0)
-        if not 0 <= index < len(self._choices):
+        if isinstance(index, bool) or not 0 <= index < len(self._choices):
             raise IndexError(f"choice {index}")
         choice = self._choices[index]
         delta = data.get("delta") or {}
@@ -135,7 +135,7 @@ class AnswerStream:
         if data.get("finish_reason") is not None:
             choice.finish_reason = _REASONS.get(data["finish_reason"], "stop")
             stop = data.get("stop_reason", data.get("matched_stop"))
-            choice.stop_reason = stop if isinstance(stop, str | int) else None
+            choice.stop_reason = stop if isinstance(stop, str | int) and not isinstance(stop, bool) else None
 
     def _logprobs(self, data: Any) -> tuple[TokenLogprob, ...] | None:
         if self._num_logprobs is None or not isinstance(data, dict):
