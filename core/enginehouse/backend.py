@@ -171,6 +171,8 @@ class Span:
         num_layers: run only this many layers, then the output norm and projection (self-drafting); None is all.
             Only with ``exit_layers``. The layers above get no keys and values for these tokens: until the sequence is
             truncated to ``start`` again, spans of more layers are refused on it.
+        may_exit: it is one token of an answer, which a policy of early exit may let leave before the last layer; see
+            ``enginehouse.early_exit``. Runners without such a policy take no notice.
     """
 
     sequence: int
@@ -178,6 +180,7 @@ class Span:
     input: NDArray[np.int32] | LastSampled
     outputs: Outputs = "last"
     num_layers: int | None = None
+    may_exit: bool = False
 
     @property
     def num_tokens(self) -> int:

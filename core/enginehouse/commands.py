@@ -10,19 +10,22 @@ __all__ = ["OWN_COMMANDS", "Command"]
 OWN_COMMANDS = ("chat", "conform", "doctor", "keys", "models", "plugins", "pull", "requests", "serve")
 """Names of core's own commands, which plugins cannot take."""
 
+_WORD = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
+
 
 @frozen
 class Command:
     """A command of a plugin.
 
     Attributes:
-        name: what users write behind ``enginehouse``.
+        name: what users write behind ``enginehouse``. Of two words, the first is a group that several plugins may add
+            to.
         target: ``package.module:attribute`` of a click command; imported when the command is run.
         summary: one sentence, for ``enginehouse --help``, which imports nothing.
         api_version: of this description.
     """
 
-    name: str = field(validator=matches_re(r"[a-z][a-z0-9]*(-[a-z0-9]+)*"))
+    name: str = field(validator=matches_re(rf"{_WORD}( {_WORD})?"))
     target: str = field(validator=matches_re(r"[\w.]+:\w+"))
     summary: str
     api_version: int = 1

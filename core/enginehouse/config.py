@@ -22,6 +22,7 @@ from attrs.validators import ge, gt, le, optional
 from enginehouse.auth import AuthSettings, settings_converter
 from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.errors import ConfigError
+from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.limits import LimitsSettings
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.profiles import ProfileName
@@ -152,6 +153,8 @@ class ModelSettings:
         reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
         drafters: what proposes tokens that the model then checks (speculation), in order of preference, each by its
             name or as a table with its settings; unset is ``prediction`` where that drafter is installed.
+        exit_policy: lets tokens leave the model before its last layer when they are sure, by this policy, its name or a
+            table with its settings. This changes what the model writes; unset runs all layers.
         load: ``eager`` loads the model when the server starts, as far as ``limits.memory_budget`` allows, ``lazy`` with
             its first request.
         pin: never unload it for another model.
@@ -183,6 +186,7 @@ class ModelSettings:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     drafters: tuple[DrafterSettings, ...] | None = None
+    exit_policy: ExitPolicySettings | None = None
     load: Literal["eager", "lazy"] = "eager"
     pin: bool = False
     ttl: float | None = field(default=None, validator=optional(gt(0)))
@@ -301,6 +305,7 @@ def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) ->
         converter = settings_converter()
         converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
         converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
+        converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
         return converter.structure(data, cls)
     except Exception as error:
         # ``options`` is where core keeps keys that users write directly into the table.

@@ -22,6 +22,7 @@ import pluggy
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.commands import Command
 from enginehouse.drafting import Drafter
+from enginehouse.early_exit import ExitPolicy
 from enginehouse.events import ServerEvent
 from enginehouse.identity import Credentials, Identity
 from enginehouse.logits_processor import LogitsProcessor
@@ -39,6 +40,7 @@ __all__ = [
     "register_backends",
     "register_commands",
     "register_drafters",
+    "register_exit_policies",
     "register_logits_processors",
     "register_model_sources",
     "register_reasoning_parsers",
@@ -198,6 +200,30 @@ def register_drafters(register: Callable[[Drafter], None], options: Any, add_plu
         @hookimpl
         def register_drafters(register):
             register(MyDrafter())
+    """
+
+
+@hookspec
+def register_exit_policies(register: Callable[[ExitPolicy], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Hand over what decides that a token may leave a model before its last layer (see ``enginehouse.early_exit``).
+
+    When: once at start, in the server process and again in each worker process; main thread. The policy that
+    ``exit_policy`` of a model names is bound to it in its worker and asked within forward passes, on the engine's
+    thread.
+
+    Args:
+        register: call it once per policy object. A name that is taken is reported as a load error.
+        options, add_plugin: see above; may be left out.
+
+    An exception here is recorded as the plugin's load error. One in ``bind`` fails the load of the model whose settings
+    name the policy. One while it decides, or an answer that is no mask of its rows, is logged, and the model runs all
+    layers from then on.
+
+    Example::
+
+        @hookimpl
+        def register_exit_policies(register):
+            register(MyExitPolicy())
     """
 
 

@@ -133,14 +133,27 @@ class Step:
         if self.aborted.is_set():
             raise ForwardAborted
         self.windows[index] = window
-        keys, values = self.memory.layer(index, key, value)
+        keys, values = self.append(index, key, value)
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        for lane in self.lanes:
+            columns = slice(lane.begin, lane.end)
+            output[0, columns] = self._attend_lane(lane, query[:, :, columns], keys, values, window=window, **scores)
+        return output
+
+    def append(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of a layer, (1, H, T, D); returns its memory."""
+        keys, values = self.memory.layer(index, key, value)
         for lane in self.lanes:
             columns = slice(lane.begin, lane.end)
             keys[lane.slot, :, lane.start : lane.stop] = key[0, :, columns]
             values[lane.slot, :, lane.start : lane.stop] = value[0, :, columns]
-            output[0, columns] = self._attend_lane(lane, query[:, :, columns], keys, values, window=window, **scores)
-        return output
+        return keys, values
+
+    def narrowed(self, columns: Sequence[int]) -> Step:
+        """The step of some of the lanes only, each of which is one column; ``columns`` names them."""
+        chosen = [self.lanes[column] for column in columns]
+        lanes = [Lane(lane.slot, lane.start, place, place + 1) for place, lane in enumerate(chosen)]
+        return Step(self.memory, lanes, self.aborted)
 
     def _attend_lane(
         self,

@@ -7,15 +7,17 @@ then the output norm and projection. Both runners use it for spans with ``num_la
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from enginehouse.backend import Span
 
-__all__ = ["Depths", "exit_layers", "groups_of", "row_order"]
+__all__ = ["Depths", "exit_layers", "groups_by", "groups_of", "own_modules", "row_order"]
+
+_Way = TypeVar("_Way", bound=Hashable)
 
 
 def exit_layers(model: Any) -> tuple[int, ...]:
@@ -45,14 +47,14 @@ class Depths:
 
 
 def _shortened(model: Any, num_layers: int | None) -> Any:
-    body = _own_modules(model.base_model)
+    body = own_modules(model.base_model)
     body.layers = nn.ModuleList(list(body.layers)[:num_layers])
-    short = _own_modules(model)
+    short = own_modules(model)
     setattr(short, model.base_model_prefix, body)
     return short
 
 
-def _own_modules(module: nn.Module) -> Any:
+def own_modules(module: nn.Module) -> Any:
     """A copy that shares every weight and child, whose list of children is its own."""
     own = copy.copy(module)
     own._modules = dict(module._modules)  # copy.copy would share it
@@ -61,13 +63,18 @@ def _own_modules(module: nn.Module) -> Any:
 
 def groups_of(spans: Sequence[Span]) -> dict[int | None, list[int]]:
     """Which spans, by index, run how many layers; None is all."""
-    groups: dict[int | None, list[int]] = {}
-    for index, span in enumerate(spans):
-        groups.setdefault(span.num_layers, []).append(index)
+    return groups_by([span.num_layers for span in spans])
+
+
+def groups_by(ways: Sequence[_Way]) -> dict[_Way, list[int]]:
+    """Which spans, by index, take which way; each has its way in the list."""
+    groups: dict[_Way, list[int]] = {}
+    for index, way in enumerate(ways):
+        groups.setdefault(way, []).append(index)
     return groups
 
 
-def row_order(spans: Sequence[Span], sizes: Sequence[int], groups: dict[int | None, list[int]]) -> list[int]:
+def row_order(spans: Sequence[Span], sizes: Sequence[int], groups: Mapping[Any, list[int]]) -> list[int]:
     """Where each row, in the order of the spans, lies when the rows of the groups stand one behind the other."""
     numbers = [{"none": 0, "last": 1, "all": size}[span.outputs] for span, size in zip(spans, sizes, strict=True)]
     grouped = [index for indices in groups.values() for index in indices]

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
-from enginehouse.errors import EngineError, InvalidSpan, StepAborted
+from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.errors import EngineError, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.slot_table import SlotTable
 from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
-from enginehouse_hf.depth import Depths, groups_of, row_order
+from enginehouse_hf.depth import Depths, groups_by, row_order
+from enginehouse_hf.exits import EarlyExits
 from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["HfRunner", "LogitsRows", "run_model"]
+__all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
 
 
 class LogitsRows:
@@ -37,6 +39,14 @@ class LogitsRows:
         """(num_rows, vocab_size) float32, writable."""
         rows: NDArray[np.float32] = self._logits.to("cpu", torch.float32).numpy()
         return rows
+
+
+class ExitRows(LogitsRows):
+    """The same, with how many layers the token of each row ran through."""
+
+    def __init__(self, logits: torch.Tensor, exit_layers: Sequence[int]) -> None:
+        super().__init__(logits)
+        self.exit_layers = exit_layers
 
 
 def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -73,7 +83,9 @@ class HfRunner:
         self.capabilities = capabilities
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
+        self.num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._depths: Any = Depths(model)
+        self._exits: EarlyExits | None = None
         self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
@@ -109,21 +121,42 @@ class HfRunner:
         """Append all spans in one pass; aborted or failed, no sequence has grown."""
         sizes = self._table.check(spans)
         self._aborted.clear()
-        groups = groups_of(spans)
+        groups = groups_by([self._way(span) for span in spans])
         try:
-            parts = [self._run([spans[index] for index in group], depth) for depth, group in groups.items()]
+            parts = [self._run([spans[index] for index in group], way) for way, group in groups.items()]
         except ForwardAborted:
             raise StepAborted({span.sequence: span.start for span in spans}) from None
         except RuntimeError as error:  # torch's base error, out of memory included
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         self._table.advance(spans)
-        if len(parts) == 1:
-            return LogitsRows(parts[0])
-        return LogitsRows(torch.cat(parts)[row_order(spans, sizes, groups)])
+        logits, exit_layers = parts[0]
+        if len(parts) > 1:
+            order = row_order(spans, sizes, groups)
+            logits = torch.cat([logits for logits, _ in parts])[order]
+            unordered = [layer for _, layers in parts for layer in layers]
+            exit_layers = [unordered[row] for row in order]
+        return LogitsRows(logits) if self._exits is None else ExitRows(logits, exit_layers)
 
-    def _run(self, spans: Sequence[Span], num_layers: int | None) -> torch.Tensor:
+    def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
+        """See :class:`enginehouse.early_exit.LayerAccess`."""
+        if policy is not None and not self.capabilities.exit_layers:
+            raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
+        self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None
+
+    def _way(self, span: Span) -> int | Literal["early"] | None:
+        """How many layers a span runs through; None is all."""
+        if self._exits is not None and span.may_exit and span.num_layers is None and span.num_tokens == 1:
+            return "early"
+        return span.num_layers
+
+    def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
+        """Rows of logits (num_rows, vocab_size), and how many layers each ran through."""
         step, token_ids, rows = self._pack(spans)
-        return run_model(self._depths.model(num_layers), step, token_ids, rows)
+        if way == "early":
+            assert self._exits is not None
+            exited = self._exits.run(step, token_ids)
+            return exited.logits[rows], [exited.layers[row] for row in rows]
+        return run_model(self._depths.model(way), step, token_ids, rows), [way or self.num_layers] * len(rows)
 
     def abort(self) -> None:
         """Stop a running forward before its next layer."""
@@ -131,7 +164,7 @@ class HfRunner:
 
     def close(self) -> None:
         """Drop weights and KV memory; again is no error."""
-        self._depths = self._memory = None
+        self._depths = self._memory = self._exits = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         lanes: list[Lane] = []

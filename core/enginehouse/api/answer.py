@@ -259,6 +259,8 @@ class Assembly:
             if event.num_drafted_tokens:
                 figures["drafted_tokens"] += event.num_drafted_tokens
                 figures["accepted_draft_tokens"] += event.num_accepted_tokens
+            figures["early_exit_tokens"] += event.num_early_exit_tokens
+            figures["skipped_layers"] += event.num_skipped_layers
         for running in self.running:
             if running.routed is not None:
                 figures["routed_requests"] += 1

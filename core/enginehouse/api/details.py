@@ -161,6 +161,8 @@ def _optimizations(assembly: Assembly) -> dict[str, int]:
         "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
         "drafted_tokens": sum(event.num_drafted_tokens for event in assembly.finished),
         "accepted_draft_tokens": sum(event.num_accepted_tokens for event in assembly.finished),
+        "early_exit_tokens": sum(event.num_early_exit_tokens for event in assembly.finished),
+        "skipped_layers": sum(event.num_skipped_layers for event in assembly.finished),
     }
 
 

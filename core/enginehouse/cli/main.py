@@ -46,15 +46,18 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, sorted; those of plugins are left out where the settings are wrong."""
         with contextlib.suppress(EnginehouseError):
-            return sorted((*_COMMANDS, *_commands_of_plugins()))
+            return sorted({*_COMMANDS, *(name.partition(" ")[0] for name in _commands_of_plugins())})
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported now. Plugins are looked at only for names that core does not have."""
         if cmd_name in _COMMANDS:
             return _import(_COMMANDS[cmd_name])
-        found = _commands_of_plugins().get(cmd_name)
-        return None if found is None else _import(found.target)
+        offered = _commands_of_plugins()
+        if cmd_name in offered:
+            return _import(offered[cmd_name].target)
+        members = {name.partition(" ")[2]: one for name, one in offered.items() if name.startswith(f"{cmd_name} ")}
+        return _Members(cmd_name, members) if members else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line for each command; those of plugins are not imported for it."""
@@ -71,6 +74,23 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except EnginehouseError as error:
             raise _Misuse(error.message) from error
+
+
+class _Members(click.Group):
+    """A group that plugins have filled; a member is imported when it is used."""
+
+    def __init__(self, name: str, members: Mapping[str, Command]) -> None:
+        super().__init__(name, help="; ".join(command.summary.rstrip(".") for command in members.values()) + ".")
+        self._members = members
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the members, sorted."""
+        return sorted(self._members)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The member of that name, imported now."""
+        found = self._members.get(cmd_name)
+        return None if found is None else _import(found.target)
 
 
 def _commands_of_plugins() -> Mapping[str, Command]:

@@ -66,13 +66,15 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     logprobs = None
     if sequence.owner.request.sampling.num_logprobs is not None:
         logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
+    exits = tuple(sequence.pending_exits.popleft() for _ in piece.token_ids)
+    if not any(exits):
+        exits = ()
     if not sequence.text.num_pending and not sequence.untold:
-        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs)
+        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits)
     held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
     probabilities, sequence.untold = tuple(sequence.untold), []
-    return TextDelta(
-        sequence.choice, piece.text, piece.token_ids, logprobs, held if held.token_ids else None, probabilities
-    )
+    held_now = held if held.token_ids else None
+    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits)
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
@@ -86,6 +88,8 @@ def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
         num_forced_tokens=owner.num_forced_tokens,
         num_drafted_tokens=owner.num_drafted_tokens,
         num_accepted_tokens=owner.num_accepted_tokens,
+        num_early_exit_tokens=owner.num_early_exit_tokens,
+        num_skipped_layers=owner.num_skipped_layers,
         queue_s=started_s - owner.received_s,
         prefill_s=first_s - started_s,
         decode_s=now_s - first_s,

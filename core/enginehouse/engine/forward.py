@@ -13,6 +13,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.backend import DeviceOutput, ForwardOutput
+from enginehouse.early_exit import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
@@ -87,6 +88,7 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
     on_host: list[tuple[Sequence, range]] = []
     on_device: list[tuple[Sequence, int]] = []
     start = 0
+    exit_layers = output.exit_layers if isinstance(output, ExitOutput) else None
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
         size = span.num_tokens
         sequence.num_surplus = len(sequence.drafts)
@@ -97,6 +99,8 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
             on_device.append((sequence, start))
         elif rows:
             on_host.append((sequence, rows))
+        if rows and exit_layers is not None:
+            sequence.exit_layer = exit_layers[rows[-1]]
         start = rows.stop
     return Computed(_read(output, on_host), on_device, output if on_device else None)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from enginehouse.backend import Runner, Sampled
 from enginehouse.drafting import BoundDrafter
+from enginehouse.early_exit import LayerAccess
 from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
 from enginehouse.engine.device_draws import Flight, can_draw, launch
@@ -91,6 +92,7 @@ class StepEngine:
         self._masks = Masks()
         self._scheduler = Scheduler(runner, settings)
         self._speculation = Speculation(drafters, runner, clock)
+        self._num_layers = runner.num_layers if isinstance(runner, LayerAccess) else 0
         self._requests: dict[str, ActiveRequest] = {}
         self._computing: tuple[Sequence, ...] = ()
         self._leaving: set[str] = set()
@@ -217,7 +219,11 @@ class StepEngine:
         """Take a drawn token, and those that a constraint then forces."""
         if sampled.logprob is not None:
             sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
-        if self._take(sequence, sampled.token_id):
+        exit_layer = sequence.exit_layer
+        if exit_layer is not None and exit_layer < self._num_layers:
+            sequence.owner.num_early_exit_tokens += 1
+            sequence.owner.num_skipped_layers += self._num_layers - exit_layer
+        if self._take(sequence, sampled.token_id, exit_layer):
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
@@ -229,9 +235,10 @@ class StepEngine:
                 if not self._take(sequence, token_id):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int) -> bool:
+    def _take(self, sequence: Sequence, token_id: int, exit_layer: int | None = None) -> bool:
         """Append a token and pass on what it makes visible; False when the sequence ended with it."""
         owner = sequence.owner
+        sequence.pending_exits.append(exit_layer)
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
         owner.num_completion_tokens += 1

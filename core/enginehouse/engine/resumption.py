@@ -46,3 +46,4 @@ def _restore(sequence: Sequence, told: ResumedChoice) -> None:
         sequence.advance(token_id)
     sequence.untold.clear()
     sequence.pending_logprobs.extend(told.held_logprobs)
+    sequence.pending_exits.extend([None] * len(sequence.text.pending_token_ids))

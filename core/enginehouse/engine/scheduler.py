@@ -213,7 +213,8 @@ class Scheduler:
         outputs: Outputs = "last" if end == sequence.length else "none"
         if sequence.scores_prompt:
             outputs = "all"
-        return Span(sequence.handle, start, sequence.buffer[start:end], outputs)
+        may_exit = num_tokens == 1 and start >= len(sequence.owner.prompt)
+        return Span(sequence.handle, start, sequence.buffer[start:end], outputs, may_exit=may_exit)
 
     # -- leaving -----------------------------------------------------------------------------------
 

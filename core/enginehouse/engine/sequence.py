@@ -47,6 +47,8 @@ class ActiveRequest:
     num_forced_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_early_exit_tokens: int = 0
+    num_skipped_layers: int = 0
     started_s: float | None = None
     first_token_s: float | None = None
 
@@ -78,6 +80,8 @@ class Sequence:
         num_forced: tokens that a constraint forced.
         num_counted: generated tokens that count for its caller already.
         untold: probabilities of the tokens since the last event, where a sampler follows its draws.
+        exit_layer: how many layers the last row of logits ran through, where a model is left early.
+        pending_exits: the same of each token since the last event; None for those that were not drawn.
     """
 
     owner: ActiveRequest
@@ -102,6 +106,8 @@ class Sequence:
     num_surplus: int = 0
     reads_at_once: bool = False
     untold: list[float | None] = field(factory=list)
+    exit_layer: int | None = None
+    pending_exits: deque[int | None] = field(factory=deque)
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

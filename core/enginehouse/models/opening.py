@@ -15,10 +15,11 @@ from attrs import evolve, frozen
 
 from enginehouse.backend import Backend, Engine, ModelSource, Progress
 from enginehouse.config import ModelSettings, Settings, structure_options
-from enginehouse.engine.worker import Load, WorkerEngine
+from enginehouse.engine.worker import ExitPolicyLoad, Load, WorkerEngine
 from enginehouse.errors import ConfigError, EngineDead
 from enginehouse.models.choice import choose_backend, suits
 from enginehouse.models.drafters import DrafterPlan, plan_drafters
+from enginehouse.models.early_exit import plan_exit_policy
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
 from enginehouse.types import EngineSettings
@@ -41,6 +42,7 @@ class ModelPlan:
     options: dict[str, Any]
     reason: str
     drafters: tuple[DrafterPlan, ...] = ()
+    exit_policy: ExitPolicyLoad | None = None
 
     @property
     def options_path(self) -> str:
@@ -82,7 +84,10 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     plan = ModelPlan(name=name, source=source, backend=choice.backend, options=options, reason=choice.reason)
     generic_names = tuple(attribute.name for attribute in attrs.fields(ModelSettings))
     structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
-    return evolve(plan, drafters=plan_drafters(name, settings, registry))
+    exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
+    # Verified drafts run through all layers, so a model with early exit drafts nothing by itself.
+    drafters = plan_drafters(name, settings, registry) if exit_policy is None else ()
+    return evolve(plan, drafters=drafters, exit_policy=exit_policy)
 
 
 async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
@@ -115,6 +120,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         ),
         plugins=settings.plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
+        exit_policy=plan.exit_policy,
     )
     engine = await WorkerEngine.open(
         load,

@@ -14,6 +14,7 @@ from attrs import define, field
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.commands import OWN_COMMANDS, Command
 from enginehouse.drafting import Drafter
+from enginehouse.early_exit import ExitPolicy
 from enginehouse.errors import PluginError
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
@@ -43,6 +44,7 @@ class Offers:
     structured_decoders: dict[str, StructuredDecoder] = field(factory=dict)
     logits_processors: dict[str, LogitsProcessor] = field(factory=dict)
     drafters: dict[str, Drafter] = field(factory=dict)
+    exit_policies: dict[str, ExitPolicy] = field(factory=dict)
     tool_parsers: dict[str, ToolParser] = field(factory=dict)
     reasoning_parsers: dict[str, ReasoningParser] = field(factory=dict)
     model_sources: dict[str, FindSource] = field(factory=dict)
@@ -61,6 +63,7 @@ class Offers:
             "register_structured_decoders": self.accept_structured_decoder,
             "register_logits_processors": self.accept_logits_processor,
             "register_drafters": self.accept_drafter,
+            "register_exit_policies": self.accept_exit_policy,
             "register_commands": self.accept_command,
             "register_routers": self.accept_router,
             "register_tool_parsers": self.accept_tool_parser,
@@ -108,6 +111,13 @@ class Offers:
             raise PluginError(f"the options of the drafter {drafter.name!r} must be an attrs class", plugin)
         self.drafters[drafter.name] = drafter
 
+    def accept_exit_policy(self, plugin: str, policy: ExitPolicy) -> None:
+        """Check and keep an exit policy."""
+        _check("exit policy", policy, ExitPolicy, self.exit_policies)
+        if not attrs.has(policy.options):
+            raise PluginError(f"the options of the exit policy {policy.name!r} must be an attrs class", plugin)
+        self.exit_policies[policy.name] = policy
+
     def accept_tool_parser(self, plugin: str, parser: ToolParser) -> None:
         """Check and keep a tool parser."""
         _check("tool parser", parser, ToolParser, self.tool_parsers)
@@ -125,7 +135,12 @@ class Offers:
 
     def accept_command(self, plugin: str, command: Command) -> None:
         """Check and keep a command."""
-        _check("command", command, Command, {**self.commands, **dict.fromkeys(OWN_COMMANDS)})
+        groups = {name.partition(" ")[0] for name in self.commands if " " in name} if " " not in command.name else ()
+        alone, _, second = command.name.partition(" ")
+        taken = {**self.commands, **dict.fromkeys((*OWN_COMMANDS, *groups))}
+        if second and alone in taken:
+            raise PluginError(f"the command {command.name!r} cannot belong to the command {alone!r}", plugin)
+        _check("command", command, Command, taken)
         self.commands[command.name] = command
 
     def accept_model_source(self, plugin: str, name: str, find: FindSource) -> None:

@@ -11,6 +11,7 @@ from enginehouse.backend import Backend
 from enginehouse.commands import Command
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafting import Drafter
+from enginehouse.early_exit import ExitPolicy
 from enginehouse.errors import ConfigError
 from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.parsers import ReasoningParser, ToolParser
@@ -37,6 +38,7 @@ class PluginRegistry:
         structured_decoders: decoder by name, in order of preference.
         logits_processors: logits processor by name; ``samplers`` holds each of them as a step, too.
         drafters: drafter by name.
+        exit_policies: exit policy by name.
         tool_parsers: tool parser by name, in order of registration.
         reasoning_parsers: reasoning parser by name, in order of registration.
         model_sources: function that finds a model, by the name that users ask for.
@@ -61,6 +63,7 @@ class PluginRegistry:
     plugins: Sequence[PluginRecord]
     commands: Mapping[str, Command] = MappingProxyType({})
     routers: Mapping[str, Router] = MappingProxyType({})
+    exit_policies: Mapping[str, ExitPolicy] = MappingProxyType({})
     listeners: Mapping[str, Callable[..., object]] = MappingProxyType({})
 
     @classmethod
@@ -86,6 +89,7 @@ class PluginRegistry:
             structured_decoders=MappingProxyType(offers.structured_decoders),
             logits_processors=MappingProxyType(offers.logits_processors),
             drafters=MappingProxyType(offers.drafters),
+            exit_policies=MappingProxyType(offers.exit_policies),
             tool_parsers=MappingProxyType(offers.tool_parsers),
             reasoning_parsers=MappingProxyType(offers.reasoning_parsers),
             model_sources=MappingProxyType(offers.model_sources),

@@ -30,7 +30,9 @@ from enginehouse.backend import (
     Span,
     Tokenizer,
 )
+from enginehouse.early_exit import BoundExitPolicy
 from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.testing.fake_exits import FakeExits
 from enginehouse.testing.fake_model import FakeModel, State
 from enginehouse.testing.fake_options import FakeFaults, FakeOptions
 from enginehouse.testing.fake_sampling import FakeDrawn, draw_token
@@ -48,8 +50,15 @@ _CHATML = (
 class _Rows:
     """The rows of one forward pass."""
 
-    def __init__(self, rows: Sequence[NDArray[np.float32]] | NDArray[np.float32], vocab_size: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[NDArray[np.float32]] | NDArray[np.float32],
+        vocab_size: int,
+        exit_layers: Sequence[int] | None = None,
+    ) -> None:
         self.num_rows = len(rows)
+        if exit_layers is not None:
+            self.exit_layers = exit_layers
         self._rows = np.array(rows, np.float32).reshape(self.num_rows, vocab_size)
 
     def host(self) -> NDArray[np.float32]:
@@ -106,7 +115,9 @@ class FakeRunner:
             metadata={"architecture": "hash"},
         )
         self.num_steps = 0
+        self.num_layers = options.num_layers
         self._model = FakeModel(self.tokenizer, options.end_logit)
+        self._exits = FakeExits(self._model, options.num_layers)
         self._sequences: dict[int, list[_Cell]] = {}
         self._next_handle = 0
         self._num_cells = 0
@@ -170,15 +181,27 @@ class FakeRunner:
         self.num_steps += 1
         self._fail_on_purpose(inputs)
         rows: list[NDArray[np.float32]] = []
+        exit_layers: list[int] = []
         for span, token_ids in zip(spans, inputs, strict=True):
             if self._aborted.wait(self.options.step_delay_s / len(spans)):
                 raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
             rows += self._append(span, token_ids)
+            if len(exit_layers) < len(rows):
+                num_layers = span.num_layers or self.num_layers
+                exit_layers += [num_layers] * (len(rows) - len(exit_layers))
+                if span.may_exit and len(token_ids) == 1 and span.num_layers is None:
+                    rows[-1], exit_layers[-1] = self._exits.leave(self._cells(span.sequence)[-1].state)
             if self.options.faults.nan_at_token in token_ids and span.outputs != "none":
                 rows[-1] = np.full_like(rows[-1], np.nan)
         if self.num_steps == self.options.faults.nan_at_step and rows:
             rows[0] = np.full_like(rows[0], np.nan)
-        return _Rows(rows, self.tokenizer.vocab_size)
+        return _Rows(rows, self.tokenizer.vocab_size, exit_layers if self._exits.policy is not None else None)
+
+    def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
+        """See :class:`enginehouse.early_exit.LayerAccess`."""
+        if not self.capabilities.exit_layers and policy is not None:
+            raise ModelLoadError("this fake model has no layers; set num_layers")
+        self._exits.policy = policy
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
         """See :class:`enginehouse.backend.DeviceSampler`; the tokens are there at once, but read later."""
@@ -264,8 +287,7 @@ class FakeRunner:
         wanted = {"none": [], "last": states[-1:], "all": states}[span.outputs]
         rows = [self._model.logits(state) for state in wanted]
         if span.num_layers is not None:
-            share = 1.0 - span.num_layers / self.options.num_layers
-            rows = [row + np.float32(share) * self._model.doubt(state) for row, state in zip(rows, wanted, strict=True)]
+            rows = [self._exits.logits(state, span.num_layers) for state in wanted]
         return rows
 
     def _next_state(self, cells: Sequence[_Cell], token_id: int) -> State:

@@ -17,6 +17,7 @@ import pytest
 from enginehouse.backend import Backend
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.drafting import Drafter
+from enginehouse.early_exit import ExitPolicy
 from enginehouse.identity import Identity
 from enginehouse.logits_processor import LogitsProcessor
 from enginehouse.models.sources import find_source
@@ -29,6 +30,7 @@ from enginehouse.testing.authenticator_contract import AuthenticatorContract
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
 from enginehouse.testing.drafter_contract import DrafterContract
 from enginehouse.testing.engine_contract import EngineContract
+from enginehouse.testing.exit_policy_contract import ExitPolicyContract
 from enginehouse.testing.logits_processor_contract import LogitsProcessorContract
 from enginehouse.testing.reasoning_parser_contract import ReasoningParserContract
 from enginehouse.testing.router_contract import RouterContract
@@ -150,6 +152,18 @@ if _REGISTRY.drafters:
         @_each(_REGISTRY.drafters)
         @staticmethod
         def drafter(request: pytest.FixtureRequest) -> Drafter:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.exit_policies:
+
+    class TestExitPolicy(ExitPolicyContract):
+        """Each policy, with the settings that it has by itself."""
+
+        @_each(_REGISTRY.exit_policies)
+        @staticmethod
+        def exit_policy(request: pytest.FixtureRequest) -> ExitPolicy:
             """One of them."""
             return request.param  # type: ignore[no-any-return]
 

@@ -17,6 +17,7 @@ Nearly all tests share one runner and give back what they took. Tolerances are c
 
 from __future__ import annotations
 
+from enginehouse.testing.contract.exits import ExitsContract
 from enginehouse.testing.contract.failures import FailureContract
 from enginehouse.testing.contract.forward import ForwardContract
 from enginehouse.testing.contract.sequences import SequenceContract
@@ -25,5 +26,5 @@ from enginehouse.testing.contract.tokenizer import TokenizerContract
 __all__ = ["RunnerContract"]
 
 
-class RunnerContract(TokenizerContract, SequenceContract, ForwardContract, FailureContract):
+class RunnerContract(TokenizerContract, SequenceContract, ForwardContract, ExitsContract, FailureContract):
     """Every promise of :class:`enginehouse.backend.Runner` that can be tested from outside."""

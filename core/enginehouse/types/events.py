@@ -66,6 +66,8 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
         held: what is drawn and still invisible after this text; None when nothing is.
         probabilities: of the tokens drawn since the choice's last event, where a sampler follows its own draws; None
             stands for a token that was not drawn.
+        exit_layers: how many layers each of ``token_ids`` ran through, where a model is left early; None stands for a
+            token that was not drawn.
     """
 
     choice: int
@@ -74,6 +76,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     logprobs: tuple[TokenLogprob, ...] | None = None
     held: HeldTokens | None = None
     probabilities: tuple[float | None, ...] = ()
+    exit_layers: tuple[int | None, ...] = ()
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):
@@ -134,6 +137,8 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
         num_forced_tokens: of these, how many a constraint forced, so that they were not sampled.
         num_drafted_tokens: guesses of drafters that were computed.
         num_accepted_tokens: of these, how many were right, so that they cost no forward pass of their own.
+        num_early_exit_tokens: generated tokens that left the model before its last layer.
+        num_skipped_layers: layers that these did not run through, all together.
     """
 
     num_prompt_tokens: int
@@ -145,6 +150,8 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     decode_s: float = 0.0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_early_exit_tokens: int = 0
+    num_skipped_layers: int = 0
 
 
 Event = PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished

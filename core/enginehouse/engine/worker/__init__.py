@@ -11,6 +11,15 @@ from __future__ import annotations
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.client import WorkerEngine
 from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
-from enginehouse.engine.worker.messages import DrafterLoad, Load, ModelLoad
+from enginehouse.engine.worker.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad
 
-__all__ = ["Backlog", "DrafterLoad", "Load", "ModelLoad", "Recorder", "WorkerEngine", "WorkerGeneration"]
+__all__ = [
+    "Backlog",
+    "DrafterLoad",
+    "ExitPolicyLoad",
+    "Load",
+    "ModelLoad",
+    "Recorder",
+    "WorkerEngine",
+    "WorkerGeneration",
+]

@@ -20,6 +20,7 @@ from enginehouse.backend import Runner
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
+from enginehouse.engine.worker.early_exit import use_exit_policy
 from enginehouse.engine.worker.figures import FigureReports
 from enginehouse.engine.worker.handshake import own_hello
 from enginehouse.engine.worker.intake import Intake
@@ -125,6 +126,8 @@ class WorkerHost:
         runner = open_runner(find_backend(registry, message.backend), message, self._report)
         try:
             slots = message.engine.slots
+            if message.exit_policy is not None:
+                use_exit_policy(registry, message.exit_policy, runner, message.backend)
             drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
         except BaseException:
             runner.close()

@@ -24,6 +24,7 @@ __all__ = [
     "Died",
     "DrafterLoad",
     "Entered",
+    "ExitPolicyLoad",
     "Failure",
     "Figures",
     "FromWorker",
@@ -90,6 +91,14 @@ class DrafterLoad(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelLoad | None = None
 
 
+class ExitPolicyLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy of early exit to bind to the model, with its own settings as plain data."""
+
+    name: str
+    options: dict[str, Any]
+    options_path: str
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The first message: which model to open, and how.
 
@@ -98,6 +107,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         options_path: dotted path of the options in the configuration, for messages.
         plugins: which plugins the worker loads, and their options.
         drafters: what proposes tokens for it, in order of preference.
+        exit_policy: what lets its tokens leave early.
     """
 
     backend: str
@@ -108,6 +118,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     engine: EngineSettings
     plugins: PluginsSettings
     drafters: tuple[DrafterLoad, ...] = ()
+    exit_policy: ExitPolicyLoad | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

@@ -1,0 +1,27 @@
+"""Early exit: policies that let sure tokens leave a model before its last layer, and their calibration. Hooks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.commands import Command
+from enginehouse.early_exit import ExitPolicy
+from enginehouse_early_exit.policies import EntropyPolicy, MarginPolicy, SaturationPolicy
+
+__all__ = ["register_commands", "register_exit_policies"]
+
+
+@hookimpl
+def register_exit_policies(register: Callable[[ExitPolicy], None]) -> None:
+    """Hand over the policies; a model uses the one that its settings name."""
+    register(MarginPolicy())
+    register(EntropyPolicy())
+    register(SaturationPolicy())
+
+
+@hookimpl
+def register_commands(register: Callable[[Command], None]) -> None:
+    """Offer the command; its module is imported when it is run."""
+    target = "enginehouse_early_exit.command:calibrate_early_exit"
+    register(Command("calibrate early-exit", target, "Measure what leaving a model early costs and gains."))

@@ -1,0 +1,229 @@
+"""Early exit: a pass in which each token may leave the layer loop, as a policy says.
+
+A token that leaves carries its state unchanged past the layers above, so that the model's own output norm and
+projection make its logits of the state it left with. The layers above still need keys and values for its position:
+each is run up to its attention, which writes them and goes no further. So every model that our attention serves can be
+left, whatever its layers are made of.
+
+Source: state propagation of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.3) and of LayerSkip (Elhoushi et
+al., 2024, arXiv:2404.16710): keys and values of skipped layers are projected from the state at the exit. We write
+them at once, as CALM does; the projection of queries, which the layer makes beside them, is computed for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+
+from enginehouse.early_exit import BoundExitPolicy
+from enginehouse_hf.attention import Step
+from enginehouse_hf.depth import own_modules
+
+__all__ = ["EarlyExits", "Exited"]
+
+
+@frozen(eq=False)
+class Exited:
+    """What one pass gave: logits (T, vocab_size), and for each token how many layers it ran through."""
+
+    logits: Tensor
+    layers: list[int]
+
+
+@frozen(eq=False)
+class _View:
+    """See :class:`enginehouse.early_exit.ExitView`; keeps the logits that the policy has asked for."""
+
+    layer: int
+    hidden: Tensor
+    previous_hidden: Tensor
+    _head: Callable[[Tensor], Tensor]
+    _states: Tensor
+    computed: list[Tensor] = field(factory=list)
+
+    def logits(self) -> Tensor:
+        """(num_rows, vocab_size) float32."""
+        if not self.computed:
+            self.computed.append(self._head(self._states))
+        return self.computed[0].float()
+
+
+@define(eq=False)
+class _Pass:
+    """One pass on its way through the layers.
+
+    Attributes:
+        inside: columns that have not left.
+        layers: for each column, how many layers it ran through.
+        logits: of columns that left with logits that the policy had asked for.
+        hidden: (1, T, hidden_size), the states behind the last layer that has run.
+    """
+
+    step: Step
+    inside: list[int]
+    layers: list[int]
+    logits: dict[int, Tensor] = field(factory=dict)
+    hidden: Tensor | None = None
+
+    @property
+    def outside(self) -> list[int]:
+        """Columns that have left."""
+        inside = set(self.inside)
+        return [column for column in range(len(self.layers)) if column not in inside]
+
+
+class EarlyExits:
+    """A model that tokens may leave early; shares weights and KV memory with it.
+
+    Args:
+        model: one whose layers :func:`enginehouse_hf.depth.exit_layers` knows.
+        policy: decides; its ``layers`` are some of those.
+    """
+
+    def __init__(self, model: Any, policy: BoundExitPolicy) -> None:
+        self._policy = policy
+        self._asked = frozenset(policy.layers)
+        layers = list(model.base_model.layers)
+        self._num_layers = len(layers)
+        self._body = own_modules(model.base_model)
+        self._body.layers = nn.ModuleList(
+            _with_forward(layer, partial(self._run_layer, index, layer)) for index, layer in enumerate(layers)
+        )
+        self._head = _Head(model)
+        self._pass: _Pass | None = None
+
+    def run(self, step: Step, token_ids: Tensor) -> Exited:
+        """One pass over single tokens, each its own lane of ``step``.
+
+        Args:
+            step: its lanes, one column each.
+            token_ids: (T,) int64.
+        """
+        num_tokens = len(token_ids)
+        run = self._pass = _Pass(step, list(range(num_tokens)), [self._num_layers] * num_tokens)
+        positions = torch.tensor([lane.start for lane in step.lanes], device=token_ids.device)
+        try:
+            with torch.inference_mode():
+                self._body(
+                    input_ids=token_ids[None], position_ids=positions[None], use_cache=False, enginehouse_step=step
+                )
+                return Exited(self._logits(run), run.layers)
+        finally:
+            self._pass = None
+
+    def _logits(self, run: _Pass) -> Tensor:
+        """(T, vocab_size); those that are known are not computed again."""
+        assert run.hidden is not None
+        wanted = [column for column in range(len(run.layers)) if column not in run.logits]
+        if wanted:
+            run.logits.update(zip(wanted, self._head(run.hidden[0, wanted]), strict=True))
+        return torch.stack([run.logits[column] for column in range(len(run.layers))])
+
+    def _run_layer(self, index: int, layer: Any, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
+        """In place of a layer: run it on what is inside, write keys and values of what has left, ask the policy."""
+        run = self._pass
+        assert run is not None
+        if len(run.inside) == len(run.layers):
+            states: Tensor = _states(layer(hidden, *others, **named))
+        else:
+            _write_keys(layer, hidden, others, named, run)
+            states = hidden
+            if run.inside:
+                states = hidden.clone()
+                step = run.step.narrowed(run.inside)
+                arguments, keywords = _narrowed((others, named), run.inside, len(run.layers))
+                ran = layer(hidden[:, run.inside], *arguments, **{**keywords, "enginehouse_step": step})
+                states[:, run.inside] = _states(ran)
+        run.hidden = states
+        if run.inside and index + 1 in self._asked:
+            self._ask(run, index + 1, hidden, states)
+        return states
+
+    def _ask(self, run: _Pass, layer: int, before: Tensor, after: Tensor) -> None:
+        """Let the policy decide who leaves behind ``layer``."""
+        states = after[0, run.inside]
+        view = _View(layer, states.float(), before[0, run.inside].float(), self._head, states)
+        mask = np.asarray(self._policy.leaves(view))
+        for row, column in enumerate(run.inside):
+            if mask[row]:
+                run.layers[column] = layer
+                if view.computed:
+                    run.logits[column] = view.computed[0][row]
+        run.inside = [column for row, column in enumerate(run.inside) if not mask[row]]
+
+
+class _Head:
+    """Output norm and projection, with all around them: the model with one layer, which hands on what it is given."""
+
+    def __init__(self, model: Any) -> None:
+        self._given: Tensor | None = None
+        body = own_modules(model.base_model)
+        body.layers = nn.ModuleList([_with_forward(model.base_model.layers[0], lambda *_, **__: self._given)])
+        self._model = own_modules(model)
+        setattr(self._model, model.base_model_prefix, body)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """(num_rows, vocab_size) in the model's dtype, of ``states`` (num_rows, hidden_size)."""
+        self._given = states[None]
+        nothing = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
+        logits: Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False).logits[0]
+        self._given = None
+        return logits
+
+
+class _KeysWritten(Exception):
+    """The layer has come to its attention; the rest of it is not wanted."""
+
+
+@frozen
+class _KeysOnly:
+    """Takes the place of a step: writes keys and values, and ends the layer."""
+
+    step: Step
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **_scores: Any) -> Tensor:
+        """See :class:`enginehouse_hf.attention.AnyStep`; never returns."""
+        self.step.append(index, key, value)
+        raise _KeysWritten
+
+
+def _write_keys(layer: Any, hidden: Tensor, others: Sequence[Any], named: dict[str, Any], run: _Pass) -> None:
+    outside = run.outside
+    arguments, keywords = _narrowed((tuple(others), named), outside, len(run.layers))
+    keywords["enginehouse_step"] = _KeysOnly(run.step.narrowed(outside))
+    try:
+        layer(hidden[:, outside], *arguments, **keywords)
+    except _KeysWritten:
+        return
+    raise AssertionError("the layer has no attention of ours")
+
+
+def _narrowed(value: Any, columns: list[int], num_columns: int) -> Any:
+    """The same arguments of a layer for some of the columns only; what has no columns stays."""
+    if isinstance(value, Tensor):
+        has_columns = value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == num_columns
+        return value[:, columns] if has_columns else value
+    if isinstance(value, tuple):
+        return tuple(_narrowed(item, columns, num_columns) for item in value)
+    if isinstance(value, dict):
+        return {name: _narrowed(item, columns, num_columns) for name, item in value.items()}
+    return value
+
+
+def _states(result: Any) -> Tensor:
+    """Some layers return their states in a tuple."""
+    states: Tensor = result[0] if isinstance(result, tuple) else result
+    return states
+
+
+def _with_forward(layer: Any, forward: Callable[..., Any]) -> Any:
+    """A copy of the layer that shares everything with it but what it does."""
+    own = own_modules(layer)
+    own.forward = forward
+    return own
