@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
+from enginehouse.commands import Command
 from enginehouse.router import Router
 from enginehouse_router.options import RouterOptions as options
 from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
 
-__all__ = ["options", "register_routers"]
+__all__ = ["options", "register_commands", "register_routers"]
 
 
 @hookimpl
@@ -19,3 +20,9 @@ def register_routers(register: Callable[[Router], None], options: options) -> No
     register(LoadRouter())
     register(DifficultyRouter(options))
     register(CascadeRouter(options))
+
+
+@hookimpl
+def register_commands(register: Callable[[Command], None]) -> None:
+    """Offer `calibrate router`."""
+    register(Command("calibrate router", "enginehouse_router.command:calibrate_router", "Learn weights from a log."))

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from enginehouse.types import GenerateRequest
 
-__all__ = ["BIAS", "WEIGHTS", "Reading", "difficulty", "features_of", "has_code", "read_request"]
+__all__ = ["WEIGHTS", "Reading", "difficulty", "features_of", "has_code", "read_request"]
 
 _MAX_CHARS = 2000
 _OPENING_CHARS = 25  # what a request is about stands at its beginning
@@ -63,12 +63,10 @@ WEIGHTS: Mapping[str, float] = MappingProxyType(
         "tools": 0.8,
         "structured": 0.6,
         "simple": -2.2,
+        "base": -2.0,
     }
 )
-"""Feature to what it adds at its most."""
-
-BIAS = -2.0
-"""What a request without any feature starts from."""
+"""Feature to what it adds at its most; ``base`` is what every request starts from."""
 
 
 def _any_of(phrases: tuple[str, ...]) -> re.Pattern[str]:
@@ -132,13 +130,14 @@ def features_of(reading: Reading) -> dict[str, float]:
         "turns": _share(reading.num_turns - 1, 6),
         "tools": float(reading.has_tools),
         "structured": float(reading.is_structured),
+        "base": 1.0,
         "simple": 1.0 if _IS_SIMPLE.search(text[:_OPENING_CHARS]) and num_words < 30 else 0.0,
     }
 
 
 def difficulty(features: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """How hard, from 0 to 1: the logistic function of the weighted sum."""
-    total = BIAS + sum(weights[name] * value for name, value in features.items())
+    total = sum(weights[name] * value for name, value in features.items())
     return 1 / (1 + math.exp(-total))
 
 

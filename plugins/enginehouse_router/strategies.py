@@ -68,7 +68,8 @@ class DifficultyRouter:
         candidates = question.candidates
         chosen = sum(score >= threshold for threshold in self._thresholds(len(candidates)))
         ordered = [*candidates[chosen:], *reversed(candidates[:chosen])]
-        effects = sorted(features, key=lambda name: -abs(weights[name] * features[name]))
+        seen_features = [name for name in features if name != "base"]
+        effects = sorted(seen_features, key=lambda name: -abs(weights[name] * features[name]))
         seen = [name for name in effects[:3] if weights[name] * features[name]]
         return Route(
             attempts=_attempts(ordered),

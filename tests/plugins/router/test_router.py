@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve
+from click.testing import CliRunner, Result
 
+from enginehouse.cli import main
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Candidate, Probe, RouteQuestion, Router
 from enginehouse.testing.router_contract import RouterContract
 from enginehouse.types import Constraint, GenerateRequest, Message, Tool, ToolUse
+from enginehouse_router.features import WEIGHTS
 from enginehouse_router.options import RouterOptions
 from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
 
@@ -164,3 +169,73 @@ def test_cascade_accepts_by_the_mean_probability() -> None:
 def test_wrong_options_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"plugins\.router"):
         options(**values)
+
+
+# -- calibration -----------------------------------------------------------------------------------
+
+
+def calibrate(tmp_path: Path, lines: Sequence[Any], models: str = "small,big") -> Result:
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return CliRunner().invoke(main, ["calibrate", "router", str(log), "--models", models], catch_exceptions=False)
+
+
+def agreement(router: Router, lines: Sequence[dict[str, Any]]) -> float:
+    hits = [order(router, request(one["prompt"]), candidates("small", "big"))[0] == one["model"] for one in lines]
+    return sum(hits) / len(hits)
+
+
+def test_calibration_prints_settings_that_agree_with_the_log(tmp_path: Path) -> None:
+    """Labels that contradict the built-in weights: here what asks for reasons is easy, and what has code is hard."""
+    lines = [
+        {"prompt": f"{text} (case {number})", "model": model}
+        for text, model in (("Explain why and compare the proofs", "small"), ("print() prints nothing", "big"))
+        for number in range(20)
+    ]
+    result = calibrate(tmp_path, lines)
+    settings = tomllib.loads(result.output)
+    learnt = DifficultyRouter(options(**settings["plugins"]["router"]))
+
+    assert result.exit_code == 0
+    assert settings["router"] == {"strategy": "difficulty", "models": ["small", "big"]}
+    assert agreement(DifficultyRouter(), lines) <= 0.5
+    assert agreement(learnt, lines) >= 0.95
+
+
+def test_calibration_on_the_labelled_prompts_holds_on_those_left_out(tmp_path: Path) -> None:
+    shares = [int(share) for share in re.findall(r"(\d+)%", calibrate(tmp_path, PROMPTS).output)]
+
+    assert shares[0] == 96
+    assert shares[1] >= 88
+
+
+def test_calibration_of_three_models_finds_two_thresholds(tmp_path: Path) -> None:
+    chats = [{"messages": [{"role": "user", "content": one["prompt"]}], "model": one["model"]} for one in PROMPTS]
+    parts = [{"type": "text", "text": "Compare tea and coffee, briefly."}]
+    middle = {"messages": [{"role": "user", "content": parts}], "model": "middle"}
+    settings = tomllib.loads(calibrate(tmp_path, chats + [middle] * 20, "small,middle,big").output)
+    low, high = settings["plugins"]["router"]["thresholds"]
+
+    assert 0 < low < high < 1
+    assert set(settings["plugins"]["router"]["weights"]) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("lines", "models", "message"),
+    [
+        (PROMPTS[:5], "small,big", "5 prompts are too few"),
+        ([*PROMPTS, {"prompt": "x", "model": "huge"}], "small,big", "line 101: the model 'huge' is none of small, big"),
+        (["{"], "small,big", "line 1: "),
+        ([{"model": "small"}], "small,big", "line 1: either prompt or messages"),
+        ([[]], "small,big", "line 1: "),
+        (PROMPTS, "small", "needs 2 to 4 different names"),
+        (PROMPTS, "small,small", "needs 2 to 4 different names"),
+    ],
+)
+def test_logs_that_cannot_be_learnt_from_are_refused(
+    tmp_path: Path, lines: Sequence[Any], models: str, message: str
+) -> None:
+    result = calibrate(tmp_path, lines, models)
+
+    assert result.exit_code in (1, 2)
+    assert message in result.output
