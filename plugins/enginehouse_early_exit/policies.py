@@ -1,6 +1,6 @@
 """The policies: a threshold on how sure a layer is, or on how little it still changed.
 
-Source: two confidence measures of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.5): the difference of the two
+Source: two measures of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.5): the difference of the two
 highest softmax probabilities, and the cosine of the states of two consecutive layers. Entropy is BranchyNet's
 (Teerapittayanon et al., 2016, arXiv:1709.01686). Thresholds are constant: they do not fall with the position.
 """

@@ -262,7 +262,33 @@ def test_hook_register_commands(install: Install) -> None:
 
 
 def test_own_commands_are_those_of_the_command_line() -> None:
-    assert set(OWN_COMMANDS) == set(main.list_commands(click.Context(main))) - set(load().commands)
+    offered = {name.partition(" ")[0] for name in load().commands}
+
+    assert set(OWN_COMMANDS) == set(main.list_commands(click.Context(main))) - offered
+
+
+def test_a_command_of_two_words_belongs_to_a_group_that_plugins_share(install: Install) -> None:
+    """A group has no command's name, nor a command a group's."""
+    names = ("tune left", "tune right", "tune", "serve left", "alone", "alone left", "tune left")
+    target = "no_such_package.module:command"
+
+    def implementation(register: Callable[[Command], None]) -> None:
+        for name in names:
+            register(Command(name, target, "Does it."))
+
+    install_hook(install, "one", "register_commands", implementation)
+
+    registry = load(allow=("one",))
+
+    assert list(registry.commands) == ["tune left", "tune right", "alone"]
+    error = record_of(registry, "one").error
+    assert error is not None
+    assert error.split("; ") == [
+        "the command name 'tune' is taken",
+        "the command 'serve left' cannot belong to the command 'serve'",
+        "the command 'alone left' cannot belong to the command 'alone'",
+        "the command name 'tune left' is taken",
+    ]
 
 
 def sampler(name: str = "spice", api_version: int = API_VERSION, **fields: Any) -> Any:

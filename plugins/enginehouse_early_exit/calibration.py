@@ -1,0 +1,214 @@
+"""Measures what policies cost and gain on a text: every token is decoded by the real runner, with each setting in turn.
+
+The text is cut into passages. Of each, the beginning is a prompt; the rest is fed token by token, as if the model had
+written it, so that all settings see the same tokens and are compared at the same places. Settings take turns on every
+passage, and speeds are compared passage by passage: what else the machine does meanwhile concerns all of them alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from enginehouse.backend import Span
+from enginehouse.early_exit import BoundExitPolicy, ExitContext, ExitOutput, LayerAccess
+from enginehouse_early_exit.policies import EntropyPolicy, MarginPolicy, SaturationPolicy
+
+__all__ = ["THRESHOLDS", "Measured", "Setting", "calibrate", "grid", "passages"]
+
+THRESHOLDS: dict[str, tuple[float, ...]] = {
+    "margin": (0.6, 0.8, 0.95),
+    "entropy": (1.0, 0.4, 0.1),
+    "saturation": (0.9, 0.95, 0.98),
+}
+"""Thresholds that are tried, for each policy from loose to strict."""
+
+_POLICIES: dict[str, Any] = {policy.name: policy for policy in (MarginPolicy(), EntropyPolicy(), SaturationPolicy())}
+
+
+@frozen(kw_only=True)
+class Setting:
+    """A policy that is asked once, behind one layer."""
+
+    policy: str
+    layer: int
+    threshold: float
+
+    def bind(self, runner: LayerAccess) -> BoundExitPolicy:
+        """The policy for the runner's model."""
+        chosen = _POLICIES[self.policy]
+        options = chosen.options(min_layer=self.layer, every=runner.num_layers, threshold=self.threshold)
+        bound: BoundExitPolicy = chosen.bind(ExitContext(runner.num_layers, runner.capabilities.exit_layers), options)
+        return bound
+
+    def to_toml(self, num_layers: int) -> str:
+        """As a model's settings have it."""
+        return (
+            f'exit_policy = {{ name = "{self.policy}", threshold = {self.threshold}, min_layer = {self.layer}, '
+            f"every = {num_layers} }}"
+        )
+
+
+@define(eq=False)
+class Measured:
+    """What one setting did, over all passages so far; None is the whole model.
+
+    Attributes:
+        seconds: of each passage.
+        plain_seconds: of the whole model on the same passages.
+        num_agreeing: tokens whose most probable successor was that of the whole model.
+        num_layers_run: layers, over all tokens.
+        surprise: negative log-probabilities of the tokens that follow in the text, in nats, added up.
+    """
+
+    setting: Setting | None
+    num_tokens: int = 0
+    num_agreeing: int = 0
+    num_left: int = 0
+    num_layers_run: int = 0
+    surprise: float = 0.0
+    seconds: list[float] = field(factory=list)
+    plain_seconds: list[float] = field(factory=list)
+
+    @property
+    def agreement(self) -> float:
+        """Share of tokens."""
+        return self.num_agreeing / self.num_tokens
+
+    @property
+    def share_left(self) -> float:
+        """Share of tokens that left early."""
+        return self.num_left / self.num_tokens
+
+    @property
+    def mean_layers(self) -> float:
+        """Layers that a token ran through."""
+        return self.num_layers_run / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Of the text."""
+        return float(np.exp(self.surprise / self.num_tokens))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoded tokens."""
+        return self.num_tokens / sum(self.seconds)
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast as the whole model: the median over the passages."""
+        return median(plain / own for plain, own in zip(self.plain_seconds, self.seconds, strict=True))
+
+
+def grid(layers: Sequence[int], policies: Sequence[str]) -> list[Setting]:
+    """Every policy with each of its thresholds behind each layer."""
+    return [
+        Setting(policy=policy, layer=layer, threshold=threshold)
+        for policy in policies
+        for layer in layers
+        for threshold in THRESHOLDS[policy]
+    ]
+
+
+def passages(token_ids: Sequence[int], prompt_tokens: int, answer_tokens: int, most: int) -> list[NDArray[np.int32]]:
+    """The text in parts of ``prompt_tokens + answer_tokens + 1``, at most ``most`` of them, evenly chosen."""
+    size = prompt_tokens + answer_tokens + 1
+    parts = [np.array(token_ids[start : start + size], np.int32) for start in range(0, len(token_ids) - size + 1, size)]
+    if len(parts) <= most:
+        return parts
+    return [parts[index * len(parts) // most] for index in range(most)]
+
+
+def calibrate(
+    runner: LayerAccess,
+    parts: Sequence[NDArray[np.int32]],
+    prompt_tokens: int,
+    settings: Sequence[Setting],
+    report: Callable[[int], None] = lambda num_done: None,
+) -> tuple[Measured, list[Measured]]:
+    """Measure the whole model and each setting.
+
+    Args:
+        runner: with no sequence open.
+        parts: passages, each longer than ``prompt_tokens + 1``.
+        prompt_tokens: of each, how many all layers compute beforehand.
+        settings: to be measured.
+        report: called with the number of passages done.
+    """
+    plain, measured = Measured(None), [Measured(setting) for setting in settings]
+    bound: list[BoundExitPolicy | None] = [setting.bind(runner) for setting in settings]
+    prefix = np.array(runner.tokenizer.prefix_token_ids, np.int32)
+    _warm_up(runner, np.concatenate([prefix, parts[0]]), bound)
+    for index, part in enumerate(parts):
+        whole, num_prompt = np.concatenate([prefix, part]), len(prefix) + prompt_tokens
+        best, plain_s = _decode(runner, plain, whole, num_prompt, None)
+        plain.num_agreeing += len(best)
+        plain.plain_seconds.append(plain_s)
+        for one, policy in zip(measured, bound, strict=True):
+            found, _ = _decode(runner, one, whole, num_prompt, policy)
+            one.num_agreeing += sum(left == right for left, right in zip(found, best, strict=True))
+            one.plain_seconds.append(plain_s)
+        report(index + 1)
+    return plain, measured
+
+
+def _warm_up(runner: LayerAccess, token_ids: NDArray[np.int32], policies: Sequence[BoundExitPolicy | None]) -> None:
+    """The first passes allocate memory."""
+    for policy in (None, *policies):
+        _decode(runner, Measured(None), token_ids[:8], 4, policy)
+
+
+def _decode(
+    runner: LayerAccess,
+    measured: Measured,
+    token_ids: NDArray[np.int32],
+    num_prompt: int,
+    policy: BoundExitPolicy | None,
+) -> tuple[list[int], float]:
+    """Feed one passage; the most probable token behind each place, and the seconds that decoding took."""
+    runner.use_exit_policy(None)
+    sequence = runner.open_sequence()
+    best: list[int] = []
+    try:
+        runner.forward([Span(sequence, 0, token_ids[:num_prompt], "none")])
+        runner.use_exit_policy(policy)
+        seconds = 0.0
+        for row, layer, taken_s in _steps(runner, sequence, token_ids, num_prompt):
+            seconds += taken_s
+            following = int(token_ids[num_prompt + len(best) + 1])
+            measured.num_tokens += 1
+            measured.num_layers_run += layer
+            measured.num_left += layer < runner.num_layers
+            measured.surprise += _surprise(row, following)
+            best.append(int(row.argmax()))
+    finally:
+        runner.use_exit_policy(None)
+        runner.free_sequence(sequence)
+    measured.seconds.append(seconds)
+    return best, seconds
+
+
+def _steps(
+    runner: LayerAccess, sequence: int, token_ids: NDArray[np.int32], start: int
+) -> Iterator[tuple[NDArray[np.float32], int, float]]:
+    """Token by token: the row of logits, how many layers it ran through, and how long that took."""
+    for place in range(start, len(token_ids) - 1):
+        began = time.perf_counter()
+        output = runner.forward([Span(sequence, place, token_ids[place : place + 1], may_exit=True)])
+        row = output.host()[0]
+        taken_s = time.perf_counter() - began
+        yield row, output.exit_layers[0] if isinstance(output, ExitOutput) else runner.num_layers, taken_s
+
+
+def _surprise(row: NDArray[np.float32], token_id: int) -> float:
+    """Negative log-probability of a token, in nats."""
+    logits = row.astype(np.float64)
+    maximum = float(logits.max())
+    return maximum + float(np.log(np.exp(logits - maximum).sum())) - float(logits[token_id])
