@@ -184,6 +184,12 @@ def _by_effort(deciders: Deciders) -> Capability:
     return _by_reasoning(deciders)
 
 
+def _by_compressor(deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("refused", "the engine behind this model tells no tokens of a text")
+    return Capability("emulated", "by a compressor, before the prompt is rendered")
+
+
 def _by_infill(deciders: Deciders) -> Capability:
     if find_infill_tokens(deciders.info) is None:
         return Capability("refused", NO_INFILL)
@@ -213,6 +219,7 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
         (_by_reasoning_switch, "enable_thinking"),
         (_by_effort, "reasoning_effort"),
         (_by_infill, "suffix"),
+        (_by_compressor, "compression"),
         (_by_engine("num_logprobs"), "logprobs top_logprobs"),
         (_by_engine("num_prompt_logprobs"), "prompt_logprobs loglikelihood"),
         (_by_constraint(*_SCHEMA), "response_format guided_json json_schema"),

@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, le, optional
 
 from enginehouse.auth import AuthSettings, settings_converter
+from enginehouse.compressor_settings import CompressorSettings
 from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.errors import ConfigError
 from enginehouse.exit_settings import ExitPolicySettings
@@ -155,6 +156,7 @@ class ModelSettings:
             name or as a table with its settings; unset is ``prediction`` where that drafter is installed.
         exit_policy: lets tokens leave the model before its last layer when they are sure, by this policy, its name or a
             table with its settings. This changes what the model writes; unset runs all layers.
+        compressor: what shortens its prompts, and when: a method by its name, or a table; see below.
         load: ``eager`` loads the model when the server starts, as far as ``limits.memory_budget`` allows, ``lazy`` with
             its first request.
         pin: never unload it for another model.
@@ -186,6 +188,7 @@ class ModelSettings:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     drafters: tuple[DrafterSettings, ...] | None = None
+    compressor: CompressorSettings | None = None
     exit_policy: ExitPolicySettings | None = None
     load: Literal["eager", "lazy"] = "eager"
     pin: bool = False
@@ -305,6 +308,7 @@ def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) ->
         converter = settings_converter()
         converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
         converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
+        converter.register_structure_hook(CompressorSettings, lambda value, _: CompressorSettings.read(value))
         converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
         return converter.structure(data, cls)
     except Exception as error:

@@ -21,6 +21,7 @@ import pluggy
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.commands import Command
+from enginehouse.compression import Compressor
 from enginehouse.drafting import Drafter
 from enginehouse.early_exit import ExitPolicy
 from enginehouse.events import ServerEvent
@@ -39,6 +40,7 @@ __all__ = [
     "on_event",
     "register_backends",
     "register_commands",
+    "register_compressors",
     "register_drafters",
     "register_exit_policies",
     "register_logits_processors",
@@ -295,6 +297,30 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
         @enginehouse.hookimpl
         def register_routers(register):
             register(MyRouter())
+    """
+
+
+@hookspec
+def register_compressors(register: Callable[[Compressor], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Hand over what makes prompts shorter (see ``enginehouse.compression``).
+
+    When: once at start, in the server process and again in each worker process, which does not use them; main
+    thread. A compressor is asked in the server process, before a prompt is rendered, on one of several threads that
+    are there for this, so it may take its time and ask a model.
+
+    Args:
+        register: call it once per compressor object. A name that is taken is a load error. The ``compressor`` of a
+            model, or a request's ``compression``, names the one that is used.
+        options, add_plugin: see above; may be left out.
+
+    An exception here is recorded as this plugin's load error. One while it compresses is logged with its name, and the
+    prompt stays as it was.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_compressors(register):
+            register(MyCompressor())
     """
 
 

@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from enginehouse.backend import Generation
 from enginehouse.capabilities import Capability, check_parameters
 from enginehouse.chat_formats import ChatFormats
+from enginehouse.compressing import Compressed, PromptCompressor
 from enginehouse.config import Settings
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
@@ -38,6 +39,8 @@ from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, S
 __all__ = ["Pipeline", "RunningRequest"]
 
 _T = TypeVar("_T")
+_ANSWER_TOKENS = 256
+"""Room for the answer that a prompt leaves which is shortened until it fits, where the request says no limit."""
 
 
 @frozen(eq=False)
@@ -52,6 +55,7 @@ class RunningRequest:
         tokenize_s: seconds from there until the engine had tokenized and accepted it.
         unsupported: parameters that were left out, as the model cannot honour them.
         routed: how the model was found, where there was a choice.
+        compressed: what became of a prompt that was to be shortened.
     """
 
     request: GenerateRequest
@@ -65,6 +69,7 @@ class RunningRequest:
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
     routed: Routed | None = None
+    compressed: Compressed | None = None
 
 
 class Pipeline:
@@ -74,8 +79,8 @@ class Pipeline:
         replays: of an earlier pipeline whose requests may still run; None makes new ones.
 
     Raises:
-        ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
-            or there is no such router.
+        ConfigError: the defaults of a model are wrong, its parsers or its compressor do not exist, its chat template
+            file cannot be read, or there is no such router.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class Pipeline:
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
+        self._compressor = PromptCompressor(settings.models, registry.compressors, manager)
         self._media = MediaReader(settings.media)
         self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
         self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
@@ -190,6 +196,28 @@ class Pipeline:
         layers = self._layers(request, model.name, model.info)
         parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
         prediction = await _tokenized(request.prediction, model)
+
+        async def submit(request: GenerateRequest, compressed: Compressed | None) -> RunningRequest:
+            return await self._render_and_submit(model, request, parameters, timeouts, prediction, compressed)
+
+        try:
+            return await submit(*await self._compressor.compress(request, model))
+        except ContextLengthExceeded as error:
+            room = error.max_context - min(parameters.stopping.max_tokens or _ANSWER_TOKENS, error.max_context // 4)
+            shorter, compressed = await self._compressor.make_room(request, model, error.num_prompt_tokens - room)
+            if shorter is request:
+                raise
+            return await submit(shorter, compressed)
+
+    async def _render_and_submit(
+        self,
+        model: LoadedModel,
+        request: GenerateRequest,
+        parameters: Parameters,
+        timeouts: Timeouts,
+        prediction: Sequence[int] | None,
+        compressed: Compressed | None,
+    ) -> RunningRequest:
         request = await self._with_media(request, model)
         prompt = await self._prompts.make(request, model)
         rendered = time.perf_counter()
@@ -203,13 +231,14 @@ class Pipeline:
         return RunningRequest(
             request,
             model,
-            card,
+            self._cards.of(model.name, model.info),
             parameters,
             generation,
             prompt.parsing,
             prediction_token_ids=prediction,
             render_s=prompt.render_s,
             tokenize_s=time.perf_counter() - rendered,
+            compressed=compressed,
         )
 
     async def _leaving_out(

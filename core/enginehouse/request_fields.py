@@ -20,6 +20,7 @@ CORE_FIELDS = frozenset(
         "best_of",
         "cache_salt",
         "chat_template_kwargs",
+        "compression",
         "continue_final_message",
         "echo",
         "enable_thinking",

@@ -18,7 +18,12 @@ __all__ = ["given_parameters", "without_parameter"]
 _NAMES = {"num_logprobs": "logprobs"}
 """Sampling fields that clients write by another name."""
 
-_MEMBERS = {"suffix": "suffix", "prediction": "prediction", "chat_template_kwargs": "template_variables"}
+_MEMBERS = {
+    "suffix": "suffix",
+    "prediction": "prediction",
+    "compression": "compression",
+    "chat_template_kwargs": "template_variables",
+}
 """Fields that are members of a request, and mean nothing when they are empty."""
 
 _OFF: Mapping[str, Any] = MappingProxyType({"chat_template_kwargs": {}})
@@ -40,6 +45,8 @@ def given_parameters(request: GenerateRequest) -> Iterator[str]:
         yield "n"
     if request.prediction is not None:
         yield "prediction"
+    if request.compression is not None and request.compression.is_on:
+        yield "compression"
     if request.constraint is not None:
         yield _root(request.constraint.param)
     if request.suffix is not None:

@@ -243,6 +243,25 @@ def test_hook_register_routers(install: Install) -> None:
     assert record_of(registry, "one").error == "the router 'lame' lacks route"
 
 
+def test_hook_register_compressors(install: Install) -> None:
+    """Compressors are known by name; one that does not say what it promises is refused without losing the others."""
+    promises = {"is_budgeted": True, "is_idempotent": True, "needs_scores": False}
+    work = {"compress": lambda self, task, tools: [[] for _ in task.texts], "api_version": API_VERSION}
+    first = type("First", (), {"name": "first", **work, **promises})()
+    lame = type("Lame", (), {"name": "lame", **work, "is_budgeted": True, "needs_scores": False})()
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for compressor in (lame, first):
+            register(compressor)
+
+    install_hook(install, "one", "register_compressors", implementation)
+
+    registry = load(allow=("one",))
+
+    assert registry.compressors == {"first": first}
+    assert record_of(registry, "one").error == "the compressor 'lame' lacks is_idempotent"
+
+
 def test_hook_register_commands(install: Install) -> None:
     """A command is known by name; core's own names and taken ones are refused, and nothing is imported."""
     mine, again, own = (

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
+from enginehouse.api.compressed import compression_figures
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.prediction import PredictionCount
@@ -253,7 +254,7 @@ class Assembly:
 
     def _note_figures(self) -> None:
         """What optimisations did for this answer, over all prompts."""
-        figures: Counter[str] = Counter()
+        figures: Counter[str] = Counter(compression_figures(self.running))
         for event in self.finished:
             figures["forced_tokens"] += event.num_forced_tokens
             if event.num_drafted_tokens:

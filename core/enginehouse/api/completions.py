@@ -57,6 +57,8 @@ class CompletionBody(GenerationBody):
         self._check_best_of(limits)
         if self.max_tokens == 0:
             self._check_scoring()
+        if self.compression and self.echo:
+            raise InvalidRequest("echo: not allowed together with compression", "echo")
         if self.suffix and self.echo:
             raise InvalidRequest("echo: not allowed together with suffix", "echo")
 

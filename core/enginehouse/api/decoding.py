@@ -17,6 +17,7 @@ from cattrs import Converter
 
 from enginehouse.api.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
 from enginehouse.api.caller import Caller
+from enginehouse.api.compression import find_ignored_in_compression, read_compression
 from enginehouse.api.constraints import ConstraintFields, find_ignored_in_constraints
 from enginehouse.api.encoding import encode_json
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
@@ -86,6 +87,7 @@ class GenerationBody(RequestBody, ConstraintFields):
         cache_salt: prompts share the prefix cache only with those of the same salt, at most 1000 characters.
         loglikelihood: report how probable the prompt's tokens are, all but the first.
         prompt_logprobs: the same with this many alternatives, by token id.
+        compression: whether to shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
         log_prompt: allow the server to log the prompt, where its settings allow it, too.
         user: this and the following fields are accepted so that clients work; they have no effect.
     """
@@ -98,6 +100,7 @@ class GenerationBody(RequestBody, ConstraintFields):
     cache_salt: str = field(default="", validator=_check_salt)
     loglikelihood: bool = False
     prompt_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
+    compression: Any = None
     log_prompt: bool = False
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -113,6 +116,7 @@ class GenerationBody(RequestBody, ConstraintFields):
         self.check_members()
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
+        read_compression(self.compression)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
 
@@ -121,6 +125,7 @@ class GenerationBody(RequestBody, ConstraintFields):
         """Paths of unknown fields inside known ones; ``data`` is what was decoded."""
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
+        yield from find_ignored_in_compression(data.get("compression"))
         yield from find_ignored_in_constraints(data)
 
     @property
@@ -175,6 +180,7 @@ class Decoded(Generic[_B_co]):
             extensions=self.extensions,
             constraint=body.constraint(),
             num_prompt_logprobs=body.num_prompt_logprobs,
+            compression=read_compression(body.compression),
             priority=body.priority,
             namespace=self.caller.namespace(body.cache_salt),
             profile=self.caller.profile.name,

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from enginehouse.api.answer import Assembly, Choice, Dialect
 from enginehouse.api.choice_parser import Piece
+from enginehouse.api.compressed import shown_compressed
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.effective import shown_fields, shown_parameters
 from enginehouse.api.encoding import encode_json, encode_line
@@ -64,6 +65,7 @@ class AnswerDetails:
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
             "optimizations": _optimizations(self.assembly),
+            "compression": shown_compressed(self.assembly.running),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
             "ignored": list(decoded.ignored),
         }

@@ -11,6 +11,7 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.admission import Ticket
 from enginehouse.api.access import AccessRecord, record_of
 from enginehouse.api.answer import Assembly, Dialect, event_batches
+from enginehouse.api.compressed import compression_headers
 from enginehouse.api.deadlines import deadlines
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
@@ -96,7 +97,9 @@ class GenerationResponse:
             assembly.scores = PromptScores(self.decoded.body, len(running))
         dialect = self._open_dialect(assembly, asks_for_details(scope["headers"], server.details))
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
-        headers = self.decoded.headers(left_out) + routed_headers(running, self.decoded.caller.profile)
+        profile = self.decoded.caller.profile
+        headers = self.decoded.headers(left_out) + routed_headers(running, profile)
+        headers += compression_headers(running, profile)
         if self.decoded.body.stream:
             include_usage = self.decoded.body.include_usage
             stream = EventStream(

@@ -26,7 +26,12 @@ _MEDIA = ("image_url", "image", "input_image", "input_audio", "video_url", "file
 
 @frozen(kw_only=True)
 class MessageBody:
-    """One message as the client sent it, before its content is read. ``reasoning`` is ``reasoning_content``."""
+    """One message as the client sent it, before its content is read.
+
+    Attributes:
+        reasoning: another name of ``reasoning_content``.
+        compress: false keeps compressors away from this message; so it does in a part of its content.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
@@ -39,6 +44,7 @@ class MessageBody:
     refusal: str | None = None
     annotations: Any = None
     audio: Any = None
+    compress: bool | None = None
 
 
 def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
@@ -82,6 +88,7 @@ def _read_message(body: MessageBody, path: str) -> Message:
         content=content,
         name=body.name,
         parts=parts if any(isinstance(part, MediaPart) for part in parts) else (),
+        verbatim=_verbatim(body, parts, f"{path}.content"),
         reasoning=(body.reasoning_content or reasoning) if role == "assistant" else None,
         tool_calls=calls,
         tool_call_id=body.tool_call_id if role == "tool" else None,
@@ -99,6 +106,24 @@ def _read_parts(content: Any, path: str) -> tuple[str | MediaPart, ...]:
     if not content:
         raise InvalidRequest(f"{path}: must hold at least one part", path)
     return tuple(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _verbatim(body: MessageBody, parts: Sequence[str | MediaPart], path: str) -> tuple[tuple[int, int], ...]:
+    """Where the joined content must stay as it is: everywhere, or in the parts that say ``compress: false``."""
+    items = body.content if isinstance(body.content, list) else [None] * len(parts)
+    marked: list[tuple[int, int]] = []
+    start = 0
+    for index, (item, part) in enumerate(zip(items, parts, strict=False)):
+        said = item.get("compress") if isinstance(item, dict) else None
+        if said is not None and not isinstance(said, bool):
+            raise InvalidRequest(f"{path}[{index}].compress: must be true or false", f"{path}[{index}].compress")
+        if not isinstance(part, str):
+            continue
+        end = start + len(part)
+        if part and (said is False or body.compress is False):
+            marked.append((start, end))
+        start = end + len(PART_SEPARATOR)
+    return tuple(marked)
 
 
 def _read_part(part: Any, path: str) -> str | MediaPart:

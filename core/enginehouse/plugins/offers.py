@@ -13,6 +13,7 @@ from attrs import define, field
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.commands import OWN_COMMANDS, Command
+from enginehouse.compression import Compressor
 from enginehouse.drafting import Drafter
 from enginehouse.early_exit import ExitPolicy
 from enginehouse.errors import PluginError
@@ -50,6 +51,7 @@ class Offers:
     model_sources: dict[str, FindSource] = field(factory=dict)
     commands: dict[str, Command] = field(factory=dict)
     routers: dict[str, Router] = field(factory=dict)
+    compressors: dict[str, Compressor] = field(factory=dict)
     request_fields: dict[str, RequestField] = field(factory=dict)
     listeners: dict[str, Callable[..., object]] = field(factory=dict)
     authenticators: dict[str, Authenticator] = field(factory=dict)
@@ -66,6 +68,7 @@ class Offers:
             "register_exit_policies": self.accept_exit_policy,
             "register_commands": self.accept_command,
             "register_routers": self.accept_router,
+            "register_compressors": self.accept_compressor,
             "register_tool_parsers": self.accept_tool_parser,
             "register_reasoning_parsers": self.accept_reasoning_parser,
         }
@@ -132,6 +135,11 @@ class Offers:
         """Check and keep a router."""
         _check("router", router, Router, self.routers)
         self.routers[router.name] = router
+
+    def accept_compressor(self, plugin: str, compressor: Compressor) -> None:
+        """Check and keep a compressor."""
+        _check("compressor", compressor, Compressor, self.compressors)
+        self.compressors[compressor.name] = compressor
 
     def accept_command(self, plugin: str, command: Command) -> None:
         """Check and keep a command."""

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from enginehouse.backend import Backend
 from enginehouse.commands import Command
+from enginehouse.compression import Compressor
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafting import Drafter
 from enginehouse.early_exit import ExitPolicy
@@ -43,6 +44,7 @@ class PluginRegistry:
         reasoning_parsers: reasoning parser by name, in order of registration.
         model_sources: function that finds a model, by the name that users ask for.
         routers: router by name.
+        compressors: compressor by name.
         commands: command that a plugin adds to the command line, by name.
         request_fields: field that a plugin added to the request body, by name.
         authenticators: what recognises callers, by the plugin's name; used only where the settings say so.
@@ -63,6 +65,7 @@ class PluginRegistry:
     plugins: Sequence[PluginRecord]
     commands: Mapping[str, Command] = MappingProxyType({})
     routers: Mapping[str, Router] = MappingProxyType({})
+    compressors: Mapping[str, Compressor] = MappingProxyType({})
     exit_policies: Mapping[str, ExitPolicy] = MappingProxyType({})
     listeners: Mapping[str, Callable[..., object]] = MappingProxyType({})
 
@@ -95,6 +98,7 @@ class PluginRegistry:
             model_sources=MappingProxyType(offers.model_sources),
             commands=MappingProxyType(offers.commands),
             routers=MappingProxyType(offers.routers),
+            compressors=MappingProxyType(offers.compressors),
             request_fields=MappingProxyType(offers.request_fields),
             listeners=MappingProxyType(offers.listeners),
             authenticators=MappingProxyType(offers.authenticators),

@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 from enginehouse.backend import Backend
+from enginehouse.compression import Compressor
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.drafting import Drafter
 from enginehouse.early_exit import ExitPolicy
@@ -28,6 +29,7 @@ from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.testing.authenticator_contract import AuthenticatorContract
 from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
+from enginehouse.testing.compressor_contract import CompressorContract
 from enginehouse.testing.drafter_contract import DrafterContract
 from enginehouse.testing.engine_contract import EngineContract
 from enginehouse.testing.exit_policy_contract import ExitPolicyContract
@@ -114,6 +116,18 @@ if _REGISTRY.routers:
         @_each(_REGISTRY.routers)
         @staticmethod
         def router(request: pytest.FixtureRequest) -> Router:
+            """One of them."""
+            return request.param  # type: ignore[no-any-return]
+
+
+if _REGISTRY.compressors:
+
+    class TestCompressor(CompressorContract):
+        """Each compressor."""
+
+        @_each(_REGISTRY.compressors)
+        @staticmethod
+        def compressor(request: pytest.FixtureRequest) -> Compressor:
             """One of them."""
             return request.param  # type: ignore[no-any-return]
 

@@ -26,11 +26,12 @@ from enginehouse.types.events import (
     TopLogprob,
 )
 from enginehouse.types.parameters import Constraint, ConstraintKind, ReasoningParams, SamplingParams, StopParams
-from enginehouse.types.requests import EngineRequest, GenerateRequest, Resume, ResumedChoice, Segment
+from enginehouse.types.requests import Compression, EngineRequest, GenerateRequest, Resume, ResumedChoice, Segment
 
 __all__ = [
     "CallDelta",
     "Chat",
+    "Compression",
     "ChoiceFinished",
     "Constraint",
     "ConstraintKind",

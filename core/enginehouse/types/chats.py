@@ -56,6 +56,7 @@ class Message:
 
     Attributes:
         parts: texts and others in their order, where a message holds others; else empty.
+        verbatim: ranges of characters of the content that no compressor may touch, as the client says.
         reasoning: what an assistant thought before its content; None when not known.
         tool_calls: the calls of an assistant's message.
         tool_call_id: which call a message of the role ``tool`` answers.
@@ -65,6 +66,7 @@ class Message:
     content: str
     name: str | None = None
     parts: tuple[str | MediaPart | Image, ...] = ()
+    verbatim: tuple[tuple[int, int], ...] = ()
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None

@@ -11,7 +11,7 @@ from enginehouse.types.chats import Chat, Message, Thinking, ToolUse
 from enginehouse.types.events import TokenLogprob
 from enginehouse.types.parameters import Constraint, ReasoningParams, SamplingParams, StopParams
 
-__all__ = ["EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segment"]
+__all__ = ["Compression", "EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segment"]
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +96,21 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 
 
 @frozen(kw_only=True)
+class Compression:
+    """What a request says about shortening its prompt. None is "not given".
+
+    Attributes:
+        is_on: False leaves the prompt as it is, whatever the settings say.
+        method: name of a compressor.
+        ratio: share of the tokens that is kept of what may be shortened; above 0, at most 1.
+    """
+
+    is_on: bool = True
+    method: str | None = None
+    ratio: float | None = None
+
+
+@frozen(kw_only=True)
 class GenerateRequest:
     """One API call after decoding, before the model is chosen and rendered. None means "not given".
 
@@ -112,6 +127,7 @@ class GenerateRequest:
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
         prediction: what the caller expects the answer to be, to be counted; it changes no answer.
+        compression: whether and how to shorten the prompt; None leaves that to the settings.
         suffix: text that follows what is written, for models that fill gaps; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         profile: the API that the client speaks; its defaults apply behind the model's.
@@ -133,6 +149,7 @@ class GenerateRequest:
     thinking: Thinking = field(factory=Thinking)
     template_variables: dict[str, Any] = field(factory=dict)
     prediction: str | None = None
+    compression: Compression | None = None
     suffix: str | None = None
     num_prompt_logprobs: int | None = None
     priority: int = 0

@@ -103,6 +103,19 @@ _PREDICTION: JsonSchema = {
     },
     "required": ["type", "content"],
 }
+_COMPRESSION: JsonSchema = {
+    "anyOf": [
+        {"type": "boolean"},
+        {
+            "type": "object",
+            "properties": {
+                "method": {"type": ["string", "null"]},
+                "ratio": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+            },
+        },
+        {"type": "null"},
+    ]
+}
 _PROMPT: JsonSchema = {
     "oneOf": [
         {"type": "string"},
@@ -169,6 +182,7 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         ("ChatBody", "max_completion_tokens"): most_tokens,
         ("GenerationBody", "n"): {"maximum": limits.max_choices},
         ("GenerationBody", "cache_salt"): {"maxLength": 1000},
+        ("GenerationBody", "compression"): _COMPRESSION,
         ("ConstraintFields", "response_format"): _RESPONSE_FORMAT,
         ("ConstraintFields", "structured_outputs"): _STRUCTURED_OUTPUTS,
         ("ConstraintFields", "guided_json"): _SCHEMA,

@@ -1,0 +1,132 @@
+"""What a request and the settings of its model say together: whether, by what and how far to compress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from enginehouse.compression import Compressor
+from enginehouse.compressor_settings import CompressorSettings
+from enginehouse.config import ModelSettings
+from enginehouse.errors import ConfigError, InvalidRequest
+from enginehouse.structuring import closest
+from enginehouse.types import GenerateRequest
+
+__all__ = ["DEFAULT_RATIO", "Choice", "check_settings", "choose", "choose_for_room"]
+
+DEFAULT_RATIO = 0.5
+"""Share of the tokens that is kept where nobody says another one."""
+
+
+@frozen(kw_only=True)
+class Choice:
+    """A compression that is to be done.
+
+    Attributes:
+        min_tokens: texts with less are left alone.
+        system: system messages, too.
+        scorer: name of the model that is asked how probable texts are; None is the model itself.
+    """
+
+    compressor: Compressor
+    ratio: float
+    min_tokens: int = 0
+    system: bool = False
+    scorer: str | None = None
+
+
+def check_settings(models: Mapping[str, ModelSettings], compressors: Mapping[str, Compressor]) -> None:
+    """Refuse settings that could not be followed.
+
+    Raises:
+        ConfigError: there is no such compressor or scorer, or a ratio is given to a method that has none.
+    """
+    for name, model in models.items():
+        settings, path = model.compressor, f"models.{name}.compressor"
+        if settings is None:
+            continue
+        compressor = compressors.get(settings.method)
+        if compressor is None:
+            hint = closest(settings.method, tuple(compressors))
+            message = f"{path}: no plugin registers a compressor {settings.method!r}{hint}"
+            raise ConfigError(message, path)
+        if settings.ratio is not None and not compressor.is_budgeted:
+            path = f"{path}.ratio"
+            raise ConfigError(f"{path}: the method {settings.method!r} has no ratio", path)
+        if settings.scorer is not None and settings.scorer not in models:
+            path = f"{path}.scorer"
+            message = f"{path}: no model {settings.scorer!r} is served{closest(settings.scorer, tuple(models))}"
+            raise ConfigError(message, path)
+
+
+def choose(
+    request: GenerateRequest, settings: CompressorSettings | None, compressors: Mapping[str, Compressor]
+) -> Choice | None:
+    """What is to be done before the request is submitted; None leaves its prompt as it is.
+
+    Raises:
+        InvalidRequest: it asks for something that there is not, or that its prompt does not allow.
+    """
+    asked = request.compression
+    if asked is None:
+        if settings is None or settings.when != "always" or not _may_be_shortened(request):
+            return None
+        return _chosen_by(settings, compressors)
+    if not asked.is_on:
+        return None
+    _check_prompt(request)
+    method = asked.method or (settings.method if settings is not None else None)
+    if method is None:
+        param = "compression.method"
+        raise InvalidRequest(f"{param}: is required, as this model has none by itself", param)
+    compressor = compressors.get(method)
+    if compressor is None:
+        there = f"; there are: {', '.join(compressors)}" if compressors else "; no plugin brings one"
+        raise InvalidRequest(f"compression.method: there is no method {method!r}{there}", "compression.method")
+    if asked.ratio is not None and not compressor.is_budgeted:
+        raise InvalidRequest(f"compression.ratio: the method {method!r} has no ratio", "compression.ratio")
+    own_ratio = settings.ratio if settings is not None else None
+    return Choice(
+        compressor=compressor,
+        ratio=asked.ratio or own_ratio or DEFAULT_RATIO,
+        system=settings is not None and settings.system,
+        scorer=settings.scorer if settings is not None else None,
+    )
+
+
+def choose_for_room(
+    request: GenerateRequest, settings: CompressorSettings | None, compressors: Mapping[str, Compressor]
+) -> Choice | None:
+    """What is to be done as the prompt does not fit; None refuses the request."""
+    if settings is None or settings.when != "overflow" or not _may_be_shortened(request):
+        return None
+    if request.compression is not None and not request.compression.is_on:
+        return None
+    return _chosen_by(settings, compressors)
+
+
+def _chosen_by(settings: CompressorSettings, compressors: Mapping[str, Compressor]) -> Choice:
+    """What the settings of a model say, which were checked."""
+    return Choice(
+        compressor=compressors[settings.method],
+        ratio=settings.ratio or DEFAULT_RATIO,
+        min_tokens=settings.min_tokens if settings.when == "always" else 0,
+        system=settings.system,
+        scorer=settings.scorer,
+    )
+
+
+def _may_be_shortened(request: GenerateRequest) -> bool:
+    """Whether a setting may act on it: chats, whose scores nobody asks for."""
+    return request.messages is not None and request.num_prompt_logprobs is None
+
+
+def _check_prompt(request: GenerateRequest) -> None:
+    for is_given, what in (
+        (request.token_ids is not None, "a prompt of token ids"),
+        (request.suffix is not None, "suffix"),
+        (request.num_prompt_logprobs is not None, "the log-probabilities of the prompt"),
+    ):
+        if is_given:
+            raise InvalidRequest(f"compression: not allowed together with {what}", "compression")

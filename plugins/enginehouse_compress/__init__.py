@@ -1,0 +1,24 @@
+"""Compressors: ``lossless``, ``extractive`` and ``scored``. Hooks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.compression import Compressor
+from enginehouse_compress.extractive import ExtractiveCompressor
+from enginehouse_compress.lossless import LosslessCompressor
+from enginehouse_compress.options import CompressOptions as options
+from enginehouse_compress.relevance import is_bm25_installed
+from enginehouse_compress.scored import ScoredCompressor
+
+__all__ = ["options", "register_compressors"]
+
+
+@hookimpl
+def register_compressors(register: Callable[[Compressor], None], options: options) -> None:
+    """Hand over the methods; ``extractive`` only with the extra ``compress``."""
+    register(LosslessCompressor())
+    if is_bm25_installed():
+        register(ExtractiveCompressor(options))
+    register(ScoredCompressor(options))

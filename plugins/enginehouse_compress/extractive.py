@@ -1,0 +1,32 @@
+"""Method ``extractive``: whole sentences that share words with the question. Needs no model; milliseconds per document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginehouse.compression import CompressionTask, CompressionTools, Range
+from enginehouse_compress.options import CompressOptions
+from enginehouse_compress.relevance import rate_by_words
+from enginehouse_compress.selection import keep_most_relevant
+
+__all__ = ["ExtractiveCompressor"]
+
+
+class ExtractiveCompressor:
+    """Implements :class:`enginehouse.compression.Compressor`."""
+
+    name = "extractive"
+    api_version = 1
+    is_budgeted = True
+    is_idempotent = True
+    needs_scores = False
+
+    def __init__(self, options: CompressOptions) -> None:
+        self._options = options
+
+    def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
+        """See the contract."""
+        language = self._options.language
+        return keep_most_relevant(
+            task, tools, lambda sentences: rate_by_words(sentences, task.question, language)
+        )

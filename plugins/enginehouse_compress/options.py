@@ -1,0 +1,28 @@
+"""Settings of the plugin, ``[plugins.compress]``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen
+from attrs.validators import ge, le
+
+__all__ = ["CompressOptions"]
+
+Language = Literal[
+    "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
+    "porter", "portuguese", "romanian", "russian", "spanish", "swedish", "turkish",
+]  # fmt: skip
+
+
+@frozen(kw_only=True)
+class CompressOptions:
+    """Options of the methods.
+
+    Attributes:
+        language: of ``extractive``: the language whose word endings do not tell words apart.
+        chunk_chars: of ``scored`` without a question: characters that are scored in one piece.
+    """
+
+    language: Language = "english"
+    chunk_chars: int = field(default=1200, validator=[ge(200), le(20_000)])

@@ -1,0 +1,115 @@
+"""From how much each sentence matters to what is kept: the best ones that the budget holds, counted in real tokens.
+
+The white space around a sentence that goes is not all gone: of the gaps between two kept sentences the one with most line
+ends stays, so that paragraphs remain paragraphs.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from enginehouse.compression import CompressionTask, CompressionTools, Range, cut
+from enginehouse_compress.sentences import Part, split_sentences
+
+__all__ = ["Sentence", "keep_everything", "keep_most_relevant"]
+
+Rate = Callable[[Sequence[str]], Sequence[float]]
+"""How much each of these sentences matters; compared with each other only."""
+
+
+@frozen
+class Sentence:
+    """A sentence that may go.
+
+    Attributes:
+        text: number of the text that it stands in.
+        area: number of the unprotected area of that text.
+        part: where it stands in the text.
+        num_tokens: that it has there, with the white space behind it.
+    """
+
+    text: int
+    area: int
+    part: Part
+    num_tokens: int
+
+
+def keep_everything(task: CompressionTask) -> list[list[Range]]:
+    """What keeps all texts as they are."""
+    return [[(0, len(text.text))] if text.text else [] for text in task.texts]
+
+
+def keep_most_relevant(task: CompressionTask, tools: CompressionTools, rate: Rate) -> list[list[Range]]:
+    """The sentences that ``rate`` gives most to, as many as the budget holds.
+
+    Sentences that matter equally are kept from the beginning of the texts on.
+    """
+    if sum(tools.count_tokens([text.text for text in task.texts])) <= task.max_tokens:
+        return keep_everything(task)
+    sentences = _sentences(task, tools)
+    rates = rate([task.texts[one.text].text[slice(*one.part)] for one in sentences])
+    order = sorted(range(len(sentences)), key=lambda index: (-rates[index], index))
+    protected = sum(tools.count_tokens([cut(text, ()) for text in task.texts]))
+    chosen, num_left = [], task.max_tokens - protected
+    for index in order:
+        if sentences[index].num_tokens <= num_left:
+            chosen.append(index)
+            num_left -= sentences[index].num_tokens
+    while True:
+        kept = _ranges(task, sentences, set(chosen))
+        texts = [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
+        # Tokens at the borders come together differently now; what that costs, the least relevant pay.
+        if not chosen or sum(tools.count_tokens(texts)) <= task.max_tokens:
+            return kept
+        del chosen[-max(1, len(chosen) // 50) :]
+
+
+def _sentences(task: CompressionTask, tools: CompressionTools) -> list[Sentence]:
+    """All sentences outside of protected areas, in order."""
+    found: list[Sentence] = []
+    for number, text in enumerate(task.texts):
+        ends = tools.token_ends(text.text)
+        for area, (start, end) in enumerate(text.free()):
+            parts = split_sentences(text.text, start, end)
+            following = [*(part[0] for part in parts[1:]), end]
+            for part, next_start in zip(parts, following, strict=True):
+                num_tokens = bisect.bisect_right(ends, next_start) - bisect.bisect_right(ends, part[0])
+                found.append(Sentence(number, area, part, max(1, num_tokens)))
+    return found
+
+
+def _ranges(task: CompressionTask, sentences: Sequence[Sentence], chosen: set[int]) -> list[list[Range]]:
+    """The chosen sentences of each text and the white space that stays."""
+    kept: list[list[Range]] = [[] for _ in task.texts]
+    by_area: dict[tuple[int, int], list[int]] = {}
+    for index, sentence in enumerate(sentences):
+        by_area.setdefault((sentence.text, sentence.area), []).append(index)
+    for number, text in enumerate(task.texts):
+        for area, free in enumerate(text.free()):
+            kept[number] += _of_area(text.text, free, [sentences[i] for i in by_area.get((number, area), ())],
+                                     [i in chosen for i in by_area.get((number, area), ())])
+    return kept
+
+
+def _of_area(text: str, free: Range, sentences: Sequence[Sentence], are_chosen: Sequence[bool]) -> list[Range]:
+    """What is kept between two protected places."""
+    starts = [*(sentence.part[0] for sentence in sentences), free[1]]
+    ends = [free[0], *(sentence.part[1] for sentence in sentences)]
+    gaps = list(zip(ends, starts, strict=True))  # gap i lies before sentence i, the last one behind all
+    ranges: list[Range] = []
+    waiting: list[Range] = []
+    for gap, sentence, is_chosen in zip(gaps, sentences, are_chosen, strict=False):
+        waiting.append(gap)
+        if is_chosen:
+            ranges += [_widest(text, waiting), sentence.part]
+            waiting = []
+    waiting.append(gaps[-1])
+    return [range_ for range_ in (*ranges, _widest(text, waiting)) if range_[0] < range_[1]]
+
+
+def _widest(text: str, gaps: Sequence[Range]) -> Range:
+    """The gap with most line ends, of several the first."""
+    return max(gaps, key=lambda gap: (text.count("\n", *gap), gap[1] > gap[0]))
