@@ -41,6 +41,7 @@ __all__ = [
     "RunnerCapabilities",
     "Sampled",
     "Span",
+    "StateKeeper",
     "Tokenizer",
 ]
 
@@ -300,6 +301,7 @@ class RunnerCapabilities:
         abort: ``abort()`` interrupts a running forward pass; False: it has no effect.
         sampling: names of the fields of SamplingParams that the runner honours when it draws on the device itself, and
             ``mask`` where it takes bitmasks; not empty only for a :class:`DeviceSampler`. Core draws for all others.
+        states: sequences can be saved and loaded; only for a :class:`StateKeeper`.
     """
 
     max_sequences: int
@@ -315,6 +317,7 @@ class RunnerCapabilities:
     exit_layers: tuple[int, ...] = ()
     abort: bool = False
     sampling: frozenset[str] = frozenset()
+    states: bool = False
 
 
 @runtime_checkable
@@ -391,6 +394,34 @@ class DeviceSampler(Runner, Protocol):
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> Drawn:
         """Draw from rows of the last forward pass; call it once, before the next."""
+        ...
+
+
+@runtime_checkable
+class StateKeeper(Runner, Protocol):
+    """A runner whose sequences can leave memory and come back, also in another process.
+
+    Attributes:
+        state_format: everything besides the model's own files that a saved sequence depends on: the library and its
+            version, types and layout of the cache. States are loaded only where this text is the same.
+    """
+
+    state_format: str
+
+    def save(self, sequence: int) -> memoryview:
+        """A copy of everything that the sequence holds, bytes; the sequence stays as it is."""
+        ...
+
+    def load(self, data: memoryview) -> int:
+        """A new sequence that goes on as the saved one would have.
+
+        Whoever kept the data has checked that it is what :meth:`save` returned; its length and its head are checked
+        here once more, for a library may end the process on wrong ones. Nothing is changed when this raises.
+
+        Raises:
+            CacheFull: no handle or no positions left.
+            StateRefused: it is damaged, or of another model or other settings.
+        """
         ...
 
 

@@ -206,10 +206,10 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
         if name not in ("extensions", "num_logprobs"):
             yield name, _by_engine(name)
     for rule, names in (
-        (_by_core, "model n stream stream_options priority cache_salt prompt echo best_of max_completion_tokens"),
-        (_by_core, "log_prompt"),
+        (_by_core, "model n stream stream_options priority prompt echo best_of max_completion_tokens"),
+        (_by_core, "log_prompt cache_salt cache_prompt prompt_cache_key"),
         (_by_nobody, "user metadata store service_tier safety_identifier"),
-        (_by_nobody, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
+        (_by_nobody, "prompt_cache_retention prompt_cache_options"),
         (_by_counting, "prediction"),
         (_by_template, "messages"),
         (_by_template_variables, "chat_template_kwargs"),

@@ -25,7 +25,7 @@ from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.errors import ConfigError
 from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.limits import LimitsSettings
-from enginehouse.memory_budget import MemoryBudget
+from enginehouse.memory_budget import ByteCount, MemoryBudget
 from enginehouse.profiles import ProfileName
 from enginehouse.router_settings import RouterSettings
 from enginehouse.structuring import Problem, closest, find_problems
@@ -45,6 +45,8 @@ __all__ = [
 
 _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
+
+_USUAL_DISK = ByteCount(2 * 2**30)
 
 
 def _check_origins(_: object, attribute: Any, value: tuple[str, ...]) -> None:
@@ -138,6 +140,9 @@ class ModelSettings:
         slots: sequences that decode at once.
         prefill_chunk_tokens: most prompt tokens in a step that others decode in; unset is the backend's choice.
         prefix_cache: keep finished sequences for requests that share a beginning.
+        prefix_cache_dir: folder in which they are kept as well, so that they survive a restart; a relative name is
+            relative to the configuration file. What is saved there is as secret as the prompts; unset saves nothing.
+        prefix_cache_disk: most that this model's files there may take, in bytes or like ``"2GiB"``.
         isolation: ``process`` runs the model in a worker process of its own, ``thread`` in the server.
         python: Python of the virtual environment that the worker process uses; unset is the server's own.
         step_timeout_s: seconds that a forward pass, or tokenizing one prompt, may take; a worker that takes longer is
@@ -175,6 +180,8 @@ class ModelSettings:
     slots: int = field(default=8, validator=gt(0))
     prefill_chunk_tokens: int | None = field(default=None, validator=optional(gt(0)))
     prefix_cache: bool = True
+    prefix_cache_dir: str | None = None
+    prefix_cache_disk: ByteCount = _USUAL_DISK
     isolation: Literal["process", "thread"] = "process"
     python: str | None = None
     step_timeout_s: float = field(default=300.0, validator=ge(0))
@@ -306,6 +313,7 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
     try:
         converter = settings_converter()
+        converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
         converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
         converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
         converter.register_structure_hook(CompressorSettings, lambda value, _: CompressorSettings.read(value))
@@ -363,6 +371,9 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
     def resolve(name: str | None) -> str | None:
         return str(folder / name) if name and (folder / name).exists() else name
 
+    def beside(name: str | None) -> str | None:
+        return name and str(folder / Path(name).expanduser())
+
     def resolve_source(source: str) -> str:
         name, colon, quantization = source.rpartition(":")
         whole = resolve(source) or source
@@ -375,6 +386,7 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
             drafters=_resolve_drafters(model.drafters, resolve_source),
             python=resolve(model.python),
             chat_template=resolve(model.chat_template),
+            prefix_cache_dir=beside(model.prefix_cache_dir),
         )
         for name, model in settings.models.items()
     }

@@ -38,7 +38,8 @@
         └── RunnerError             raised by runners, handled by the scheduler
             ├── CacheFull           no KV positions left for this step
             ├── StepAborted         forward was interrupted by abort()
-            └── InvalidSpan         a span breaks the runner's contract
+            ├── InvalidSpan         a span breaks the runner's contract
+            └── StateRefused        a saved sequence is damaged or of another model
 
 Each error carries fields and survives the worker link: :meth:`EnginehouseError.to_fields` and
 :func:`error_from_fields` convert to and from plain data. This module does not know HTTP; the API
@@ -83,6 +84,7 @@ __all__ = [
     "RunnerError",
     "ServerOverloaded",
     "ServerStopping",
+    "StateRefused",
     "StepAborted",
     "TimedOut",
     "TotalTimeout",
@@ -328,6 +330,10 @@ class StepAborted(RunnerError):
 
 class InvalidSpan(RunnerError):
     """A span breaks the runner's contract; nothing was changed."""
+
+
+class StateRefused(RunnerError):
+    """A saved sequence is damaged, or of another model or other settings; nothing was changed."""
 
 
 _BY_NAME: dict[str, type[EnginehouseError]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-__all__ = ["MAIN_MEMORY", "MemoryBudget", "format_bytes", "read_bytes"]
+__all__ = ["MAIN_MEMORY", "ByteCount", "MemoryBudget", "format_bytes", "read_bytes"]
 
 MAIN_MEMORY = "cpu"
 """Name of the machine's main memory among the devices."""
@@ -20,6 +20,22 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+@frozen
+class ByteCount:
+    """One amount, of memory or of a disk."""
+
+    num_bytes: int
+
+    @classmethod
+    def read(cls, value: Any) -> ByteCount:
+        """As settings write it; raises ValueError."""
+        return cls(read_bytes(value))
+
+    def __str__(self) -> str:
+        """For people, and for :meth:`read`."""
+        return format_bytes(self.num_bytes)
 
 
 @frozen

@@ -317,6 +317,7 @@ def _engine_request(
         prediction_token_ids=tuple(prediction or ()),
         priority=request.priority,
         namespace=request.namespace,
+        cache_prompt=request.cache_prompt,
         caller=request.caller,
         queue_timeout_s=timeouts.queue_s,
     )

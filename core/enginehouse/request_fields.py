@@ -18,6 +18,7 @@ CORE_FIELDS = frozenset(
         "add_generation_prompt",
         "audio",
         "best_of",
+        "cache_prompt",
         "cache_salt",
         "chat_template_kwargs",
         "compression",

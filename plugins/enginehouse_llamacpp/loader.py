@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 from attrs import evolve, frozen
@@ -92,16 +93,20 @@ def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_orde
     context = Context(library, model.address, options, sizes, threads.max_threads)
     memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
     cells = CellMap(context.num_cells, sizes.chunk_tokens)
+    state_format = _state_format(options, sizes)
     return LlamaCppRunner(
         capabilities=_capabilities(library, options, sizes, model),
         tokenizer=tokenizer,
         info=describe_model(bindings, model.address, tokenizer, sizes.max_context),
         context=context,
-        sequences=SequenceTable(memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order),
+        sequences=SequenceTable(
+            memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order, state_format=state_format
+        ),
         batch=Batch(bindings, sizes.batch_tokens),
         threads=threads,
         log=library.log,
         free_model=lambda: bindings.llama_model_free(model.address),
+        state_format=state_format,
     )
 
 
@@ -116,4 +121,11 @@ def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes,
         fork="share",
         batch_invariant=False,
         abort=not uses_gpu,
+        states=True,
     )
+
+
+def _state_format(options: LlamaCppOptions, sizes: CacheSizes) -> str:
+    """What saved sequences depend on besides the model: the library, and how keys and values are kept and computed."""
+    cache = f"types {sizes.type_k} {sizes.type_v}, flash_attn {options.flash_attn}, swa_full {options.swa_full}"
+    return f"llama-cpp-python {version('llama-cpp-python')}, {cache}, batch_invariant {sizes.keeps_order}"

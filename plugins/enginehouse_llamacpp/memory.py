@@ -62,11 +62,12 @@ class SequenceMemory:
         first = self._bindings.llama_memory_seq_pos_min(self._memory, sequence)
         return bool(first == 0 or 0 < first < length - self._window_tokens)
 
-    def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
-        """A copy of everything that ``sequence`` holds."""
+    def save(self, sequence: int, num_head_bytes: int = 0) -> ctypes.Array[ctypes.c_uint8]:
+        """A copy of everything that ``sequence`` holds, behind so many bytes that are left free."""
         size = self._bindings.llama_state_seq_get_size(self._context, sequence)
-        data: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
-        if self._bindings.llama_state_seq_get_data(self._context, data, size, sequence) != size:
+        data: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * (num_head_bytes + size))()
+        body = (ctypes.c_uint8 * size).from_buffer(data, num_head_bytes)
+        if self._bindings.llama_state_seq_get_data(self._context, body, size, sequence) != size:
             raise RunnerError("llama.cpp could not save a sequence")
         return data
 

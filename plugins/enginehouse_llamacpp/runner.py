@@ -45,6 +45,7 @@ class LlamaCppRunner:
         threads: how many threads each batch gets.
         log: says why llama.cpp failed.
         free_model: called once, after the context is closed.
+        state_format: see :class:`enginehouse.backend.StateKeeper`.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class LlamaCppRunner:
         threads: ThreadChooser,
         log: LogBuffer,
         free_model: Callable[[], None],
+        state_format: str,
     ) -> None:
         self.capabilities, self.info = capabilities, info
+        self.state_format = state_format
         self.tokenizer: Tokenizer = tokenizer
         self._context, self._sequences = context, sequences
         self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
@@ -86,6 +89,14 @@ class LlamaCppRunner:
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """A new sequence that shares the first tokens of ``source``; nothing is copied."""
         return self._sequences.fork(source, length)
+
+    def save(self, sequence: int) -> memoryview:
+        """A copy of everything that the sequence holds."""
+        return self._sequences.save(sequence)
+
+    def load(self, data: memoryview) -> int:
+        """A new sequence that goes on as the saved one would have."""
+        return self._sequences.load(data)
 
     def free_tokens(self) -> int:
         """KV positions free now."""

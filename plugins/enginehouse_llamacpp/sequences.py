@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from enginehouse.errors import CacheFull, InvalidSpan
+from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
 from enginehouse_llamacpp.cells import CellMap, HeldCells, Parked
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
+from enginehouse_llamacpp.states import HEAD_BYTES, check_state, state_body, write_head
 
 __all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]
 
@@ -43,13 +44,22 @@ class SequenceTable:
         max_sequences: handles at once.
         max_tokens: positions that sequences may hold together; with ``keeps_order`` fewer than there are cells.
         keeps_order: see above.
+        state_format: what saved sequences depend on besides the model.
     """
 
     def __init__(
-        self, memory: SequenceMemory, cells: CellMap, max_sequences: int, max_tokens: int, keeps_order: bool
+        self,
+        memory: SequenceMemory,
+        cells: CellMap,
+        max_sequences: int,
+        max_tokens: int,
+        keeps_order: bool,
+        *,
+        state_format: str,
     ) -> None:
         self._memory, self._cells = memory, cells
         self._max_tokens, self._keeps_order = max_tokens, keeps_order
+        self._state_format = state_format
         self._grave, self._mover = max_sequences, max_sequences + 1
         self._compactor = Compactor(memory, cells)
         self._free = list(range(max_sequences - 1, -1, -1))
@@ -107,6 +117,36 @@ class SequenceTable:
             self._open[target] = self._cells.share(held, length)
             self._open[target].last_pass = self._num_passes
         return target, length
+
+    def save(self, sequence: int) -> memoryview:
+        """A copy of an open sequence, parked tokens included, as bytes."""
+        held = self.held(sequence)
+        if held.parked:
+            self._wake(sequence, held)
+        if not held.length:
+            raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
+        data = memoryview(self._memory.save(sequence, HEAD_BYTES)).cast("B")
+        write_head(data, self._state_format, held.length)
+        return data
+
+    def load(self, data: memoryview) -> int:
+        """A new sequence from what :meth:`save` returned; see :class:`enginehouse.backend.StateKeeper`."""
+        num_tokens = check_state(data, self._state_format)
+        if num_tokens > self.num_free_tokens:
+            raise CacheFull(num_tokens, self.num_free_tokens)
+        sequence = self.open()
+        held = self._open[sequence]
+        self._make_room(num_tokens)
+        try:
+            self._memory.restore(sequence, state_body(data))
+            if self._memory.length(sequence) != num_tokens:
+                raise RunnerError("it holds another number of tokens than it says")
+        except RunnerError as error:
+            self._memory.remove(sequence)
+            self.free(sequence)
+            raise StateRefused(error.message) from error
+        held.append(self._cells.allocate(num_tokens, chunk_tokens=num_tokens))
+        return sequence
 
     def append(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
         """Take cells for ``counts`` new tokens of each sequence, before llama.cpp places them.

@@ -45,10 +45,17 @@ class Caller:
         """Names of the models that it may use; None is all."""
         return None if self.key is None or self.key.models is None else frozenset(self.key.models)
 
-    def namespace(self, salt: str) -> str:
-        """The prefix-cache namespace of a request with that ``cache_salt``: nobody else's, unless keys share theirs."""
-        # The first NUL ends the key's part, in which there is none, so no two pairs make the same text.
-        return salt if self.key is None else f"{self.key.namespace or self.key.name}\0{salt}"
+    def namespace(self, salt: str, cache_key: str | None = None) -> str:
+        """The prefix-cache namespace of a request: nobody else's, unless keys share theirs.
+
+        Args:
+            salt: its ``cache_salt``.
+            cache_key: its ``prompt_cache_key``.
+        """
+        # The first NUL ends the key's part, in which there is none, so no two pairs make the same text. Behind it a
+        # caller may well write the same in two ways: that takes the salt, which only who may share it knows.
+        own = salt if not cache_key else f"{salt}\0{cache_key}"
+        return own if self.key is None else f"{self.key.namespace or self.key.name}\0{own}"
 
 
 def caller_of(scope: Scope) -> Caller:

@@ -85,6 +85,8 @@ class GenerationBody(RequestBody, ConstraintFields):
         n: number of answers.
         priority: lower numbers are served earlier.
         cache_salt: prompts share the prefix cache only with those of the same salt, at most 1000 characters.
+        cache_prompt: reuse what other requests have computed, and keep what this one computes.
+        prompt_cache_key: as ``cache_salt``, by OpenAI's name; both may be given.
         loglikelihood: report how probable the prompt's tokens are, all but the first.
         prompt_logprobs: the same with this many alternatives, by token id.
         compression: whether to shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
@@ -98,6 +100,8 @@ class GenerationBody(RequestBody, ConstraintFields):
     stream_options: StreamOptions | None = None
     priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
     cache_salt: str = field(default="", validator=_check_salt)
+    cache_prompt: bool = True
+    prompt_cache_key: str | None = field(default=None, validator=optional(_check_salt))
     loglikelihood: bool = False
     prompt_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
     compression: Any = None
@@ -107,7 +111,6 @@ class GenerationBody(RequestBody, ConstraintFields):
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
 
@@ -182,7 +185,8 @@ class Decoded(Generic[_B_co]):
             num_prompt_logprobs=body.num_prompt_logprobs,
             compression=read_compression(body.compression),
             priority=body.priority,
-            namespace=self.caller.namespace(body.cache_salt),
+            namespace=self.caller.namespace(body.cache_salt, body.prompt_cache_key),
+            cache_prompt=body.cache_prompt,
             profile=self.caller.profile.name,
             caller=self.caller.name,
             allowed_models=self.caller.allowed_models,

@@ -66,6 +66,7 @@ class AnswerDetails:
             "tokens_per_second": self._speeds(),
             "optimizations": _optimizations(self.assembly),
             "compression": shown_compressed(self.assembly.running),
+            "prefix_cache": _prefix_cache(self.assembly),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
             "ignored": list(decoded.ignored),
         }
@@ -165,6 +166,19 @@ def _optimizations(assembly: Assembly) -> dict[str, int]:
         "accepted_draft_tokens": sum(event.num_accepted_tokens for event in assembly.finished),
         "early_exit_tokens": sum(event.num_early_exit_tokens for event in assembly.finished),
         "skipped_layers": sum(event.num_skipped_layers for event in assembly.finished),
+    }
+
+
+def _prefix_cache(assembly: Assembly) -> dict[str, Any]:
+    """What came from the disk, and why no more was reused: of several prompts, the first that something differs in."""
+    missed = next((event.cache_miss for event in assembly.finished if event.cache_miss is not None), None)
+    difference: dict[str, Any] | None = None
+    if missed is not None:
+        expected = None if missed.expected is None else missed.expected.decode("utf-8", "replace")
+        difference = {"index": missed.index, "expected": expected, "got": missed.got.decode("utf-8", "replace")}
+    return {
+        "loaded_tokens": sum(event.num_loaded_tokens for event in assembly.finished),
+        "first_difference": difference,
     }
 
 

@@ -90,6 +90,8 @@ def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
         num_accepted_tokens=owner.num_accepted_tokens,
         num_early_exit_tokens=owner.num_early_exit_tokens,
         num_skipped_layers=owner.num_skipped_layers,
+        num_loaded_tokens=owner.num_loaded_tokens,
+        cache_miss=owner.cache_miss,
         queue_s=started_s - owner.received_s,
         prefill_s=first_s - started_s,
         decode_s=now_s - first_s,

@@ -20,6 +20,7 @@ from enginehouse.early_exit import LayerAccess
 from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
 from enginehouse.engine.device_draws import Flight, can_draw, launch
+from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import forward
 from enginehouse.engine.inspecting import StepCounts, view_engine
 from enginehouse.engine.reasoning import ReasoningGate
@@ -69,6 +70,7 @@ class StepEngine:
         clock: seconds, monotonic.
         drafters: what proposes tokens for sequences, by name, in order of preference; shut down by ``close``.
         on_started: called with a request that leaves the queue, before anything of it is computed.
+        disk: where finished sequences are saved; closed by ``close``.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class StepEngine:
         clock: Callable[[], float] = time.monotonic,
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
         on_started: Callable[[ActiveRequest], None] = lambda request: None,
+        disk: DiskTier | None = None,
     ) -> None:
         self._runner = runner
         self._tokenizer = runner.tokenizer
@@ -90,7 +93,8 @@ class StepEngine:
         self._on_started = on_started
         self._constraints = Constraints(decoders, runner.tokenizer)
         self._masks = Masks()
-        self._scheduler = Scheduler(runner, settings)
+        self._scheduler = Scheduler(runner, settings, disk)
+        self._disk = disk
         self._speculation = Speculation(drafters, runner, clock)
         self._num_layers = runner.num_layers if isinstance(runner, LayerAccess) else 0
         self._requests: dict[str, ActiveRequest] = {}
@@ -113,7 +117,10 @@ class StepEngine:
         if self._flight.must_land:
             self._land(self._flight)
             self._flight = Flight()
-        self._speculation.observe(batch, self._clock() - began)
+        seconds = self._clock() - began
+        self._speculation.observe(batch, seconds)
+        if self._disk is not None:
+            self._disk.after_step(sum(span.num_tokens for span in batch.spans), seconds)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -460,6 +467,8 @@ class StepEngine:
         """End every request with EngineDead and close the runner."""
         for owner in list(self._requests.values()):
             self._fail(owner, EngineDead("The server is shutting down."))
+        if self._disk is not None:
+            self._disk.close()
         self._scheduler.cache.clear()
         self._masks.close()
         self._speculation.shutdown()

@@ -10,7 +10,7 @@ Each namespace has a tree of its own. Used by the scheduler on the engine thread
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from attrs import define, field, frozen
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from enginehouse.backend import Runner
 from enginehouse.inspection import PrefixView
 
-__all__ = ["PrefixCache", "PrefixMatch", "common_prefix_length"]
+__all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "common_prefix_length"]
+
+Save = Callable[[NDArray[np.int32], str, int], bool]
+"""Keeps the sequence of these token ids, namespace and handle elsewhere; False when it cannot now."""
 
 
 def common_prefix_length(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
@@ -38,12 +41,21 @@ class _Node:
     handle: int | None = None
     last_used: int = 0
     num_hits: int = 0
+    is_saved: bool = False
     children: dict[int, _Node] = field(factory=dict)
 
     def walk(self) -> Iterator[_Node]:
         yield self
         for child in self.children.values():
             yield from child.walk()
+
+    def path(self) -> NDArray[np.int32]:
+        """All token ids from the root to here."""
+        edges, node = [self.edge], self.parent
+        while node is not None:
+            edges.append(node.edge)
+            node = node.parent
+        return np.concatenate(edges[::-1])
 
 
 @frozen(eq=False)
@@ -54,16 +66,31 @@ class PrefixMatch:
     length: int
 
 
+@frozen
+class Divergence:
+    """Where a prompt leaves the kept sequence that it shares the most with.
+
+    Attributes:
+        index: of the first token that differs, 0-based.
+        expected: the token id that the kept sequence has there; None: it ends there.
+    """
+
+    index: int
+    expected: int | None
+
+
 class PrefixCache:
     """Finished sequences by their token ids. Owns the handles that it holds.
 
     Args:
         runner: whose sequences are kept.
         enabled: when False nothing is kept and nothing matches.
+        save: called before a sequence is evicted, and by :meth:`save_next`.
     """
 
-    def __init__(self, runner: Runner, enabled: bool = True) -> None:
+    def __init__(self, runner: Runner, enabled: bool = True, save: Save | None = None) -> None:
         self._runner = runner
+        self._save = save
         self._enabled = enabled
         self._can_cut = runner.capabilities.truncate == "any"
         self._roots: dict[str, _Node] = {}
@@ -93,6 +120,34 @@ class PrefixCache:
         root = self._roots.get(namespace)
         if root is None:
             return None
+        node, depth, whole = self._descend(root, token_ids)
+        if self._can_cut:
+            found = next((n for n in node.walk() if n.handle is not None), None) if depth else None
+        else:
+            found, depth = whole, whole.depth if whole is not None else 0
+        if found is None:
+            return None
+        self._touch(found)
+        return PrefixMatch(found, depth)
+
+    def divergence(self, token_ids: NDArray[np.int32], namespace: str) -> Divergence | None:
+        """Where ``token_ids`` leaves what is kept in this namespace; None when it does not, or nothing is kept."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return None
+        node, depth, _ = self._descend(root, token_ids)
+        if depth == len(token_ids):
+            return None
+        if depth < node.depth:
+            return Divergence(depth, int(node.edge[depth - node.depth]))
+        if node.handle is not None or not node.children:
+            return Divergence(depth, None)
+        newest = max(node.children.values(), key=lambda child: max(n.last_used for n in child.walk()))
+        return Divergence(depth, int(newest.edge[0]))
+
+    @staticmethod
+    def _descend(root: _Node, token_ids: NDArray[np.int32]) -> tuple[_Node, int, _Node | None]:
+        """The node that the tokens lead into, how many of them are in the tree, and the last whole handle passed."""
         node, depth, whole = root, 0, None
         while depth < len(token_ids):
             child = node.children.get(int(token_ids[depth]))
@@ -104,14 +159,7 @@ class PrefixCache:
                 break
             if child.handle is not None:
                 whole = child
-        if self._can_cut:
-            found = next((n for n in node.walk() if n.handle is not None), None) if depth else None
-        else:
-            found, depth = whole, whole.depth if whole is not None else 0
-        if found is None:
-            return None
-        self._touch(found)
-        return PrefixMatch(found, depth)
+        return node, depth, whole
 
     def open(self, match: PrefixMatch) -> tuple[int, int]:
         """A runner sequence that starts with the match: (handle, length really reused).
@@ -131,8 +179,13 @@ class PrefixCache:
             return handle, match.length
         return handle, self._runner.truncate(handle, match.length)
 
-    def store(self, token_ids: NDArray[np.int32], handle: int, namespace: str) -> None:
-        """Take over a sequence that holds exactly ``token_ids``; frees handles that this makes redundant."""
+    def store(self, token_ids: NDArray[np.int32], handle: int, namespace: str, *, is_saved: bool = False) -> None:
+        """Take over a sequence that holds exactly ``token_ids``; frees handles that this makes redundant.
+
+        Args:
+            token_ids, handle, namespace: the sequence.
+            is_saved: it is kept elsewhere, too.
+        """
         if not self._enabled or not len(token_ids):
             self._runner.free_sequence(handle)
             return
@@ -144,7 +197,7 @@ class PrefixCache:
                 if holder.handle is not None:
                     self._touch(holder)
             return
-        node.handle = handle
+        node.handle, node.is_saved = handle, is_saved
         self._holders.add(node)
         self._touch(node)
         if self._can_cut:
@@ -155,8 +208,26 @@ class PrefixCache:
         victims = [node for node in self._holders if keep is None or node is not keep.node]
         if not victims:
             return False
-        self._runner.free_sequence(self._remove(min(victims, key=lambda node: node.last_used)))
+        victim = min(victims, key=lambda node: node.last_used)
+        if self._save is not None and not victim.is_saved:
+            assert victim.handle is not None
+            self._save(victim.path(), victim.namespace, victim.handle)
+        self._runner.free_sequence(self._remove(victim))
         return True
+
+    def has_unsaved(self, min_tokens: int) -> bool:
+        """Whether a sequence of at least so many tokens is kept here only."""
+        return any(not node.is_saved and node.depth >= min_tokens for node in self._holders)
+
+    def save_next(self, min_tokens: int) -> bool:
+        """Save the last used sequence that is kept here only; False when there is none, or it cannot be saved now."""
+        unsaved = [node for node in self._holders if not node.is_saved and node.depth >= min_tokens]
+        if self._save is None or not unsaved:
+            return False
+        node = max(unsaved, key=lambda node: node.last_used)
+        assert node.handle is not None
+        node.is_saved = self._save(node.path(), node.namespace, node.handle)
+        return node.is_saved
 
     def clear(self) -> None:
         """Free everything."""

@@ -50,8 +50,8 @@ class PrefixReuse:
         """The longest source; at least one token is always left to compute, so that there are logits."""
         if sequence.scores_prompt:
             return Source()
-        usable, namespace = sequence.token_ids[:-1], sequence.owner.request.namespace
-        match = self._cache.match(usable, namespace)
+        request = sequence.owner.request
+        match = self._cache.match(sequence.token_ids[:-1], request.namespace) if request.cache_prompt else None
         best = Source(match.length, match=match) if match is not None else Source()
         for other in running if self._can_fork else ():
             length = self._live_length(sequence, other)
@@ -87,7 +87,9 @@ class PrefixReuse:
         """Choices of one request always share, others within a namespace."""
         if other.owner is sequence.owner:
             return True
-        return self._shares_requests and other.owner.request.namespace == sequence.owner.request.namespace
+        mine, its = sequence.owner.request, other.owner.request
+        may_share = self._shares_requests and mine.cache_prompt and its.cache_prompt
+        return may_share and mine.namespace == its.namespace
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:
         """Tokens of a running sequence that this one could fork now."""

@@ -10,17 +10,22 @@ the next ones. One token is a decode, more are a prefill, and a preempted sequen
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from attrs import frozen
 
 from enginehouse.backend import LastSampled, Outputs, Runner, Span
+from enginehouse.engine.disk import DiskTier, Recall
 from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.prefix_cache import PrefixCache
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.types import EngineSettings
+from enginehouse.types import CacheMiss, EngineSettings
 
 __all__ = ["_HEADROOM_TOKENS", "Batch", "Scheduler"]
+
+_log = logging.getLogger(__name__)
 
 _HEADROOM_TOKENS = 64
 """A sequence enters when its tokens and this many more fit, so that it is not preempted at once."""
@@ -37,10 +42,11 @@ class Batch:
 class Scheduler:
     """Owns the waiting and running sequences and their runner handles."""
 
-    def __init__(self, runner: Runner, settings: EngineSettings) -> None:
+    def __init__(self, runner: Runner, settings: EngineSettings, disk: DiskTier | None = None) -> None:
         self.runner = runner
         self.settings = settings
-        self.cache = PrefixCache(runner, settings.prefix_cache)
+        self.cache = PrefixCache(runner, settings.prefix_cache, disk.save if disk is not None else None)
+        self._recall = Recall(disk, self.cache) if disk is not None else None
         self._reuse = PrefixReuse(runner, self.cache, settings.prefix_cache)
         self._shares = FairShares()
         self.waiting: list[Sequence] = []
@@ -116,6 +122,8 @@ class Scheduler:
                 return False
             if self._reuse.should_wait(sequence, self.waiting, self.running):
                 continue
+            if self._recall is not None and self._waits_for_disk(sequence, self._recall):
+                continue
             if not self._start(sequence):
                 return False
             self.waiting.remove(sequence)
@@ -133,9 +141,23 @@ class Scheduler:
         if more:
             self._shares.generated(sequence.owner.request.caller, more)
 
+    def _waits_for_disk(self, sequence: Sequence, recall: Recall) -> bool:
+        """Whether a beginning of the sequence is being read; waits for it when nothing else can be done."""
+        request = sequence.owner.request
+        if not sequence.has_asked_disk:
+            sequence.has_asked_disk = True
+            if request.cache_prompt and not sequence.scores_prompt:
+                num_held = self._reuse.find(sequence, self.running).length
+                sequence.disk_read = recall.begin(sequence.token_ids[:-1], request.namespace, num_held)
+        read = sequence.disk_read
+        if read is None:
+            return False
+        return not recall.is_over(read, request.namespace, len(self.running), waits=not self.running)
+
     def _start(self, sequence: Sequence) -> bool:
         """Give the sequence a runner handle with as much of it computed as can be reused."""
         source = self._reuse.find(sequence, self.running)
+        self._explain(sequence.owner)
         if not self._fit(sequence, source):
             if self.running:
                 return False
@@ -145,7 +167,21 @@ class Scheduler:
         owner = sequence.owner
         if owner.num_cached_tokens is None:
             owner.num_cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)
+            if sequence.disk_read is not None:
+                owner.num_loaded_tokens = max(owner.num_cached_tokens - sequence.disk_read.num_held, 0)
+        sequence.disk_read = None
         return True
+
+    def _explain(self, owner: ActiveRequest) -> None:
+        """Note where the prompt leaves what is kept, once."""
+        if owner.num_cached_tokens is not None or not owner.request.cache_prompt:
+            return
+        found = self.cache.divergence(owner.prompt, owner.request.namespace)
+        if found is not None:
+            token_bytes = self.runner.tokenizer.token_bytes
+            expected = None if found.expected is None else token_bytes[found.expected]
+            owner.cache_miss = CacheMiss(found.index, expected, token_bytes[int(owner.prompt[found.index])])
+            _log.debug("%s leaves what is kept at its token %d", owner.request.request_id, found.index)
 
     def _fit(self, sequence: Sequence, source: Source) -> bool:
         """Evict prefixes until the sequence fits; False when it does not fit even so."""
@@ -248,9 +284,9 @@ class Scheduler:
         self._drop_surplus(sequence, handle)
         if sequence.num_computed > sequence.length:  # the last token was computed, but nobody has read it
             sequence.num_computed = self.runner.truncate(handle, sequence.length)
-        if keep:
-            namespace = sequence.owner.request.namespace
-            self.cache.store(sequence.buffer[: sequence.num_computed], handle, namespace)
+        request = sequence.owner.request
+        if keep and request.cache_prompt:
+            self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.namespace)
         else:
             self.runner.free_sequence(handle)
 

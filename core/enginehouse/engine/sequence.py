@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.constraints import ConstraintState
+from enginehouse.engine.disk import StateRead
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import Piece, TextStream
-from enginehouse.types import EngineRequest, TokenLogprob
+from enginehouse.types import CacheMiss, EngineRequest, TokenLogprob
 
 if TYPE_CHECKING:
     from enginehouse.engine.speculation import SequenceDrafts
@@ -49,6 +50,8 @@ class ActiveRequest:
     num_accepted_tokens: int = 0
     num_early_exit_tokens: int = 0
     num_skipped_layers: int = 0
+    num_loaded_tokens: int = 0
+    cache_miss: CacheMiss | None = None
     started_s: float | None = None
     first_token_s: float | None = None
 
@@ -80,6 +83,8 @@ class Sequence:
         num_forced: tokens that a constraint forced.
         num_counted: generated tokens that count for its caller already.
         untold: probabilities of the tokens since the last event, where a sampler follows its draws.
+        has_asked_disk: whether the disk tier was searched for a beginning of it.
+        disk_read: such a beginning on its way into the prefix cache.
         exit_layer: how many layers the last row of logits ran through, where a model is left early.
         pending_exits: the same of each token since the last event; None for those that were not drawn.
     """
@@ -106,6 +111,8 @@ class Sequence:
     num_surplus: int = 0
     reads_at_once: bool = False
     untold: list[float | None] = field(factory=list)
+    has_asked_disk: bool = False
+    disk_read: StateRead | None = None
     exit_layer: int | None = None
     pending_exits: deque[int | None] = field(factory=deque)
 

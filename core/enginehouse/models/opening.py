@@ -15,11 +15,12 @@ from attrs import evolve, frozen
 
 from enginehouse.backend import Backend, Engine, ModelSource, Progress
 from enginehouse.config import ModelSettings, Settings, structure_options
-from enginehouse.engine.worker import ExitPolicyLoad, Load, WorkerEngine
+from enginehouse.engine.worker import ExitPolicyLoad, Load, PrefixDiskLoad, WorkerEngine
 from enginehouse.errors import ConfigError, EngineDead
 from enginehouse.models.choice import choose_backend, suits
 from enginehouse.models.drafters import DrafterPlan, plan_drafters
 from enginehouse.models.early_exit import plan_exit_policy
+from enginehouse.models.prefix_disk import plan_prefix_disk
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
 from enginehouse.types import EngineSettings
@@ -43,6 +44,7 @@ class ModelPlan:
     reason: str
     drafters: tuple[DrafterPlan, ...] = ()
     exit_policy: ExitPolicyLoad | None = None
+    prefix_disk: PrefixDiskLoad | None = None
 
     @property
     def options_path(self) -> str:
@@ -87,7 +89,8 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
     # Verified drafts run through all layers, so a model with early exit drafts nothing by itself.
     drafters = plan_drafters(name, settings, registry) if exit_policy is None else ()
-    return evolve(plan, drafters=drafters, exit_policy=exit_policy)
+    prefix_disk = plan_prefix_disk(name, settings, choice.backend)
+    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
 
 
 async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
@@ -121,6 +124,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         plugins=settings.plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
         exit_policy=plan.exit_policy,
+        prefix_disk=plan.prefix_disk,
     )
     engine = await WorkerEngine.open(
         load,

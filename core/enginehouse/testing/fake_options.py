@@ -53,6 +53,7 @@ class FakeOptions:
         window_slack: positions kept beyond the window, so that this many tokens can be taken back.
         fork: as in :class:`RunnerCapabilities`.
         mixed_batch: as in :class:`RunnerCapabilities`.
+        states: sequences can be saved and loaded.
         num_layers: a pass may run any smaller number of so many layers; 0: it always runs all.
         device_sampling: the runner draws tokens itself, like one on a GPU.
         end_logit: raises (or lowers) the chance that an answer ends.
@@ -73,6 +74,7 @@ class FakeOptions:
     window_slack: int = field(default=8, validator=validators.ge(0))
     fork: Literal["share", "copy", "none"] = "share"
     mixed_batch: bool = True
+    states: bool = True
     num_layers: int = field(default=0, validator=validators.ge(0))
     device_sampling: bool = False
     end_logit: float = -2.5

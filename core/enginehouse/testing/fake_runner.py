@@ -36,6 +36,7 @@ from enginehouse.testing.fake_exits import FakeExits
 from enginehouse.testing.fake_model import FakeModel, State
 from enginehouse.testing.fake_options import FakeFaults, FakeOptions
 from enginehouse.testing.fake_sampling import FakeDrawn, draw_token
+from enginehouse.testing.fake_states import pack_cells, unpack_cells
 from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import ModelInfo
 
@@ -101,7 +102,9 @@ class FakeRunner:
             batch_invariant=True,
             abort=True,
             sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
+            states=options.states,
         )
+        self.state_format = f"fake {options.vocab_size} {options.window} {options.num_layers}"
         self.info = ModelInfo(
             backend="fake",
             max_context=context,
@@ -169,6 +172,20 @@ class FakeRunner:
             self._sequences[handle] = cells[:shared]
         return handle, shared
 
+    def save(self, sequence: int) -> memoryview:
+        """See :class:`enginehouse.backend.StateKeeper`."""
+        return pack_cells([(cell.token_id, cell.state, cell.num_layers) for cell in self._cells(sequence)])
+
+    def load(self, data: memoryview) -> int:
+        """See :class:`enginehouse.backend.StateKeeper`."""
+        cells = [_Cell(token_id, state, num_layers) for token_id, state, num_layers in unpack_cells(data)]
+        if len(cells) > self.free_tokens():
+            raise CacheFull(len(cells), self.free_tokens())
+        handle = self.open_sequence()
+        self._sequences[handle] = cells
+        self._num_cells += len(cells)
+        return handle
+
     def free_tokens(self) -> int:
         """See :class:`enginehouse.backend.Runner`."""
         return self.capabilities.cache_tokens - self._num_cells
@@ -185,12 +202,9 @@ class FakeRunner:
         for span, token_ids in zip(spans, inputs, strict=True):
             if self._aborted.wait(self.options.step_delay_s / len(spans)):
                 raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
-            rows += self._append(span, token_ids)
-            if len(exit_layers) < len(rows):
-                num_layers = span.num_layers or self.num_layers
-                exit_layers += [num_layers] * (len(rows) - len(exit_layers))
-                if span.may_exit and len(token_ids) == 1 and span.num_layers is None:
-                    rows[-1], exit_layers[-1] = self._exits.leave(self._cells(span.sequence)[-1].state)
+            for row, num_layers in self._append(span, token_ids):
+                rows.append(row)
+                exit_layers.append(num_layers)
             if self.options.faults.nan_at_token in token_ids and span.outputs != "none":
                 rows[-1] = np.full_like(rows[-1], np.nan)
         if self.num_steps == self.options.faults.nan_at_step and rows:
@@ -276,8 +290,8 @@ class FakeRunner:
         if sum(sizes) > self.free_tokens():
             raise CacheFull(sum(sizes), self.free_tokens())
 
-    def _append(self, span: Span, token_ids: list[int]) -> list[NDArray[np.float32]]:
-        """Grow one sequence; the rows of logits that its span asks for."""
+    def _append(self, span: Span, token_ids: list[int]) -> list[tuple[NDArray[np.float32], int]]:
+        """Grow one sequence; the rows of logits that its span asks for, and how many layers each ran through."""
         cells = self._sequences[span.sequence]
         states = []
         for token_id in token_ids:
@@ -285,10 +299,11 @@ class FakeRunner:
             cells.append(_Cell(token_id, states[-1], span.num_layers or self.options.num_layers))
         self._num_cells += len(token_ids)
         wanted = {"none": [], "last": states[-1:], "all": states}[span.outputs]
-        rows = [self._model.logits(state) for state in wanted]
         if span.num_layers is not None:
-            rows = [self._exits.logits(state, span.num_layers) for state in wanted]
-        return rows
+            return [(self._exits.logits(state, span.num_layers), span.num_layers) for state in wanted]
+        if span.may_exit and len(token_ids) == 1:
+            return [self._exits.leave(state) for state in wanted]
+        return [(self._model.logits(state), self.num_layers) for state in wanted]
 
     def _next_state(self, cells: Sequence[_Cell], token_id: int) -> State:
         window = self.options.window

@@ -21,10 +21,13 @@ from enginehouse.testing.contract.exits import ExitsContract
 from enginehouse.testing.contract.failures import FailureContract
 from enginehouse.testing.contract.forward import ForwardContract
 from enginehouse.testing.contract.sequences import SequenceContract
+from enginehouse.testing.contract.states import StateContract
 from enginehouse.testing.contract.tokenizer import TokenizerContract
 
 __all__ = ["RunnerContract"]
 
 
-class RunnerContract(TokenizerContract, SequenceContract, ForwardContract, ExitsContract, FailureContract):
+class RunnerContract(
+    TokenizerContract, SequenceContract, StateContract, ForwardContract, ExitsContract, FailureContract
+):
     """Every promise of :class:`enginehouse.backend.Runner` that can be tested from outside."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from enginehouse.types.chats import Chat, Image, MediaPart, Message, Thinking, Tool, ToolCall, ToolUse
 from enginehouse.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo
 from enginehouse.types.events import (
+    CacheMiss,
     CallDelta,
     ChoiceFinished,
     Event,
@@ -29,10 +30,11 @@ from enginehouse.types.parameters import Constraint, ConstraintKind, ReasoningPa
 from enginehouse.types.requests import Compression, EngineRequest, GenerateRequest, Resume, ResumedChoice, Segment
 
 __all__ = [
+    "CacheMiss",
     "CallDelta",
     "Chat",
-    "Compression",
     "ChoiceFinished",
+    "Compression",
     "Constraint",
     "ConstraintKind",
     "EngineCapabilities",

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 __all__ = [
+    "CacheMiss",
     "CallDelta",
     "ChoiceFinished",
     "Event",
@@ -127,6 +128,20 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt")
     ranks: tuple[int, ...] = ()
 
 
+class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
+    """Where a prompt leaves the kept sequence of its namespace that it shares the most with.
+
+    Attributes:
+        index: of the first prompt token that differs, 0-based.
+        expected: bytes of the token that the kept sequence has there; None: it ends there.
+        got: bytes of the prompt's token.
+    """
+
+    index: int
+    expected: bytes | None
+    got: bytes
+
+
 class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     """The last event of a request. Times are in seconds, measured in the worker.
 
@@ -139,6 +154,8 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
         num_accepted_tokens: of these, how many were right, so that they cost no forward pass of their own.
         num_early_exit_tokens: generated tokens that left the model before its last layer.
         num_skipped_layers: layers that these did not run through, all together.
+        num_loaded_tokens: of the cached tokens, how many came from the disk tier.
+        cache_miss: why no more of the prompt was cached; None when nothing was kept, or nothing differs.
     """
 
     num_prompt_tokens: int
@@ -152,6 +169,8 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     num_accepted_tokens: int = 0
     num_early_exit_tokens: int = 0
     num_skipped_layers: int = 0
+    num_loaded_tokens: int = 0
+    cache_miss: CacheMiss | None = None
 
 
 Event = PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished

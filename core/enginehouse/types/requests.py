@@ -39,6 +39,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prediction_token_ids: what the client expects as the answer; drafters may propose it.
         priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
+        cache_prompt: reuse what other requests have computed, and keep what this one computes.
         caller: whose request it is; within a priority, callers take turns.
         queue_timeout_s: how long it may wait before it starts; None is no limit.
     """
@@ -58,6 +59,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prediction_token_ids: tuple[int, ...] = ()
     priority: int = 0
     namespace: str = ""
+    cache_prompt: bool = True
     caller: str = ""
     queue_timeout_s: float | None = None
 
@@ -126,6 +128,7 @@ class GenerateRequest:
         constraint: what every answer must look like; with tools, one that calls nothing.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
+        cache_prompt: reuse what other requests have computed, and keep what this one computes.
         prediction: what the caller expects the answer to be, to be counted; it changes no answer.
         compression: whether and how to shorten the prompt; None leaves that to the settings.
         suffix: text that follows what is written, for models that fill gaps; only with ``text``.
@@ -154,6 +157,7 @@ class GenerateRequest:
     num_prompt_logprobs: int | None = None
     priority: int = 0
     namespace: str = ""
+    cache_prompt: bool = True
     profile: str = "openai"
     caller: str = ""
     allowed_models: frozenset[str] | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.client import WorkerEngine
 from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
-from enginehouse.engine.worker.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad
+from enginehouse.engine.worker.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
 
 __all__ = [
     "Backlog",
@@ -19,6 +19,7 @@ __all__ = [
     "ExitPolicyLoad",
     "Load",
     "ModelLoad",
+    "PrefixDiskLoad",
     "Recorder",
     "WorkerEngine",
     "WorkerGeneration",

@@ -65,6 +65,7 @@ __all__ = ["WorkerEngine"]
 
 # How long a worker may take to close its model before it is killed; it holds nothing that could be lost.
 _CLOSE_S = 2.0
+_CLOSE_WITH_DISK_S = 15.0  # what is in memory only is saved first
 
 # After the link broke: how long to wait for the exit status, which says why. After the process ended: how long
 # to wait for what it sent last, in case a process that it started keeps the link open.
@@ -121,6 +122,7 @@ class WorkerEngine:
         )
         self._is_ready = False
         self._is_closing = False
+        self._close_s = _CLOSE_S
         carrier.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
 
     @property
@@ -160,6 +162,8 @@ class WorkerEngine:
         except ModelLoadError as error:
             raise error if python is None else ModelLoadError(f"{path}: {error.message}") from error
         engine = cls(carrier, on_progress, load.engine, step_timeout_s)
+        if load.prefix_disk is not None:
+            engine._close_s = _CLOSE_WITH_DISK_S
         try:
             await engine._connection.open(carrier.socket)
             await engine._greet(python, path)
@@ -199,7 +203,7 @@ class WorkerEngine:
         self._end_everything(EngineDead("The server is shutting down."))
         if self._is_ready and self._connection.is_open:
             self._connection.send(Close())
-            await self._wait_ended(_CLOSE_S)
+            await self._wait_ended(self._close_s)
         self._carrier.kill()
         self._connection.abort()
         await self._wait_ended(_KILL_S)

@@ -17,8 +17,10 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.backend import Runner
+from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
+from enginehouse.engine.worker.disk import open_disk
 from enginehouse.engine.worker.drafters import bind_drafters, find_backend, open_runner
 from enginehouse.engine.worker.early_exit import use_exit_policy
 from enginehouse.engine.worker.figures import FigureReports
@@ -84,6 +86,7 @@ class WorkerHost:
         self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | StopThinking | Close | _Enter] = SimpleQueue()
         self._intake: Intake | None = None
         self._engine: StepEngine | None = None
+        self._disk: DiskTier | None = None
         self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
@@ -128,8 +131,12 @@ class WorkerHost:
             slots = message.engine.slots
             if message.exit_policy is not None:
                 use_exit_policy(registry, message.exit_policy, runner, message.backend)
+            if message.prefix_disk is not None:
+                self._disk = open_disk(message.prefix_disk, message, runner)
             drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
         except BaseException:
+            if self._disk is not None:
+                self._disk.close()
             runner.close()
             raise
         decoders = registry.structured_decoders.values()
@@ -140,6 +147,7 @@ class WorkerHost:
             decoders,
             drafters=drafters,
             on_started=self._report_started,
+            disk=self._disk,
         )
         return runner, engine
 
@@ -177,9 +185,12 @@ class WorkerHost:
             if is_idle and self._inbox.empty():
                 reports.before_rest()
             try:
-                message = self._inbox.get(block=is_idle)
+                message = self._inbox.get(block=is_idle, timeout=self._disk.tends_in_s() if self._disk else None)
             except Empty:
-                return True
+                if not is_idle or self._disk is None:
+                    return True
+                self._disk.tend()
+                continue
             match message:
                 case _Enter():
                     self._add(engine, message)

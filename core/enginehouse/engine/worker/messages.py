@@ -35,6 +35,7 @@ __all__ = [
     "LoadFailed",
     "LoadProgress",
     "ModelLoad",
+    "PrefixDiskLoad",
     "Ready",
     "Rejected",
     "Started",
@@ -99,6 +100,19 @@ class ExitPolicyLoad(msgspec.Struct, frozen=True, kw_only=True):
     options_path: str
 
 
+class PrefixDiskLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Where sequences of the prefix cache are saved.
+
+    Attributes:
+        folder: this model's own.
+        setting: dotted path of the setting that asks for it, for messages.
+    """
+
+    folder: str
+    max_bytes: int
+    setting: str
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The first message: which model to open, and how.
 
@@ -108,6 +122,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         plugins: which plugins the worker loads, and their options.
         drafters: what proposes tokens for it, in order of preference.
         exit_policy: what lets its tokens leave early.
+        prefix_disk: where its prefix cache is saved; None is nowhere.
     """
 
     backend: str
@@ -119,6 +134,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     plugins: PluginsSettings
     drafters: tuple[DrafterLoad, ...] = ()
     exit_policy: ExitPolicyLoad | None = None
+    prefix_disk: PrefixDiskLoad | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

@@ -37,6 +37,10 @@ class RunnerDriver:
         sequence, shared = self.runner.fork(source, length)
         return self._track(sequence), shared
 
+    def adopt(self, sequence: int) -> int:
+        """Take a sequence over that the runner has made in another way."""
+        return self._track(sequence)
+
     def free(self, sequence: int) -> None:
         """Give a sequence back."""
         self.runner.free_sequence(sequence)

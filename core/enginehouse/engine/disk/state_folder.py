@@ -1,0 +1,232 @@
+"""All saved sequences of one served model: a folder of files, an index of what they hold, and a bound on their size.
+
+The folder is the model's own: what lies in it with our suffix and is of no use is removed. Methods may be called by any
+thread; those that touch files say so and belong on threads that may wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from enginehouse.engine.disk.state_file import DamagedFile, StateHead, digest, read_head, read_state, write_state
+from enginehouse.engine.prefix_cache import common_prefix_length
+from enginehouse.memory_budget import format_bytes
+
+__all__ = ["MIN_SAVED_TOKENS", "FolderTaken", "SavedState", "StateFolder"]
+
+MIN_SAVED_TOKENS = 64
+"""Shorter sequences are not saved: computing them again takes about as long as opening a file."""
+
+_SUFFIX = ".state"
+_log = logging.getLogger(__name__)
+
+
+class FolderTaken(Exception):
+    """Another process keeps its states in this folder."""
+
+
+@define(eq=False)
+class SavedState:
+    """One file.
+
+    Attributes:
+        last_used: seconds since the epoch, as the file has it.
+    """
+
+    path: Path
+    head: StateHead
+    last_used: float = field(kw_only=True)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence."""
+        return len(self.head.token_ids)
+
+
+class StateFolder:
+    """Opens, and makes where needed, the folder of one model.
+
+    Args:
+        path: the folder.
+        model: digest of the model and of everything that its states depend on.
+        max_bytes: of all files together.
+        can_cut: whether a part of a state is of use.
+
+    Raises:
+        FolderTaken: see there.
+        OSError: the folder cannot be made or read.
+    """
+
+    def __init__(self, path: Path, model: bytes, max_bytes: int, *, can_cut: bool) -> None:
+        self.path = path
+        self._model, self._max_bytes, self._can_cut = model, max_bytes, can_cut
+        self._mutex = threading.Lock()
+        self._states: dict[tuple[bytes, bytes], list[SavedState]] = {}
+        self._num_bytes = 0
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+        self._lock_descriptor = _lock(path / "lock")
+        try:
+            self._read_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        """Number of files."""
+        return sum(map(len, self._states.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files."""
+        return self._num_bytes
+
+    def find(self, token_ids: NDArray[np.int32], namespace: str) -> tuple[SavedState, int] | None:
+        """The state that holds the longest beginning of ``token_ids``, the smallest of equals, and how many tokens."""
+        with self._mutex:
+            best: tuple[SavedState, int] | None = None
+            for state in self._states.get(_place(token_ids, _digest_of(namespace)), ()):
+                length = common_prefix_length(state.head.token_ids, token_ids)
+                if length < state.num_tokens and not self._can_cut:
+                    continue
+                if best is None or (length, -state.num_tokens) > (best[1], -best[0].num_tokens):
+                    best = state, length
+            return best
+
+    def holds(self, token_ids: NDArray[np.int32], namespace: str) -> bool:
+        """Whether a file makes another one of exactly these tokens needless."""
+        found = self.find(token_ids, namespace)
+        return found is not None and found[1] == len(token_ids)
+
+    def write(self, token_ids: NDArray[np.int32], namespace: str, data: memoryview) -> bool:
+        """Add a file, and remove those that it replaces or that no longer fit; waits for the disk.
+
+        Returns:
+            False when it is not there in the end, for which there is a line in the log.
+        """
+        head = StateHead(self._model, _digest_of(namespace), token_ids, data.nbytes)
+        path = self.path / (digest(head.namespace, token_ids.tobytes()).hex() + _SUFFIX)
+        if head.num_file_bytes > self._max_bytes:
+            _log.info("a sequence of %s is larger than the whole disk tier", format_bytes(head.num_file_bytes))
+            return False
+        self._free(head.num_file_bytes)
+        try:
+            write_state(path, head, data)
+            state = SavedState(path, head, last_used=path.stat().st_mtime)
+        except OSError as error:
+            _log.warning("a sequence could not be saved in %s: %s", self.path, error.strerror)
+            return False
+        with self._mutex:
+            replaced = [other for other in self._near(head) if self._is_replaced(other, head)]
+            self._add(state)
+        for other in replaced:
+            self.remove(other, keep_file=other.path == path)
+        return True
+
+    def read(self, state: SavedState) -> memoryview | None:
+        """The runner's data, as it was saved; None, and the file is gone, when it is not. Waits for the disk."""
+        try:
+            data = read_state(state.path, state.head)
+            os.utime(state.path)
+        except (DamagedFile, OSError) as error:
+            self.discard(state, str(error))
+            return None
+        state.last_used = state.path.stat().st_mtime if state.path.exists() else state.last_used
+        return data
+
+    def discard(self, state: SavedState, reason: str) -> None:
+        """Remove a file that is of no use, and say so in the log; waits for the disk."""
+        _log.warning("the saved sequence %s is ignored and removed: %s", state.path, reason)
+        self.remove(state)
+
+    def remove(self, state: SavedState, *, keep_file: bool = False) -> None:
+        """Forget a file, and delete it; waits for the disk."""
+        with self._mutex:
+            near = self._near(state.head)
+            if state not in near:
+                return
+            near.remove(state)
+            self._num_bytes -= state.head.num_file_bytes
+        if not keep_file:
+            with contextlib.suppress(OSError):
+                state.path.unlink()
+
+    def close(self) -> None:
+        """Let others have the folder; the files stay."""
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+
+    def _read_all(self) -> None:
+        """Index what is there, the heads only; remove what is of no use."""
+        for path in sorted(self.path.iterdir()):
+            if path.suffix == ".tmp":
+                path.unlink()  # its writer died
+            if path.suffix != _SUFFIX:
+                continue
+            try:
+                self._add(SavedState(path, read_head(path, self._model), last_used=path.stat().st_mtime))
+            except (DamagedFile, OSError) as error:
+                _log.warning("the saved sequence %s is ignored and removed: %s", path, error)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        self._free(0)
+
+    def _free(self, num_bytes: int) -> None:
+        """Remove the least recently used files until so many bytes fit."""
+        with self._mutex:
+            oldest = sorted(self._all(), key=lambda state: state.last_used)
+        for state in oldest:
+            if self._num_bytes + num_bytes <= self._max_bytes:
+                return
+            self.remove(state)
+
+    def _all(self) -> Iterator[SavedState]:
+        for states in self._states.values():
+            yield from states
+
+    def _near(self, head: StateHead) -> list[SavedState]:
+        """The states that begin alike, in the index itself."""
+        return self._states.setdefault(_place(head.token_ids, head.namespace), [])
+
+    def _add(self, state: SavedState) -> None:
+        self._near(state.head).append(state)
+        self._num_bytes += state.head.num_file_bytes
+
+    def _is_replaced(self, old: SavedState, new: StateHead) -> bool:
+        """Whether nothing needs the old file once the new one is there."""
+        shared = common_prefix_length(old.head.token_ids, new.token_ids)
+        return shared == old.num_tokens and (self._can_cut or shared == len(new.token_ids))
+
+
+def _place(token_ids: NDArray[np.int32], namespace: bytes) -> tuple[bytes, bytes]:
+    """Where the index has states that share at least the shortest beginning that is worth it."""
+    return namespace, token_ids[:MIN_SAVED_TOKENS].astype("<i4").tobytes()
+
+
+def _digest_of(namespace: str) -> bytes:
+    return digest(namespace.encode("utf-8", "surrogatepass"))
+
+
+def _lock(path: Path) -> int:
+    """Hold the file for as long as this process lives; raises FolderTaken when another one does."""
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none, and no worker processes either
+    except ImportError:
+        return -1
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise FolderTaken(str(path.parent)) from error
+    return descriptor
