@@ -17,7 +17,7 @@ from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
 from enginehouse_early_exit.calibration import THRESHOLDS, Measured, calibrate, grid, passages
 
-__all__ = ["calibrate_early_exit"]
+__all__ = ["best_setting", "calibrate_early_exit"]
 
 _PROMPT_TOKENS, _ANSWER_TOKENS = 24, 32
 _MIN_GAIN = 1.02  # less is what two runs of the same differ by
@@ -74,7 +74,7 @@ def calibrate_early_exit(
     finally:
         runner.close()
     click.echo(_table(plain, measured))
-    chosen = _best(measured, target_agreement)
+    chosen = best_setting(measured, target_agreement)
     if chosen is None or chosen.setting is None:
         click.echo(f"\nNo setting gains time at an agreement of {target_agreement:g}: leave exit_policy unset.")
         return
@@ -119,7 +119,7 @@ def _layers(asked: str | None, runner: LayerAccess) -> list[int]:
     return found
 
 
-def _best(measured: list[Measured], target_agreement: float) -> Measured | None:
+def best_setting(measured: list[Measured], target_agreement: float) -> Measured | None:
     """The fastest of those that agree often enough, if it saves time."""
     good = [one for one in measured if one.agreement >= target_agreement and one.num_left]
     best = max(good, key=lambda one: one.speed, default=None)

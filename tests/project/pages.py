@@ -18,11 +18,14 @@ import attrs
 from enginehouse import hookspecs
 from enginehouse.api.metrics.families import FAMILIES
 from enginehouse.auth import AuthSettings, KeySettings
+from enginehouse.compressor_settings import CompressorSettings
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafter_settings import DrafterSettings
+from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.plugins import PluginRegistry
 from enginehouse.profiles import PROFILES, Profile
+from enginehouse_compress.options import CompressOptions
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
@@ -43,6 +46,10 @@ def page_parts() -> dict[str, dict[str, str]]:
     return {
         "docs/api.md": {"parameters": parameter_table()},
         "docs/architecture.md": {"modules": _modules()},
+        "docs/compression.md": {
+            "settings": _table(CompressorSettings, set()),
+            "options": _table(CompressOptions, set()),
+        },
         "docs/configuration.md": {"settings": _settings()},
         "docs/metrics.md": {"families": _families(), "otel": _table(OtelOptions, set())},
         "docs/plugins.md": {"hooks": _hooks(), "suites": _suites()},
@@ -155,9 +162,12 @@ def _type(kind: Any) -> str:
         return "list of strings or tables" if takes_tables else "list of strings"
     if get_origin(kind) is dict:
         return "table"
-    if kind is MemoryBudget:
-        return "bytes, text or table"
-    return {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
+    tables = {
+        CompressorSettings: "string or table",
+        ExitPolicySettings: "string or table",
+        MemoryBudget: "bytes, text or table",
+    }
+    return tables.get(kind) or {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
 
 
 def _families() -> str:

@@ -143,12 +143,12 @@ class Offers:
 
     def accept_command(self, plugin: str, command: Command) -> None:
         """Check and keep a command."""
-        groups = {name.partition(" ")[0] for name in self.commands if " " in name} if " " not in command.name else ()
-        alone, _, second = command.name.partition(" ")
-        taken = {**self.commands, **dict.fromkeys((*OWN_COMMANDS, *groups))}
-        if second and alone in taken:
-            raise PluginError(f"the command {command.name!r} cannot belong to the command {alone!r}", plugin)
-        _check("command", command, Command, taken)
+        taken = {**self.commands, **dict.fromkeys(OWN_COMMANDS)}
+        group, _, member = command.name.partition(" ")
+        if member and group in taken:
+            raise PluginError(f"the command {command.name!r} cannot belong to the command {group!r}", plugin)
+        groups = {name.partition(" ")[0] for name in self.commands if " " in name}
+        _check("command", command, Command, taken if member else {**taken, **dict.fromkeys(groups)})
         self.commands[command.name] = command
 
     def accept_model_source(self, plugin: str, name: str, find: FindSource) -> None:
