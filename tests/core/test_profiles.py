@@ -12,6 +12,7 @@ from enginehouse.config import load_settings
 from enginehouse.keys import KeyRecord
 from enginehouse.parameters import read_defaults
 from enginehouse.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName
+from enginehouse.types import RequestFinished
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "profiles"
 
@@ -83,7 +84,9 @@ def test_namespaces_of_callers_never_meet() -> None:
 
 def test_headers_tell_only_what_was_saved() -> None:
     profile = Profile(name="octomil", optimization_headers={"cached_tokens": "x-cached", "forced_tokens": "x-forced"})
-    finished = [SimpleNamespace(num_cached_tokens=n, num_forced_tokens=0) for n in (3, 4)]
+    finished = [
+        RequestFinished(num_prompt_tokens=9, num_cached_tokens=number, num_completion_tokens=1) for number in (3, 4)
+    ]
 
     assert optimization_headers(SimpleNamespace(finished=finished), profile) == [("x-cached", "7")]
     assert optimization_headers(SimpleNamespace(finished=finished), PROFILES["octomil"]) == []
