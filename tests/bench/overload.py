@@ -128,7 +128,7 @@ async def _measure(url: str, seconds: float, salt: str) -> tuple[_Phase, _Phase,
         model = await find_model(session, url)
         load = Load(_CLIENTS, 0, max_tokens=_MAX_TOKENS)
 
-        def ask(phase: _Phase, began: float, number: int) -> Awaitable[None]:
+        def ask(phase: _Phase, began: float, number: int) -> Awaitable[float]:
             return _ask(session, url, request_body(model, load, salt, number), phase, began)
 
         peak = await _closed_loop(ask, seconds * _PEAK_SHARE)
@@ -138,7 +138,8 @@ async def _measure(url: str, seconds: float, salt: str) -> tuple[_Phase, _Phase,
     return peak, overload, requests_per_s
 
 
-_Ask = Callable[[_Phase, float, int], Awaitable[None]]
+_Ask = Callable[[_Phase, float, int], Awaitable[float]]
+"""Asks once; seconds after which a refused client may ask again, as the server says, else 0."""
 
 
 async def _closed_loop(ask: _Ask, seconds: float) -> _Phase:
@@ -147,7 +148,7 @@ async def _closed_loop(ask: _Ask, seconds: float) -> _Phase:
 
     async def client() -> None:
         for number in numbers:
-            await ask(phase, began, number)
+            await asyncio.sleep(await ask(phase, began, number))
 
     await _run_for([client() for _ in range(_CLIENTS)], seconds)
     return phase
@@ -156,7 +157,7 @@ async def _closed_loop(ask: _Ask, seconds: float) -> _Phase:
 async def _open_loop(ask: _Ask, per_s: float, seconds: float) -> _Phase:
     """Requests at random moments, ``per_s`` on average, whatever becomes of those before them."""
     phase, began, chance = _Phase(), time.perf_counter(), random.Random(0)
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Future[float]] = []
     async for number in _arrivals(chance, per_s, began + seconds):
         tasks.append(asyncio.ensure_future(ask(phase, began, 1_000_000 + number)))
     for task in tasks:
@@ -182,7 +183,7 @@ async def _run_for(work: Sequence[Awaitable[None]], seconds: float) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, phase: _Phase, began: float) -> None:
+async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, phase: _Phase, began: float) -> float:
     """Send one request and note what becomes of it."""
     sent = time.perf_counter()
     headers = {"Content-Type": "application/json"}
@@ -191,7 +192,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, phase: _Ph
             code = msgspec.json.decode(await response.read())["error"]["code"]
             phase.refusals_s.append(time.perf_counter() - sent)
             phase.outcomes[f"refused ({response.status} {code})"] += 1
-            return
+            return float(response.headers.get("Retry-After", 1))
         has_text = False
         async for line in response.content:
             if not line.startswith(b"data: {"):
@@ -199,7 +200,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, phase: _Ph
             chunk = msgspec.json.decode(line[6:])
             if "error" in chunk:
                 phase.outcomes[f"failed ({chunk['error']['code']})"] += 1
-                return
+                return 0.0
             if any(choice["delta"].get("content") for choice in chunk["choices"]):
                 now = time.perf_counter()
                 phase.token_times_s.append(now - began)
@@ -207,3 +208,4 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, phase: _Ph
                     phase.first_s.append(now - sent)
                 has_text = True
         phase.outcomes["served"] += 1
+        return 0.0
