@@ -21,6 +21,7 @@ from enginehouse.errors import ConfigError, PluginError
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.identity import Credentials, Identity
 from enginehouse.plugins import PluginRecord, PluginRegistry
+from enginehouse.sampler import role_of
 
 HEADER = "import enginehouse\nfrom enginehouse import hookimpl\n"
 WORKING = HEADER + "@hookimpl\ndef register_model_sources(register):\n    register('{name}', lambda: None)\n"
@@ -327,6 +328,48 @@ def test_hook_register_samplers(install: Install) -> None:
     assert registry.samplers["spice"] is spice
     field = registry.request_fields["spiciness"]
     assert (field.sampler, field.plugin, field.attribute.type) == ("spice", "one", float)
+
+
+def test_hook_register_logits_processors(install: Install) -> None:
+    """Processors bring request fields like samplers, and run as steps; a name is taken by either kind."""
+    fields = frozen(kw_only=True)(type("Fields", (), {"__annotations__": {"calm": float}, "calm": 0.0}))
+    attributes = {"name": "calmer", "api_version": API_VERSION, "request_fields": fields}
+    calmer = type("Processor", (), {**attributes, "create": lambda self, fields: None})()
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        register(calmer)
+        register(calmer)
+
+    install_hook(install, "one", "register_logits_processors", implementation)
+
+    registry = load()
+
+    assert dict(registry.logits_processors) == {"calmer": calmer}
+    assert role_of(registry.samplers["calmer"]) == "processor"
+    assert registry.request_fields["calm"].sampler == "calmer"
+    assert "is taken" in (record_of(registry, "one").error or "")
+
+
+def test_hook_register_drafters(install: Install) -> None:
+    """Drafters keep their order; one whose options are no attrs class is refused."""
+
+    def drafter(name: str, options: type[Any]) -> Any:
+        methods = {"bind": lambda self, context, options: None}
+        return type("Drafter", (), {"name": name, "api_version": API_VERSION, "options": options, **methods})()
+
+    empty = frozen(type("Options", (), {"__annotations__": {}}))
+    first, second = drafter("first", empty), drafter("second", empty)
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for candidate in (second, drafter("third", dict), first):
+            register(candidate)
+
+    install_hook(install, "one", "register_drafters", implementation)
+
+    registry = load()
+
+    assert list(registry.drafters) == ["second", "first"]
+    assert "options of the drafter 'third'" in (record_of(registry, "one").error or "")
 
 
 def parser(name: str) -> Any:

@@ -41,7 +41,7 @@ class TestRepeatedNgrams(LogitsProcessorContract):
         return RepeatedNgrams()
 
 
-def test_hook_register_logits_processors() -> None:
+def test_the_plugin_registers_its_processors() -> None:
     registry = PluginRegistry.load(PluginsSettings())
 
     assert list(registry.logits_processors) == ["bad_words", "no_repeat_ngram"]

@@ -57,7 +57,7 @@ class TestLayers(DrafterContract):
         return LayersDrafter()
 
 
-def test_hook_register_drafters() -> None:
+def test_the_plugin_registers_its_drafters() -> None:
     registry = PluginRegistry.load(PluginsSettings())
 
     assert list(registry.drafters) == ["prediction", "prompt-lookup", "draft-model", "layers"]
