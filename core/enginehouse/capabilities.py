@@ -89,6 +89,12 @@ def _by_core(_: Deciders) -> Capability:
     return Capability("emulated", "by the server, the same on every backend")
 
 
+def _by_cache(deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("accepted", "the server behind this model caches as it likes")
+    return _by_core(deciders)
+
+
 def _by_nobody(_: Deciders) -> Capability:
     return Capability("accepted", "for the caller's own use; no answer depends on it")
 
@@ -207,7 +213,8 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
             yield name, _by_engine(name)
     for rule, names in (
         (_by_core, "model n stream stream_options priority prompt echo best_of max_completion_tokens"),
-        (_by_core, "log_prompt cache_salt cache_prompt prompt_cache_key"),
+        (_by_core, "log_prompt"),
+        (_by_cache, "cache_salt cache_prompt prompt_cache_key"),
         (_by_nobody, "user metadata store service_tier safety_identifier"),
         (_by_nobody, "prompt_cache_retention prompt_cache_options"),
         (_by_counting, "prediction"),

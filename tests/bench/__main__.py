@@ -32,6 +32,7 @@ _BENCHMARKS = {
     "sampling": "bench.sampling:measure_sampling",
     "constrained": "bench.constrained:measure_constrained",
     "speculation": "bench.speculation:measure_speculation",
+    "prefix": "bench.prefix:measure_prefix",
     "overload": "bench.overload:measure_overload",
 }
 _SOAK = "soak"

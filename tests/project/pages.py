@@ -22,7 +22,7 @@ from enginehouse.compressor_settings import CompressorSettings
 from enginehouse.config import PluginsSettings, Settings
 from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.exit_settings import ExitPolicySettings
-from enginehouse.memory_budget import MemoryBudget
+from enginehouse.memory_budget import ByteCount, MemoryBudget
 from enginehouse.plugins import PluginRegistry
 from enginehouse.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
@@ -163,6 +163,7 @@ def _type(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "table"
     tables = {
+        ByteCount: "bytes or text",
         CompressorSettings: "string or table",
         ExitPolicySettings: "string or table",
         MemoryBudget: "bytes, text or table",

@@ -256,6 +256,7 @@ class Assembly:
         """What optimisations did for this answer, over all prompts."""
         figures: Counter[str] = Counter(compression_figures(self.running))
         for event in self.finished:
+            figures["loaded_prompt_tokens"] += event.num_loaded_tokens
             figures["forced_tokens"] += event.num_forced_tokens
             if event.num_drafted_tokens:
                 figures["drafted_tokens"] += event.num_drafted_tokens

@@ -27,6 +27,7 @@ def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> Pr
     if backend.opens != "runner":
         reason = f"the backend {backend.name!r} hands requests on; it has no prefix cache here"
         raise ConfigError(f"{path}: {reason}", path)
-    # A name may hold slashes; quoted, it is one folder, and no other name is the same one.
-    folder = Path(settings.prefix_cache_dir).expanduser() / quote(name, safe=" ")
+    # A name may hold slashes or be dots only; quoted, it is one folder, and no other name is the same one.
+    quoted = quote(name, safe=" ").replace(".", "%2E") if name.startswith(".") else quote(name, safe=" ")
+    folder = Path(settings.prefix_cache_dir).expanduser() / quoted
     return PrefixDiskLoad(folder=str(folder), max_bytes=settings.prefix_cache_disk.num_bytes, setting=path)

@@ -101,6 +101,7 @@ _OF_THE_SERVER = (
 )
 
 _OF_OPTIMISATIONS: Mapping[str, Family] = {
+    "loaded_prompt_tokens": _counter("loaded_prompt_tokens", "Cached prompt tokens that came from the disk.", "model"),
     "forced_tokens": _counter("forced_tokens", "Tokens that a constraint forced, so that no pass was needed.", "model"),
     "accepted_prediction_tokens": _counter(
         "accepted_prediction_tokens", "Tokens of predicted answers that came.", "model"

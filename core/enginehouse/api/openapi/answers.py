@@ -101,6 +101,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
         tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         optimizations={"type": "object", "additionalProperties": _COUNT},
+        prefix_cache=object_of(
+            loaded_tokens=_COUNT,
+            first_difference=_nullable(object_of(index=_COUNT, expected=_TEXT_OR_NULL, got=_TEXT)),
+        ),
         unsupported=_list_of(_TEXT),
         ignored=_list_of(_TEXT),
     ),

@@ -140,7 +140,6 @@ _TEXTS: dict[tuple[str, str], str] = {
         ("GenerationBody", name): _NO_EFFECT
         for name in (
             "metadata",
-            "prompt_cache_key",
             "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",
@@ -182,6 +181,7 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         ("ChatBody", "max_completion_tokens"): most_tokens,
         ("GenerationBody", "n"): {"maximum": limits.max_choices},
         ("GenerationBody", "cache_salt"): {"maxLength": 1000},
+        ("GenerationBody", "prompt_cache_key"): {"maxLength": 1000},
         ("GenerationBody", "compression"): _COMPRESSION,
         ("ConstraintFields", "response_format"): _RESPONSE_FORMAT,
         ("ConstraintFields", "structured_outputs"): _STRUCTURED_OUTPUTS,

@@ -7,7 +7,6 @@ knows nothing of requests.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import CancelledError
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -66,10 +65,7 @@ class Recall:
         """
         if not read.is_landed and (waits or read.data.done()):
             read.is_landed = True
-            try:
-                data, seconds = read.data.result()
-            except CancelledError:
-                return True
+            data, seconds = read.data.result()
             if data is not None:
                 self._load(read.state, data, namespace, num_handles, seconds)
         return read.is_landed
@@ -77,6 +73,8 @@ class Recall:
     def _load(self, state: SavedState, data: memoryview, namespace: str, num_handles: int, read_s: float) -> None:
         """Put a state into the cache; less used ones make room."""
         runner, num_tokens = self._tier.runner, state.num_tokens
+        if runner.free_tokens() + self._cache.num_tokens < num_tokens:
+            return  # what runs holds too much, so evicting would be in vain
         while runner.free_tokens() < num_tokens or num_handles + len(self._cache) >= runner.capabilities.max_sequences:
             if not self._cache.evict():
                 return

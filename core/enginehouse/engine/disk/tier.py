@@ -142,7 +142,7 @@ class DiskTier:
         while self._cache is not None and self._cache.save_next(MIN_SAVED_TOKENS):
             pass
         self._is_closed = True
-        self._reader.shutdown(wait=True, cancel_futures=True)
+        self._reader.shutdown(wait=True)
         self._writer.shutdown(wait=True)
         self.folder.close()
 
@@ -155,4 +155,9 @@ class DiskTier:
 
     def _read(self, state: SavedState) -> tuple[memoryview | None, float]:
         began = self.clock()
-        return self.folder.read(state), self.clock() - began
+        try:
+            data = self.folder.read(state)
+        except Exception:  # noqa: BLE001 - whatever it is, the prompt can be computed
+            _log.exception("a saved sequence could not be read")
+            data = None
+        return data, self.clock() - began
