@@ -1,8 +1,8 @@
 """The contract of compressor plugins: what of a prompt may go. Written by plugin authors, called by ``compressing``.
 
-A compressor only chooses what is kept, as ranges of characters; core cuts. So what is kept is byte-identical, nothing is
-added, and what core protects (code, tool calls, the question itself) stays whatever a compressor says. It runs in the
-server process, on a thread, before the prompt is rendered.
+A compressor only chooses what is kept, as ranges of characters; core cuts. So what is kept is byte-identical, nothing
+is added, and what core protects (code, tool calls, the question itself) stays whatever a compressor says. It runs in
+the server process, on a thread, before the prompt is rendered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Method ``extractive``: whole sentences that share words with the question. Needs no model; milliseconds per document."""
+"""Method ``extractive``: whole sentences that share words with the question. Asks no model how probable they are."""
 
 from __future__ import annotations
 
@@ -27,6 +27,4 @@ class ExtractiveCompressor:
     def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
         """See the contract."""
         language = self._options.language
-        return keep_most_relevant(
-            task, tools, lambda sentences: rate_by_words(sentences, task.question, language)
-        )
+        return keep_most_relevant(task, tools, lambda sentences: rate_by_words(sentences, task.question, language))

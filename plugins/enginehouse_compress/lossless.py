@@ -14,11 +14,10 @@ from enginehouse.compression import CompressibleText, CompressionTask, Compressi
 __all__ = ["LosslessCompressor"]
 
 _MIN_REPEATED_CHARS = 40  # a shorter paragraph, such as a heading, may well stand twice
-_PARAGRAPH = re.compile(r"[^\n]*\S[^\n]*(?:\n[^\n]*\S[^\n]*)*")
-_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)")
-_LINE_END = re.compile(r"[ \t]+(?=\n|\Z)")
-_EMPTY_LINES = re.compile(r"\n(?:[ \t]*\n){2,}")
-_MEANS_SOMETHING = re.compile(r"^(?: {4}|\t)|[|\t`\"'“”«»{}\[\]<>=\\]|^\s*[-*+]\s", re.MULTILINE)
+_LINE_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")
+_EMPTY_LINES = re.compile(r"\n(?:[ \t]*+\n){2,}")
+_SPACES = re.compile(r"(?<=\S)[ \t]{2,}+(?=\S)")
+_MEANS_SOMETHING = re.compile("^(?: {4}|\t)|[|\t`\"'\u201c\u201d\u00ab\u00bb{}\\[\\]<>=\\\\]|^\\s*[-*+]\\s")
 
 
 class LosslessCompressor:
@@ -47,27 +46,46 @@ def _kept(text: CompressibleText) -> list[Range]:
 
 def _repeated(text: str, start: int, end: int, seen: set[str]) -> Iterator[Range]:
     """Paragraphs that stand in this text before, with the white space behind them."""
-    for match in _PARAGRAPH.finditer(text, start, end):
-        said = " ".join(match.group().split())
-        if len(said) < _MIN_REPEATED_CHARS:
-            continue
-        if said in seen:
-            behind = re.compile(r"\s*").match(text, match.end(), end)
-            yield match.start(), behind.end() if behind else match.end()
-        seen.add(said)
+    paragraphs = list(_paragraphs(text, start, end))
+    following = [*(begun for begun, _ in paragraphs[1:]), end]
+    for (begun, ended), next_begun in zip(paragraphs, following, strict=True):
+        said = " ".join(text[begun:ended].split())
+        if len(said) >= _MIN_REPEATED_CHARS:
+            if said in seen:
+                yield begun, next_begun
+            seen.add(said)
+
+
+def _paragraphs(text: str, start: int, end: int) -> Iterator[Range]:
+    """Runs of lines that say something."""
+    begun: int | None = None
+    for line_start, line_end in _lines(text, start, end):
+        if text[line_start:line_end].strip():
+            begun = line_start if begun is None else begun
+        elif begun is not None:
+            yield begun, line_start
+            begun = None
+    if begun is not None:
+        yield begun, end
+
+
+def _lines(text: str, start: int, end: int) -> Iterator[Range]:
+    """Lines with their ends."""
+    while start < end:
+        line_end = text.find("\n", start, end) + 1 or end
+        yield start, line_end
+        start = line_end
 
 
 def _white_space(text: str, start: int, end: int) -> Iterator[Range]:
-    """White space without a meaning: at the ends of lines, empty lines after the first, more than one space in prose."""
+    """White space that says nothing: at ends of lines, empty lines after the first, more than one space in prose."""
     for match in _LINE_END.finditer(text, start, end):
         if match.end() < end or match.end() == len(text):
             yield match.span()
     for match in _EMPTY_LINES.finditer(text, start, end):
         first = text.index("\n", match.start() + 1)
         yield first + 1, match.end()
-    for match in _SPACES.finditer(text, start, end):
-        line_start = max(text.rfind("\n", 0, match.start()) + 1, start)
-        line_end = text.find("\n", match.end())
-        line = text[line_start : end if line_end < 0 else min(line_end, end)]
-        if not _MEANS_SOMETHING.search(line):
-            yield match.start() + 1, match.end()
+    for line_start, line_end in _lines(text, start, end):
+        if not _MEANS_SOMETHING.search(text[line_start:line_end]):
+            for match in _SPACES.finditer(text, line_start, line_end):
+                yield match.start() + 1, match.end()

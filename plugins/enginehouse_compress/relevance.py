@@ -1,7 +1,7 @@
 """How much sentences have to do with a question, by the words that they share: BM25 of the library bm25s.
 
-Where a question shares no word with a sentence, the rarity of the sentence's own words decides: what is said nowhere else
-in a document is the greater loss.
+Where a question shares no word with a sentence, the rarity of the sentence's own words decides: what is said nowhere
+else in a document is the greater loss.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ __all__ = ["BM25_LIBRARY", "is_bm25_installed", "rate_by_words"]
 
 BM25_LIBRARY = "bm25s"
 
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+(?:['’][^\W\d_]+)?")
-_QUESTION_WORDS = frozenset(
-    "a an and are as at be been by can could did do does for from had has have how in is it its of on or s should than "
-    "that the their them there these they this to was were what when where which who whom whose why will with would you".split()
-)
+_WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\\W_]+(?:['\u2019][^\\W\\d_]+)?")
+_COMMON = """
+a an and are as at be been by can could did do does for from had has have how in is it its of on or should than that the
+their them there these they this to was were what when where which who whom whose why will with would you
+"""
+_QUESTION_WORDS = frozenset(_COMMON.split())
 _RARITY = 0.05  # of the highest score, so that it only decides between sentences that the question says little about
 _NEIGHBOUR = 0.1  # share of a sentence's score that its neighbours get: what stands beside an answer belongs to it
 
@@ -41,10 +42,10 @@ def rate_by_words(sentences: Sequence[str], question: str, language: str) -> Seq
     """
     stem = _stemmer(language)
     words = [stem(_words(sentence)) for sentence in sentences]
-    asked = [word for word in stem([word for word in _words(question) if word not in _QUESTION_WORDS])]
+    asked = stem([word for word in _words(question) if word not in _QUESTION_WORDS])
     matching = _bm25(words, asked)
     rarity = _rarity(words)
-    scale = float(matching.max()) or 1.0
+    scale = float(matching.max(initial=0.0)) or 1.0
     near = np.zeros_like(matching)
     near[:-1] += matching[1:]
     near[1:] += matching[:-1]

@@ -1,9 +1,9 @@
 """Method ``scored``: whole sentences that a model finds informative, by the probabilities that it gives to texts.
 
-With a question, a sentence matters as much as it makes the question more probable: ``log p(question | sentence)``. That is
-the information which the two have in common, up to a constant, and the same as how much more probable the question makes
-the sentence (``log p(sentence | question) - log p(sentence)``), but needs one pass instead of two. Without a question it
-is the sentence's own information per token, given what stands before it in its chunk.
+With a question, a sentence matters as much as it makes the question more probable: ``log p(question | sentence)``. Up
+to a constant that is the information which the two have in common, and so the same as how much more probable the
+question makes the sentence (``log p(sentence | question) - log p(sentence)``), but one pass gives it instead of two.
+Without a question a sentence matters by its own information per token, given what stands before it in its chunk.
 
 Source: LongLLMLingua (Jiang et al., 2024) ranks documents by the perplexity of the question behind them; here they are
 sentences, and tokens inside of these never go.
@@ -51,7 +51,9 @@ class ScoredCompressor:
 def _by_question(sentences: Sequence[str], question: str, tools: CompressionTools) -> list[float]:
     """Mean log-probability of the question's tokens behind each sentence."""
     different = list(dict.fromkeys(sentences))
-    scored = tools.score([(f"\n{sentence[:_MAX_SENTENCE_CHARS]}{_BEFORE_QUESTION}", question) for sentence in different])
+    scored = tools.score(
+        [(f"\n{sentence[:_MAX_SENTENCE_CHARS]}{_BEFORE_QUESTION}", question) for sentence in different]
+    )
     rates = {
         sentence: sum(token.logprob for token in tokens) / max(1, len(tokens))
         for sentence, tokens in zip(different, scored, strict=True)

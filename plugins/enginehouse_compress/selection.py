@@ -1,7 +1,7 @@
 """From how much each sentence matters to what is kept: the best ones that the budget holds, counted in real tokens.
 
-The white space around a sentence that goes is not all gone: of the gaps between two kept sentences the one with most line
-ends stays, so that paragraphs remain paragraphs.
+The white space around a sentence that goes is not all gone: of the gaps between two kept sentences the one with most
+line ends stays, so that paragraphs remain paragraphs.
 """
 
 from __future__ import annotations
@@ -89,8 +89,12 @@ def _ranges(task: CompressionTask, sentences: Sequence[Sentence], chosen: set[in
         by_area.setdefault((sentence.text, sentence.area), []).append(index)
     for number, text in enumerate(task.texts):
         for area, free in enumerate(text.free()):
-            kept[number] += _of_area(text.text, free, [sentences[i] for i in by_area.get((number, area), ())],
-                                     [i in chosen for i in by_area.get((number, area), ())])
+            kept[number] += _of_area(
+                text.text,
+                free,
+                [sentences[i] for i in by_area.get((number, area), ())],
+                [i in chosen for i in by_area.get((number, area), ())],
+            )
     return kept
 
 

@@ -1,7 +1,7 @@
-"""Where a text's sentences begin and end. A rule of thumb on purpose: a wrong border only makes a part longer or shorter.
+"""Where a text's sentences begin and end: a rule of thumb, for a wrong border only makes a part longer or shorter.
 
 Lines end sentences, too, so that items of lists and rows of tables are parts of their own. What must not be torn apart
-(JSON, a quotation) is kept together.
+(JSON, a quotation) is kept together. The time is proportional to the text, whatever stands in it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ __all__ = ["Part", "split_sentences"]
 Part = tuple[int, int]
 """Begin and end, in characters."""
 
-_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？]+["”’」』）]*""")
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(\[\"'“‘])(?:[A-Z]|Dr|Mr|Mrs|Ms|Prof|St|No|Nr|vs|etc|e\.g|i\.e|cf|approx|Fig|Eq|Inc|Ltd|Jr|Sr|z\.B|bzw|ca)\.$"
+# Marks that end a sentence and the quotes and brackets behind them; in Chinese and Japanese no space follows.
+_END = re.compile(
+    "(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019\u00bb)\\]]*+(?=\\s)"
+    '|[\u3002\uff01\uff1f]++["\u201d\u2019\u300d\u300f\uff09]*+'
 )
+_SHORT = "Dr Mr Mrs Ms Prof St No Nr vs etc e.g i.e cf approx Fig Eq Inc Ltd Jr Sr z.B bzw ca"
+_ABBREVIATION = re.compile(
+    "(?:^|[\\s(\\[\"'\u201c\u2018])(?:[A-Z]|" + "|".join(map(re.escape, _SHORT.split())) + ")\\.$"
+)
+_MAX_ABBREVIATION_CHARS = 12
 _OPENING = {"{": "}", "[": "]"}
-_QUOTES = {'"': '"', "“": "”", "«": "»", "„": "“"}
+_QUOTES = {'"': '"', "\u201c": "\u201d", "\u00ab": "\u00bb", "\u201e": "\u201c"}
+_QUOTE = re.compile('["\u201c\u201d\u201e\u00ab\u00bb]')
 _MAX_CHARS = 2000  # of one part; a longer one is no sentence
 
 
@@ -36,19 +43,18 @@ def _lines(text: str, start: int, end: int) -> Iterator[Part]:
     """Lines that say something; lines inside of brackets that span several belong together."""
     begun: int | None = None
     depth = 0
-    for match in re.finditer(r"[^\n]*(?:\n|$)", text[start:end]):
-        line_start, line = start + match.start(), match.group()
-        if not line.strip() and depth == 0:
-            continue
-        if begun is None:
-            begun = line_start
-        if depth or line.lstrip()[:1] in _OPENING:
-            depth = max(0, depth + sum(line.count(char) for char in "{[") - sum(line.count(char) for char in "}]"))
+    line_start = start
+    for line in text[start:end].splitlines(keepends=True):
         line_end = line_start + len(line)
-        if depth == 0 or line_end - begun > _MAX_CHARS:
-            yield begun, line_end
-            begun, depth = None, 0
-    if begun is not None and text[begun:end].strip():
+        if begun is not None or line.strip():
+            begun = line_start if begun is None else begun
+            if depth or line.lstrip()[:1] in _OPENING:
+                depth = max(0, depth + sum(map(line.count, "{[")) - sum(map(line.count, "}]")))
+            if depth == 0 or line_end - begun > _MAX_CHARS:
+                yield begun, line_end
+                begun, depth = None, 0
+        line_start = line_end
+    if begun is not None:
         yield begun, end
 
 
@@ -58,30 +64,34 @@ def _sentences_of_line(text: str, start: int, end: int) -> Iterator[Part]:
     if line.lstrip()[:1] in _OPENING and len(line) <= _MAX_CHARS:
         yield from _trimmed(text, start, end)
         return
-    begun = start
+    begun = scanned = start
+    closing: str | None = None  # what ends the quotation that is open
     for match in _END.finditer(line):
         border = start + match.end()
-        if _ABBREVIATION.search(text[max(begun, border - 12) : border]) or _is_quoted(text, begun, border):
+        closing = _behind(text[scanned:border], closing)
+        scanned = border
+        if closing is not None and border - begun < _MAX_CHARS:
+            continue
+        if _ABBREVIATION.search(text[max(begun, border - _MAX_ABBREVIATION_CHARS) : border]):
             continue
         yield from _trimmed(text, begun, border)
-        begun = border
+        begun, closing = border, None
     yield from _trimmed(text, begun, end)
 
 
-def _is_quoted(text: str, start: int, border: int) -> bool:
-    """Whether a quotation that began behind ``start`` is still open at ``border``."""
-    closing: str | None = None
-    for char in text[start:border]:
+def _behind(piece: str, closing: str | None) -> str | None:
+    """What ends the quotation that is open behind a piece of text; None where none is."""
+    for match in _QUOTE.finditer(piece):
         if closing is None:
-            closing = _QUOTES.get(char)
-        elif char == closing:
+            closing = _QUOTES.get(match.group())
+        elif match.group() == closing:
             closing = None
-    return closing is not None and border - start < _MAX_CHARS
+    return closing
 
 
 def _trimmed(text: str, start: int, end: int) -> Iterator[Part]:
     """The part without white space around it; nothing where nothing else is there."""
-    inner = text[start:end].strip()
-    if inner:
-        begun = text.index(inner[0], start) if inner else start
-        yield begun, begun + len(inner)
+    piece = text[start:end]
+    begun = end - len(piece.lstrip())
+    if begun < end:
+        yield begun, begun + len(piece.strip())

@@ -15,7 +15,7 @@ __all__ = ["compression_figures", "compression_headers", "shown_compressed"]
 def compression_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
     """The header by which a profile tells that a prompt was shortened; known before the answer begins."""
     header = profile.optimization_headers.get("compression")
-    is_shorter = any(one.compressed is not None and not one.compressed.error for one in running)
+    is_shorter = any(one.compressed is not None and one.compressed.num_saved > 0 for one in running)
     return [(header, "true")] if header and is_shorter else []
 
 
@@ -40,7 +40,7 @@ def compression_figures(running: Sequence[RunningRequest]) -> dict[str, int]:
     for one in running:
         if one.compressed is not None and one.compressed.error:
             figures["failed_compressions"] += 1
-        elif one.compressed is not None:
+        elif one.compressed is not None and one.compressed.num_saved > 0:
             figures["compressed_tokens_before"] += one.generation.num_prompt_tokens + one.compressed.num_saved
             figures["compressed_tokens_after"] += one.generation.num_prompt_tokens
     return figures

@@ -11,8 +11,9 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
 
 from attrs import frozen
 
@@ -29,10 +30,13 @@ __all__ = ["Compressed", "PromptCompressor"]
 
 _MAX_CACHED = 256
 _NUM_THREADS = 4
+_TIMEOUT_S = 300.0
 _SPARE_TOKENS = 8  # tokens that may come together differently where a text was cut
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 _Kept = tuple[tuple[Range, ...], ...]
 
 
@@ -105,27 +109,37 @@ class PromptCompressor:
     ) -> tuple[GenerateRequest, Compressed | None]:
         began, method = time.perf_counter(), choice.compressor.name
         try:
-            found = await self._on_thread(find_texts, request, choice.system)
-            if not found.texts:
-                return request, None
-            async with self._tools(request, model, choice) as tools:
-                counts = await self._on_thread(tools.count_tokens, [text.text for text in found.texts])
-                total = sum(counts)
-                if total < choice.min_tokens:
-                    return request, None
-                budget = int(total * choice.ratio) if num_excess is None else max(0, total - num_excess)
-                task = CompressionTask(texts=found.texts, question=found.question, max_tokens=budget)
-                kept = await self._kept(task, request, model, choice, tools)
-                texts = [cut(text, ranges) for text, ranges in zip(found.texts, kept, strict=True)]
-                after = sum(await self._on_thread(tools.count_tokens, texts))
+            async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
+                shorter, before, after = await self._shorten(request, model, choice, num_excess, tools)
         except Exception as error:  # noqa: BLE001 - plugin border: a broken compressor must not refuse requests
             _log.error("the compressor %s failed; the prompt stays as it is", method, exc_info=error)
             seconds = time.perf_counter() - began
             return request, Compressed(method=method, seconds=seconds, error=type(error).__name__)
-        compressed = Compressed(
-            method=method, tokens_before=total, tokens_after=after, seconds=time.perf_counter() - began
-        )
-        return (with_texts(request, found, texts), compressed) if after < total else (request, None)
+        seconds = time.perf_counter() - began
+        return shorter, Compressed(method=method, tokens_before=before, tokens_after=after, seconds=seconds)
+
+    async def _shorten(
+        self,
+        request: GenerateRequest,
+        model: LoadedModel,
+        choice: Choice,
+        num_excess: int | None,
+        tools: EngineTools,
+    ) -> tuple[GenerateRequest, int, int]:
+        """The request, perhaps with shorter texts, and the tokens of these texts before and after."""
+        found = await self._on_thread(find_texts, request, choice.system)
+        before = sum(await self._on_thread(tools.count_tokens, [text.text for text in found.texts]))
+        protected = sum(await self._on_thread(tools.count_tokens, [cut(text, ()) for text in found.texts]))
+        num_free = max(0, before - protected)
+        if not num_free or num_free < choice.min_tokens:
+            return request, before, before
+        kept_free = int(num_free * choice.ratio) if num_excess is None else num_free - num_excess
+        budget = protected + max(0, kept_free)
+        task = CompressionTask(texts=found.texts, question=found.question, max_tokens=budget)
+        kept = await self._kept(task, request, model, choice, tools)
+        texts = [cut(text, ranges) for text, ranges in zip(found.texts, kept, strict=True)]
+        after = sum(await self._on_thread(tools.count_tokens, texts))
+        return (with_texts(request, found, texts), before, after) if after < before else (request, before, before)
 
     async def _kept(
         self, task: CompressionTask, request: GenerateRequest, model: LoadedModel, choice: Choice, tools: EngineTools
@@ -146,15 +160,14 @@ class PromptCompressor:
         return kept
 
     @contextlib.asynccontextmanager
-    async def _tools(
-        self, request: GenerateRequest, model: LoadedModel, choice: Choice
-    ) -> AsyncIterator[EngineTools]:
+    async def _tools(self, request: GenerateRequest, model: LoadedModel, choice: Choice) -> AsyncIterator[EngineTools]:
         """Tools that work as long as the block runs, with a lease of the scorer where that is another model."""
-        lease = None
-        if choice.compressor.needs_scores and choice.scorer not in (None, model.name):
-            if self._manager.find(choice.scorer).loaded is None:
-                raise ModelNotReady(f"the scorer {choice.scorer!r} is not loaded")
-            lease = await self._manager.lease(choice.scorer)
+        lease, scorer = None, choice.scorer if choice.compressor.needs_scores else None
+        if scorer is not None and scorer != model.name:
+            # Loading it might need the memory of the very model that waits for it.
+            if self._manager.find(scorer).loaded is None:
+                raise ModelNotReady(f"the scorer {scorer!r} is not loaded")
+            lease = await self._manager.lease(scorer)
         tools = EngineTools(model, model if lease is None else lease.model, request)
         try:
             yield tools
@@ -163,7 +176,7 @@ class PromptCompressor:
             if lease is not None:
                 lease.release()
 
-    async def _on_thread(self, work, *arguments):  # type: ignore[no-untyped-def]
+    async def _on_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
 

@@ -46,7 +46,7 @@ _MUST_STAY = re.compile(
 )
 """What no line that is kept may lose: numbers, negations, conditions, names, quotations, code, JSON and addresses."""
 
-_ALPHABET = "ab Z.!?\n\t\r\"'`{}[]()<>|-_0129,;:…。！éß漢字\u00a0\u2028\u200b\U0001f600\x00\ud800"
+_ALPHABET = "ab Z.!?\n\t\r\"'`{}[]()<>|-_0129,;:\u2026\u3002\uff01\u00e9\u6f22\u00a0\u2028\u200b\U0001f600\x00\ud800"
 
 
 def _document(num_lines: int, seed: int = 1) -> str:

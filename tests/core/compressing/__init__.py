@@ -1,0 +1,1 @@
+"""Prompts are shortened where somebody wants that, and nothing is touched that must stay."""

@@ -1,0 +1,191 @@
+"""The request field ``compression`` and the mark ``compress: false``, and what answers, log and metrics tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from attrs import evolve
+
+from enginehouse.compressor_settings import CompressorSettings
+from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
+from enginehouse.errors import ConfigError
+from enginehouse.plugins import PluginRegistry
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server_thread import server_thread
+
+from .methods import Failing, Halving
+
+TEXT = "0123456789" * 40 + "\n\nWhat is it?"
+HALF = {"method": "halving", "ratio": 0.5}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    script = write_script(tmp_path_factory.mktemp("scripts") / "hello.json", ["Hel", "lo"])
+    overflow = CompressorSettings(method="halving", when="overflow")
+    settings = Settings(
+        models={
+            "m": ModelSettings(source=script, backend="scripted"),
+            "small": ModelSettings(source=script, backend="scripted", context=300, compressor=overflow),
+        },
+        plugins=PluginsSettings(allow=()),
+    )
+    methods = {method.name: method for method in (Halving(), Failing())}
+    registry = evolve(PluginRegistry.for_settings(settings), compressors=methods)
+    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as http:
+        while http.get("/health").status_code != 200:
+            pass
+        yield http
+
+
+def chat(client: httpx.Client, content: Any = TEXT, address: str = "/v1", **fields: Any) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+    return client.post(f"{address}/chat/completions", json=body, headers={"X-Enginehouse-Details": "true"})
+
+
+def test_answer_tells_of_compression(client: httpx.Client) -> None:
+    plain = chat(client).json()
+    answer = chat(client, compression=HALF).json()
+
+    assert plain["enginehouse"]["compression"] is None
+    told = answer["enginehouse"]["compression"]
+    assert told.pop("ms") > 0
+    assert told == {"method": "halving", "tokens_before": 413, "tokens_after": 212, "failed": None}
+    assert plain["usage"]["prompt_tokens"] - answer["usage"]["prompt_tokens"] == 413 - 212
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_header_of_the_profile_octomil(client: httpx.Client, stream: bool) -> None:
+    octomil = "/profiles/octomil/v1"
+    header = "X-Octomil-Compression"
+
+    assert chat(client, address=octomil, stream=stream, compression=HALF).headers[header] == "true"
+    assert header not in chat(client, address=octomil, stream=stream).headers
+    assert header not in chat(client, "What?", address=octomil, stream=stream, compression=HALF).headers
+    assert header not in chat(client, stream=stream, compression=HALF).headers
+
+
+def test_parts_and_messages_can_be_kept_whole(client: httpx.Client) -> None:
+    parts = [
+        {"type": "text", "text": "a" * 100, "compress": False},
+        {"type": "text", "text": "b" * 100},
+        {"type": "text", "text": "\nWhat is it?", "compress": True},
+    ]
+    tokens = chat(client, parts, compression=HALF).json()["enginehouse"]["compression"]
+    assert (tokens["tokens_before"], tokens["tokens_after"]) == (213, 111 + (213 - 111) // 2)
+
+    body = {"model": "m", "compression": HALF, "messages": [{"role": "user", "content": TEXT, "compress": False}]}
+    answer = client.post("/v1/chat/completions", json=body, headers={"X-Enginehouse-Details": "true"})
+    assert answer.status_code == 200
+    assert "x-enginehouse-ignored" not in answer.headers
+    assert answer.json()["enginehouse"]["compression"]["tokens_after"] == 0  # there was nothing to shorten
+
+
+def test_failure_is_told_and_the_answer_comes(client: httpx.Client) -> None:
+    answer = chat(client, compression={"method": "failing"})
+
+    assert answer.status_code == 200
+    assert answer.json()["enginehouse"]["compression"]["failed"] == "RuntimeError"
+    assert 'enginehouse_failed_compressions_total{model="m"} ' in client.get("/metrics").text
+
+
+def test_prompt_that_does_not_fit(client: httpx.Client) -> None:
+    fits = chat(client, model="small")
+    refused = chat(client, model="small", compression=False)
+
+    assert fits.json()["enginehouse"]["compression"]["method"] == "halving"
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_log_and_metrics_count_tokens(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "enginehouse.access"):
+        answer = chat(client, compression=HALF).json()
+    after = answer["usage"]["prompt_tokens"]
+
+    assert f"compressed_tokens_before={after + 201} compressed_tokens_after={after}" in caplog.text.replace(".0000", "")
+    assert "enginehouse_compressed_tokens_before_total" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ("yes", "compression"),
+        (1, "compression"),
+        ([], "compression"),
+        ({"method": 1}, "compression.method"),
+        ({"method": "halving", "ratio": 0}, "compression.ratio"),
+        ({"method": "halving", "ratio": 1.5}, "compression.ratio"),
+        ({"method": "halving", "ratio": "0.5"}, "compression.ratio"),
+        ({"method": "other"}, "compression.method"),
+        (True, "compression.method"),
+    ],
+)
+def test_wrong_values_are_refused(client: httpx.Client, value: Any, param: str) -> None:
+    answer = chat(client, compression=value)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_mark_must_be_true_or_false(client: httpx.Client) -> None:
+    answer = chat(client, [{"type": "text", "text": "a", "compress": "no"}])
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content[0].compress"
+
+
+def test_unknown_members_are_listed(client: httpx.Client) -> None:
+    answer = chat(client, compression={**HALF, "strength": 2})
+
+    assert answer.headers["x-enginehouse-ignored"] == "compression.strength"
+
+
+def test_completions_are_shortened_and_not_repeated(client: httpx.Client) -> None:
+    body = {"model": "m", "prompt": TEXT, "compression": HALF, "max_tokens": 2}
+    answer = client.post("/v1/completions", json=body)
+    repeated = client.post("/v1/completions", json={**body, "echo": True})
+
+    assert answer.json()["usage"]["prompt_tokens"] == 212
+    assert (repeated.status_code, repeated.json()["error"]["param"]) == (400, "echo")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('compressor = "lossless"', CompressorSettings(method="lossless")),
+        (
+            'compressor = { method = "extractive", ratio = 0.3, when = "overflow", system = true, scorer = "m" }',
+            CompressorSettings(method="extractive", ratio=0.3, when="overflow", system=True, scorer="m"),
+        ),
+    ],
+)
+def test_settings_are_a_name_or_a_table(tmp_path: Path, text: str, expected: CompressorSettings) -> None:
+    file = tmp_path / "enginehouse.toml"
+    file.write_text(f'[models.m]\nsource = "x"\n{text}\n')
+
+    assert load_settings(file, {}).models["m"].compressor == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("compressor = 1", "models.m.compressor"),
+        ("compressor = { ratio = 0.5 }", "models.m.compressor"),
+        ('compressor = { method = "x", ratio = 0 }', "models.m.compressor.ratio"),
+        ('compressor = { method = "x", when = "never" }', "models.m.compressor.when"),
+        ('compressor = { method = "x", raito = 0.5 }', "models.m.compressor"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, text: str, path: str) -> None:
+    file = tmp_path / "enginehouse.toml"
+    file.write_text(f'[models.m]\nsource = "x"\n{text}\n')
+
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file, {})
+    assert (caught.value.path or "").startswith(path)
