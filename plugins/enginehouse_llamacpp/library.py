@@ -52,6 +52,11 @@ class Library:
     log_callback: Any
 
     @property
+    def version(self) -> str:
+        """Of llama-cpp-python."""
+        return str(import_module("llama_cpp").__version__)
+
+    @property
     def has_amx(self) -> bool:
         """Whether this build has kernels for Intel's matrix unit."""
         return b"AMX_INT8 = 1" in self.bindings.llama_print_system_info()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 
 from attrs import evolve, frozen
@@ -93,7 +92,7 @@ def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_orde
     context = Context(library, model.address, options, sizes, threads.max_threads)
     memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
     cells = CellMap(context.num_cells, sizes.chunk_tokens)
-    state_format = _state_format(options, sizes)
+    state_format = _state_format(library, options, sizes)
     return LlamaCppRunner(
         capabilities=_capabilities(library, options, sizes, model),
         tokenizer=tokenizer,
@@ -125,7 +124,7 @@ def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes,
     )
 
 
-def _state_format(options: LlamaCppOptions, sizes: CacheSizes) -> str:
+def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes) -> str:
     """What saved sequences depend on besides the model: the library, and how keys and values are kept and computed."""
     cache = f"types {sizes.type_k} {sizes.type_v}, flash_attn {options.flash_attn}, swa_full {options.swa_full}"
-    return f"llama-cpp-python {version('llama-cpp-python')}, {cache}, batch_invariant {sizes.keeps_order}"
+    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}"

@@ -137,15 +137,16 @@ class SequenceTable:
         sequence = self.open()
         held = self._open[sequence]
         self._make_room(num_tokens)
+        held.append(self._cells.allocate(num_tokens, chunk_tokens=num_tokens))
         try:
             self._memory.restore(sequence, state_body(data))
             if self._memory.length(sequence) != num_tokens:
                 raise RunnerError("it holds another number of tokens than it says")
         except RunnerError as error:
             self._memory.remove(sequence)
+            self._empty(held, 0)
             self.free(sequence)
             raise StateRefused(error.message) from error
-        held.append(self._cells.allocate(num_tokens, chunk_tokens=num_tokens))
         return sequence
 
     def append(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
