@@ -21,11 +21,11 @@ from .record import Comparison, Key, Record
 __all__ = ["measure_prefix"]
 
 _METRIC = "ms to the first token"
-_CHAT, _DOCUMENT = "chat", "2,000 tokens"
+_CHAT, _EVEN, _DOCUMENT = "chat", "chat, no system prompt", "2,000 tokens"
 _FIRST, _FIFTH, _UNCACHED = "turn 1", "turn 5", "turn 5, not cached"
 _COLD, _RESTARTED, _WARM = "cold", "after a restart", "in memory"
 _NUM_TURNS = 5
-_TURN_WORDS, _DOCUMENT_WORDS = 110, 1560
+_SYSTEM_WORDS, _TURN_WORDS, _DOCUMENT_WORDS = 120, 60, 1560
 _SENTENCE = (
     "the river ran under old bridges and past small houses where people lived who worked in gardens fields shops "
     "every morning someone opened a window looked at the sky and said that it would rain before evening came again"
@@ -74,6 +74,7 @@ def measure_prefix(plan: Plan, console: Console) -> tuple[Record, list[Compariso
     return record, [
         compare(_CHAT, _FIFTH, _FIRST, 1.3),
         compare(_CHAT, _FIFTH, _UNCACHED, None),
+        compare(_EVEN, _FIFTH, _FIRST, None),
         compare(_DOCUMENT, _RESTARTED, _COLD, 0.2),
         compare(_DOCUMENT, _WARM, _COLD, None),
     ]
@@ -86,7 +87,9 @@ def _round(server: _Server, plan: Plan, rng: random.Random) -> dict[tuple[str, s
     with running(server, plan.folder / "logs") as one:
         _first_token_ms(one, [_user(_text(rng, 40))], 4)  # warm-up, as after the restart
         figures[_DOCUMENT, _COLD] = _first_token_ms(one, [_user(document + " What is this about?")], 4)[0]
-        figures.update({(_CHAT, name): value for name, value in _chat(one, plan, rng).items()})
+        for scenario in (_CHAT, _EVEN):
+            chat = _chat(one, plan, rng, has_system_prompt=scenario == _CHAT)
+            figures.update({(scenario, name): value for name, value in chat.items()})
     with running(server, plan.folder / "logs") as one:
         _first_token_ms(one, [_user(_text(rng, 40))], 4)
         figures[_DOCUMENT, _RESTARTED] = _first_token_ms(one, [_user(document + " Who lived there?")], 4)[0]
@@ -94,9 +97,9 @@ def _round(server: _Server, plan: Plan, rng: random.Random) -> dict[tuple[str, s
     return figures
 
 
-def _chat(server: RunningPeer, plan: Plan, rng: random.Random) -> dict[str, float]:
-    """A conversation whose every turn brings about as many tokens as the first."""
-    messages: list[dict[str, str]] = []
+def _chat(server: RunningPeer, plan: Plan, rng: random.Random, *, has_system_prompt: bool) -> dict[str, float]:
+    """A conversation whose messages are all of one length; without a system prompt, turns bring equally many tokens."""
+    messages = [{"role": "system", "content": _text(rng, _SYSTEM_WORDS)}] if has_system_prompt else []
     figures: dict[str, float] = {}
     for turn in range(1, _NUM_TURNS + 1):
         messages.append(_user(_text(rng, _TURN_WORDS)))
