@@ -16,7 +16,14 @@ from attrs import field, frozen
 from enginehouse.backend import MemoryEstimate, ModelSource
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["DEFAULT_CONTEXT", "ModelFolder", "describe_pickles", "pickled_weights", "recommended_parameters", "served_context"]
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "ModelFolder",
+    "describe_pickles",
+    "pickled_weights",
+    "recommended_parameters",
+    "served_context",
+]
 
 DEFAULT_CONTEXT = 4096
 """Longest sequence in tokens when neither the user nor a shorter model says so."""

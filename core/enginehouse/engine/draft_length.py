@@ -19,7 +19,8 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_DRAFT_TOKENS = _LENGTHS[-1]
 """Longest draft that is computed at once."""
 
-_MIN_GAIN = 1.04  # estimates err, and a step without drafts is sure to be of use
+_MIN_GAIN = 1.1  # estimates err, and a step without drafts is sure to be of use
+_MIN_RATE = 0.1  # below it even a token that costs nothing would gain less
 
 
 @frozen
@@ -52,6 +53,8 @@ def choose_lengths(candidates: Sequence[Candidate], num_others: int, room: int, 
     lengths = [0] * len(candidates)
     for index in sorted(range(len(candidates)), key=lambda index: -candidates[index].rate):
         candidate = candidates[index]
+        if candidate.rate < _MIN_RATE:
+            continue
         best = expected / (costs.estimate(num_tokens) + proposing_s) * _MIN_GAIN
         gain = 0.0
         for length in _lengths_up_to(min(candidate.num_tokens, room)):

@@ -17,7 +17,7 @@ __all__ = ["StepCosts"]
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
 """Numbers of tokens that are told apart; a step belongs to the next larger one."""
 
-_NUM_KEPT = 5  # the median of so many steps forgets a disturbance
+_NUM_KEPT = 7  # the median of so many steps forgets a disturbance
 _MAX_AGE = 512  # steps after which a size is taken for unknown again: machines get busier and idler
 _HOPE = 0.15  # what a further token is thought to cost, as a share of a token's part of the steps that are known
 
@@ -38,6 +38,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
         self._num_steps = 0
+        self._known: list[tuple[int, float]] = []  # sizes with their seconds, both rising
+        self._known_at = 0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A step has computed so many tokens in so much time."""
@@ -52,7 +54,7 @@ class StepCosts:
 
     def estimate(self, num_tokens: int) -> float:
         """Seconds that a step of so many tokens will take; in arbitrary units before the first step."""
-        known = self._known()
+        known = self._look()
         if not known:
             return _hoped(num_tokens)
         below = [pair for pair in known if pair[0] <= num_tokens]
@@ -67,14 +69,17 @@ class StepCosts:
             return seconds + share * max(0.0, next_seconds - seconds)
         return seconds * (1.0 + _HOPE * (num_tokens - size) / size)
 
-    def _known(self) -> list[tuple[int, float]]:
-        """Sizes with their seconds, both rising."""
+    def _look(self) -> list[tuple[int, float]]:
+        """What is known now; looked up once per step, for many lengths are weighed."""
+        if self._known_at == self._num_steps:
+            return self._known
         known: list[tuple[int, float]] = []
         for size in sorted(self._sizes):
             entry = self._sizes[size]
             if self._num_steps - entry.last_step <= _MAX_AGE:
-                seconds = statistics.median_low(entry.seconds)
+                seconds = statistics.median(entry.seconds)
                 known.append((size, max(seconds, known[-1][1]) if known else seconds))
+        self._known, self._known_at = known, self._num_steps
         return known
 
 

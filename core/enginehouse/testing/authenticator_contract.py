@@ -11,7 +11,8 @@
         def ask(cls):
             return partial(my_plugin.authenticate, options=MyOptions())
 
-``ask`` takes ``credentials`` as the hook does. Without ``known`` the suite shows only that nobody gets in who should not.
+``ask`` takes ``credentials`` as the hook does. Without ``known`` the suite shows only that nobody gets in who should
+not.
 """
 
 from __future__ import annotations
