@@ -112,3 +112,45 @@ def test_common_prefix_length() -> None:
     assert common_prefix_length(ids([]), ids([1])) == 0
     assert common_prefix_length(ids([1, 2, 3]), ids([1, 2])) == 2
     assert common_prefix_length(ids([1, 2, 3]), ids([1, 9, 3])) == 1
+
+
+def test_divergence_is_where_a_prompt_leaves_what_is_kept() -> None:
+    runner, cache = make_cache()
+    keep(runner, cache, [1, 2, 3, 4, 5])
+    keep(runner, cache, [1, 2, 3, 9, 9, 9])
+    keep(runner, cache, [7, 7], "other")
+
+    def found(*token_ids: int, namespace: str = "") -> tuple[int, int | None] | None:
+        divergence = cache.divergence(ids(list(token_ids)), namespace)
+        return None if divergence is None else (divergence.index, divergence.expected)
+
+    assert found(1, 2, 3, 4, 6) == (4, 5), "inside an edge"
+    assert found(1, 2, 6) == (2, 3)
+    assert found(1, 2, 3, 6) == (3, 9), "at a fork: what was used last"
+    assert found(1, 2, 3, 4, 5, 6) == (5, None), "it goes on where the kept one ends"
+    assert found(1, 2, 3) is None
+    assert found(7, 8) == (0, 1), "what other namespaces keep is unknown here"
+    assert found(7, 8, namespace="empty") is None
+
+
+def test_what_is_evicted_is_saved_once() -> None:
+    saved: list[tuple[list[int], str]] = []
+
+    def save(token_ids: np.ndarray, namespace: str, handle: int) -> bool:
+        assert runner.length(handle) == len(token_ids)
+        saved.append((token_ids.tolist(), namespace))
+        return len(saved) > 1
+
+    runner = FakeRunner(FakeOptions(max_sequences=64))
+    cache = PrefixCache(runner, save=save)
+    keep(runner, cache, [1, 2, 3])
+    keep(runner, cache, [1, 2, 4], "a")
+
+    assert cache.has_unsaved(3)
+    assert not cache.has_unsaved(4)
+    assert not cache.save_next(3), "put off"
+    assert cache.save_next(3)
+    assert saved == [([1, 2, 4], "a")] * 2, "the last used first"
+    while cache.evict():
+        pass
+    assert saved[2:] == [([1, 2, 3], "")]

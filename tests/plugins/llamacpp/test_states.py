@@ -1,0 +1,153 @@
+"""Saved sequences: the same logits in another runner, and nothing wrong ever reaches llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginehouse.backend import Outputs, Span
+from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
+from enginehouse_llamacpp.runner import LlamaCppRunner
+from enginehouse_llamacpp.states import HEAD_BYTES, check_state, state_body, write_head
+
+pytestmark = pytest.mark.llamacpp
+
+Open = Callable[..., LlamaCppRunner]
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 12
+
+
+def feed(runner: LlamaCppRunner, sequence: int, token_ids: list[int], outputs: Outputs = "last") -> np.ndarray:
+    span = Span(sequence, runner.length(sequence), np.array(token_ids, np.int32), outputs)
+    return runner.forward([span]).host().copy()
+
+
+def holding(runner: LlamaCppRunner, token_ids: list[int]) -> int:
+    sequence = runner.open_sequence()
+    for start in range(0, len(token_ids), 64):
+        feed(runner, sequence, token_ids[start : start + 64], "none")
+    return sequence
+
+
+@pytest.fixture
+def two(smollm_path: Path, open_runner: Open) -> Iterator[tuple[LlamaCppRunner, LlamaCppRunner]]:
+    runners = [open_runner(smollm_path, context=512, cache_tokens=600, threads=1, n_batch=64) for _ in range(2)]
+    yield runners[0], runners[1]
+    for runner in runners:
+        runner.close()
+
+
+def test_another_runner_goes_on_with_equal_logits(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
+    """As after a restart; into a cache that is in use, and whose cells were moved and freed."""
+    first, second = two
+    token_ids = first.tokenizer.encode(TEXT, False)[:150]
+    data = first.save(holding(first, token_ids))
+    others = [holding(second, token_ids[at : at + 60]) for at in (20, 40, 60)]
+    second.free_sequence(others[1])
+    loaded = second.load(memoryview(bytes(data)))  # as a file gives it, not writable
+
+    assert second.length(loaded) == 150
+    for token_id in (5, 6, 7):
+        assert np.array_equal(feed(second, loaded, [token_id]), feed(first, 0, [token_id]))
+    assert np.array_equal(feed(second, others[2], [9]), feed(second, holding(second, token_ids[60:120]), [9])), (
+        "others are as they were"
+    )
+
+
+def test_states_of_other_settings_are_refused(
+    two: tuple[LlamaCppRunner, LlamaCppRunner], smollm_path: Path, open_runner: Open
+) -> None:
+    data = two[0].save(holding(two[0], list(range(20, 60))))
+    other = open_runner(smollm_path, context=512, cache_tokens=600, threads=1, n_batch=64, type_v="q8_0")
+    with pytest.raises(StateRefused, match="other settings"):
+        other.load(data)
+    other.close()
+
+
+def test_every_damage_of_the_first_part_is_refused(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
+    """There stand the positions, on which llama.cpp relies."""
+    first, second = two
+    data = bytearray(first.save(holding(first, list(range(20, 60)))))
+    for place in range(HEAD_BYTES + 64 + 12 * 40):
+        damaged = data.copy()
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises(StateRefused):
+            second.load(memoryview(damaged))
+
+    assert second.length(second.load(memoryview(data))) == 40
+
+
+def test_what_llama_cpp_itself_refuses_changes_nothing(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
+    """A right head before data of another shape, as a file of another model would have it."""
+    first, second = two
+    data = bytearray(first.save(holding(first, list(range(20, 60)))))
+    for size in (HEAD_BYTES + 100, HEAD_BYTES + 800, len(data) // 2, len(data) - 1):
+        shorter = memoryview(bytearray(data[:size]))
+        write_head(shorter, second.state_format, 40)
+        free_tokens = second.free_tokens()
+        with pytest.raises(StateRefused):
+            second.load(shorter)
+        assert second.free_tokens() == free_tokens
+    loaded = second.load(memoryview(data))
+
+    assert np.array_equal(feed(second, loaded, [5]), feed(first, 0, [5]))
+
+
+def test_a_full_cache_loads_nothing(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
+    first, second = two
+    token_ids = first.tokenizer.encode(TEXT, False)
+    data = first.save(holding(first, token_ids[:150]))
+    taken = holding(second, (token_ids * 4)[:500])
+    with pytest.raises(CacheFull):
+        second.load(data)
+    second.free_sequence(taken)
+
+    assert second.length(second.load(data)) == 150
+
+
+def test_parked_tokens_are_saved_too(smollm_path: Path, open_runner: Open) -> None:
+    """Sequences that nobody uses are moved out of the cells."""
+    runner = open_runner(smollm_path, context=512, cache_tokens=2048, threads=1, n_batch=64)
+    token_ids = runner.tokenizer.encode(TEXT, False)[:100]
+    kept = holding(runner, token_ids)
+    busy = runner.open_sequence()
+    for number in range(30):  # long enough for cells to be moved
+        runner.truncate(busy, 0)
+        feed(runner, busy, (token_ids * 2)[number : number + 60], "none")
+    loaded = runner.load(runner.save(kept))
+
+    assert np.array_equal(feed(runner, loaded, [5]), feed(runner, kept, [5]))
+    runner.close()
+
+
+def test_an_empty_sequence_is_not_saved(smollm: LlamaCppRunner) -> None:
+    sequence = smollm.open_sequence()
+    with pytest.raises(InvalidSpan):
+        smollm.save(sequence)
+    smollm.free_sequence(sequence)
+
+
+def test_gemma_goes_on_beyond_its_window(gemma: LlamaCppRunner) -> None:
+    """A sliding window's cells are saved as well: up to rounding the same logits, whole only."""
+    token_ids = (gemma.tokenizer.encode(TEXT, False) * 5)[:700]
+    sequence = holding(gemma, token_ids)
+    loaded = gemma.load(gemma.save(sequence))
+    rows = feed(gemma, loaded, token_ids[:1])
+
+    assert np.abs(rows - feed(gemma, sequence, token_ids[:1])).max() < 2.5
+    gemma.free_sequence(loaded)
+    gemma.free_sequence(sequence)
+
+
+def test_the_head_says_how_many_tokens_there_are() -> None:
+    data = memoryview(bytearray(HEAD_BYTES + 500))
+    write_head(data, "format", 7)
+
+    assert check_state(data, "format") == 7
+    assert len(state_body(data)) == 500
+    with pytest.raises(StateRefused):
+        check_state(data, "another format")
+    with pytest.raises(StateRefused):
+        check_state(memoryview(b""), "format")
