@@ -12,7 +12,7 @@ them at once, as CALM does; the projection of queries, which the layer makes bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -193,12 +193,15 @@ class _KeysOnly:
         raise _KeysWritten
 
 
-def _write_keys(layer: Any, hidden: Tensor, others: Sequence[Any], named: dict[str, Any], run: _Pass) -> None:
-    outside = run.outside
-    arguments, keywords = _narrowed((tuple(others), named), outside, len(run.layers))
-    keywords["enginehouse_step"] = _KeysOnly(run.step.narrowed(outside))
+def _write_keys(layer: Any, hidden: Tensor, others: tuple[Any, ...], named: dict[str, Any], run: _Pass) -> None:
+    """Run a layer up to its attention, for the columns that have left."""
+    step = run.step
+    if run.inside:
+        outside = run.outside
+        hidden, step = hidden[:, outside], step.narrowed(outside)
+        others, named = _narrowed((others, named), outside, len(run.layers))
     try:
-        layer(hidden[:, outside], *arguments, **keywords)
+        layer(hidden, *others, **{**named, "enginehouse_step": _KeysOnly(step)})
     except _KeysWritten:
         return
     raise AssertionError("the layer has no attention of ours")
