@@ -151,8 +151,8 @@ def _raw_segments(request: GenerateRequest, info: ModelInfo) -> tuple[Segment, .
 
 
 def _check_leaves_chats_alone(name: str, settings: ModelSettings) -> None:
-    """Refuse settings about templates and parsers where chats are the engine's own business."""
-    for setting in ("chat_template", "tool_parser", "reasoning_parser"):
+    """Refuse settings about prompts and parsers where chats are the engine's own business."""
+    for setting in ("chat_template", "tool_parser", "reasoning_parser", "compressor"):
         if getattr(settings, setting) is not None:
             path = f"models.{name}.{setting}"
             raise ModelLoadError(f"{path}: its engine renders chats and parses answers itself; remove this setting")

@@ -48,7 +48,7 @@ def _repeated(text: str, start: int, end: int, seen: set[str]) -> Iterator[Range
     """Paragraphs that stand in this text before, with the white space behind them."""
     paragraphs = list(_paragraphs(text, start, end))
     following = [*(begun for begun, _ in paragraphs[1:]), end]
-    for (begun, ended), next_begun in zip(paragraphs, following, strict=True):
+    for (begun, ended), next_begun in zip(paragraphs, following, strict=False):
         said = " ".join(text[begun:ended].split())
         if len(said) >= _MIN_REPEATED_CHARS:
             if said in seen:

@@ -6,12 +6,11 @@ else in a document is the greater loss.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -40,9 +39,11 @@ def rate_by_words(sentences: Sequence[str], question: str, language: str) -> Seq
     Args:
         language: that the stemmer knows, such as ``english``.
     """
-    stem = _stemmer(language)
-    words = [stem(_words(sentence)) for sentence in sentences]
-    asked = stem([word for word in _words(question) if word not in _QUESTION_WORDS])
+    import Stemmer  # noqa: PLC0415 - the extra may not be there
+
+    stemmer = Stemmer.Stemmer(language, 0)  # one per call: it is not to be used by two threads at once
+    words = [stemmer.stemWords(_words(sentence)) for sentence in sentences]
+    asked = stemmer.stemWords([word for word in _words(question) if word not in _QUESTION_WORDS])
     matching = _bm25(words, asked)
     rarity = _rarity(words)
     scale = float(matching.max(initial=0.0)) or 1.0
@@ -55,14 +56,6 @@ def rate_by_words(sentences: Sequence[str], question: str, language: str) -> Seq
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
-
-
-@functools.lru_cache(maxsize=8)
-def _stemmer(language: str) -> Callable[[list[str]], list[str]]:
-    import Stemmer  # noqa: PLC0415 - the extra may not be there
-
-    # One object is not to be used by two threads at once, so each call gets its own.
-    return lambda words: Stemmer.Stemmer(language, 0).stemWords(words)
 
 
 def _bm25(words: Sequence[Sequence[str]], asked: Sequence[str]) -> np.ndarray:
@@ -82,10 +75,9 @@ def _rarity(words: Sequence[Sequence[str]]) -> np.ndarray:
     """(num_sentences,) float, 0 to 1: how rare the words of each sentence are on average."""
     counts = Counter(word for sentence in words for word in set(sentence))
     most = math.log(1 + len(words))
-    rarities = [
-        sum(math.log((1 + len(words)) / counts[word]) for word in set(sentence)) / len(set(sentence)) / most
-        if sentence
-        else 0.0
-        for sentence in words
-    ]
+    rarities = []
+    for sentence in words:
+        different = dict.fromkeys(sentence)  # in order, so that sums are the same everywhere
+        total = sum(math.log((1 + len(words)) / counts[word]) for word in different)
+        rarities.append(total / len(different) / most if different else 0.0)
     return np.array(rarities)

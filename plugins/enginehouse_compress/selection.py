@@ -16,6 +16,9 @@ from enginehouse_compress.sentences import Part, split_sentences
 
 __all__ = ["Sentence", "keep_everything", "keep_most_relevant"]
 
+_MAX_SEPARATOR_CHARS = 2
+_MAX_GAP_CHARS = 40  # between two sentences that both stay: no indentation is wider
+
 Rate = Callable[[Sequence[str]], Sequence[float]]
 """How much each of these sentences matters; compared with each other only."""
 
@@ -75,7 +78,7 @@ def _sentences(task: CompressionTask, tools: CompressionTools) -> list[Sentence]
         for area, (start, end) in enumerate(text.free()):
             parts = split_sentences(text.text, start, end)
             following = [*(part[0] for part in parts[1:]), end]
-            for part, next_start in zip(parts, following, strict=True):
+            for part, next_start in zip(parts, following, strict=False):
                 num_tokens = bisect.bisect_right(ends, next_start) - bisect.bisect_right(ends, part[0])
                 found.append(Sentence(number, area, part, max(1, num_tokens)))
     return found
@@ -108,12 +111,13 @@ def _of_area(text: str, free: Range, sentences: Sequence[Sentence], are_chosen: 
     for gap, sentence, is_chosen in zip(gaps, sentences, are_chosen, strict=False):
         waiting.append(gap)
         if is_chosen:
-            ranges += [_widest(text, waiting), sentence.part]
+            ranges += [_separator(text, waiting), sentence.part]
             waiting = []
-    waiting.append(gaps[-1])
-    return [range_ for range_ in (*ranges, _widest(text, waiting)) if range_[0] < range_[1]]
+    ranges.append(_separator(text, [*waiting, gaps[-1]]))
+    return [range_ for range_ in ranges if range_[0] < range_[1]]
 
 
-def _widest(text: str, gaps: Sequence[Range]) -> Range:
-    """The gap with most line ends, of several the first."""
-    return max(gaps, key=lambda gap: (text.count("\n", *gap), gap[1] > gap[0]))
+def _separator(text: str, gaps: Sequence[Range]) -> Range:
+    """The gap with most line ends, of several the first; where something went, no more of it than an empty line."""
+    start, end = max(gaps, key=lambda gap: (text.count("\n", *gap), gap[1] > gap[0]))
+    return start, min(end, start + (_MAX_GAP_CHARS if len(gaps) == 1 else _MAX_SEPARATOR_CHARS))

@@ -19,6 +19,7 @@ _END = re.compile(
     "(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019\u00bb)\\]]*+(?=\\s)"
     '|[\u3002\uff01\uff1f]++["\u201d\u2019\u300d\u300f\uff09]*+'
 )
+_MARKS = ".!?\u2026\u3002\uff01\uff1f"
 _SHORT = "Dr Mr Mrs Ms Prof St No Nr vs etc e.g i.e cf approx Fig Eq Inc Ltd Jr Sr z.B bzw ca"
 _ABBREVIATION = re.compile(
     "(?:^|[\\s(\\[\"'\u201c\u2018])(?:[A-Z]|" + "|".join(map(re.escape, _SHORT.split())) + ")\\.$"
@@ -72,6 +73,8 @@ def _sentences_of_line(text: str, start: int, end: int) -> Iterator[Part]:
         scanned = border
         if closing is not None and border - begun < _MAX_CHARS:
             continue
+        if match.group()[-1] not in _MARKS and text[border : border + 2].strip()[:1].islower():
+            continue  # "Wait." he said.
         if _ABBREVIATION.search(text[max(begun, border - _MAX_ABBREVIATION_CHARS) : border]):
             continue
         yield from _trimmed(text, begun, border)

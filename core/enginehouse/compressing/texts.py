@@ -35,7 +35,7 @@ class RequestTexts:
     question: str
 
 
-def find_texts(request: GenerateRequest, *, system: bool) -> RequestTexts:
+def find_texts(request: GenerateRequest, system: bool) -> RequestTexts:
     """The texts of a request, perhaps none; with ``system`` those of system messages, too."""
     if request.messages is None:
         return _of_raw_prompt(request.text or "")

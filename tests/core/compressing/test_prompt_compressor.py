@@ -28,8 +28,8 @@ DOCUMENT, QUESTION = "0123456789" * 40, "What is it?"
 TEXT = f"{DOCUMENT}\n\n{QUESTION}"  # 413 tokens, of which 402 are free: one per byte
 
 
-def request(text: str = TEXT, **fields: Any) -> GenerateRequest:
-    messages = (Message(role="user", content=text),)
+def request(content: str = TEXT, **fields: Any) -> GenerateRequest:
+    messages = (Message(role="user", content=content),)
     return GenerateRequest(request_id="r", **{"model": "m", "messages": messages, **fields})
 
 
@@ -41,7 +41,7 @@ async def opened(
     source = write_script(folder / "script.json", ["Hel", "lo"])
     models = {
         "m": ModelSettings(source=source, backend="scripted", compressor=compressor, **model),
-        "s": ModelSettings(source="", backend="fake", isolation="thread"),
+        "s": ModelSettings(source=str(folder), backend="fake", isolation="thread"),
     }
     settings = Settings(models=models, limits=LimitsSettings(render_timeout_s=20), plugins=PluginsSettings(allow=()))
     registry = evolve(PluginRegistry.for_settings(settings), compressors={method.name: method})
@@ -254,7 +254,7 @@ async def test_another_model_says_how_probable_texts_are(tmp_path: Path) -> None
     (ends,), (scores,) = method.ends, method.scores
     assert ends == sorted(ends)
     assert ends[-1] == len(text)
-    assert len(scores) >= len(text)
+    assert len(scores) > len(text) / 2
     assert all(score <= 0 for score in scores)
 
 

@@ -104,6 +104,10 @@ def test_any_text_stays_a_part_of_itself(
 
     rest = iter(text)
     assert all(char in rest for char in left)
+    if method.is_budgeted:
+        # What is protected stays, and may need something between its pieces.
+        least = sum(tools.count_tokens([text[start:end] for start, end in protected])) + len(compressible.free())
+        assert tools.count_tokens([left])[0] <= max(task.max_tokens, least)
     position = 0
     for start, end in protected:
         position = left.index(text[start:end], position) + end - start

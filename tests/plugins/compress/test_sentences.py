@@ -18,7 +18,7 @@ def sentences(text: str) -> list[str]:
         ("Dr. Vale met Mrs. Holm at 6.30. They left.", ["Dr. Vale met Mrs. Holm at 6.30.", "They left."]),
         ("It costs 3.50 euros, e.g. in Ghent. Fine.", ["It costs 3.50 euros, e.g. in Ghent.", "Fine."]),
         ('He said "Wait. Not now." and left. She stayed.', ['He said "Wait. Not now." and left.', "She stayed."]),
-        ("“Come in. Sit.” He sat.", ["“Come in. Sit.” He sat."]),
+        ("“Come in. Sit.” He sat.", ["“Come in. Sit.”", "He sat."]),
         ("- apples\n- pears\n\nEnd.", ["- apples", "- pears", "End."]),
         ("彼は来た。彼女は行った。", ["彼は来た。", "彼女は行った。"]),
         ("See https://a.example/b?c=d. Then go.", ["See https://a.example/b?c=d.", "Then go."]),

@@ -28,6 +28,10 @@ _TEXT_PART: JsonSchema = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_MESSAGE_TEXT_PART: JsonSchema = {
+    **_TEXT_PART,
+    "properties": {**_TEXT_PART["properties"], "compress": {"type": ["boolean", "null"]}},
+}
 _REFUSAL_PART: JsonSchema = {
     "type": "object",
     "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
@@ -201,7 +205,7 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         ("MessageBody", "content"): {
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}, "minItems": 1},
+                {"type": "array", "items": {"anyOf": [_MESSAGE_TEXT_PART, _REFUSAL_PART]}, "minItems": 1},
             ]
         },
         ("MessageBody", "tool_calls"): {"type": "array", "items": _TOOL_CALL},
