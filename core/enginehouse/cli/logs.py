@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from typing import Literal
 
 from rich.console import Console
 
 from enginehouse.cli.log_format import formatter_for
 
-__all__ = ["write_logs"]
+__all__ = ["drop_unwritable", "write_logs"]
 
 
 class _ConsoleHandler(logging.Handler):
@@ -38,3 +40,14 @@ def write_logs(console: Console, level: str, log_format: Literal["text", "json"]
     handler.setFormatter(formatter_for(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("enginehouse").setLevel(level.upper())
+
+
+def drop_unwritable() -> None:
+    """Let go of lines that cannot be written (a full disk), or Python would try once more and end with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from enginehouse.api.server import run
 from enginehouse.cli.choosing import choose_models
-from enginehouse.cli.logs import write_logs
+from enginehouse.cli.logs import drop_unwritable, write_logs
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.cli.startup import Startup
 from enginehouse.config import Settings
@@ -77,6 +77,7 @@ def serve(
             on_listening=startup.on_listening,
             reread=lambda: choose(read_settings(config_file, given)),
         )
+    drop_unwritable()
     ctx.exit(exit_code)
 
 
