@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 from enginehouse.cli import main
 
+_MODEL = '[models.m]\nsource = "."\nbackend = "fake"\n'
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -26,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def examine(config: str = "") -> tuple[int, list[dict[str, Any]], list[str]]:
-    """Exit code, findings and problems; the same are in the table."""
-    Path("enginehouse.toml").write_text(config, encoding="utf-8")
+    """Exit code, findings and problems, with a model that runs everywhere; the same are in the table."""
+    Path("enginehouse.toml").write_text(f"{config}\n{_MODEL}", encoding="utf-8")
     result = CliRunner().invoke(main, ["doctor", "--json"], catch_exceptions=False)
     report = json.loads(result.output)
     shown = CliRunner().invoke(main, ["doctor"], catch_exceptions=False)
