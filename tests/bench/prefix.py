@@ -25,7 +25,7 @@ _CHAT, _EVEN, _DOCUMENT = "chat", "chat, no system prompt", "2,000 tokens"
 _FIRST, _FIFTH, _UNCACHED = "turn 1", "turn 5", "turn 5, not cached"
 _COLD, _RESTARTED, _WARM = "cold", "after a restart", "in memory"
 _NUM_TURNS = 5
-_SYSTEM_WORDS, _TURN_WORDS, _DOCUMENT_WORDS = 120, 60, 1560
+_SYSTEM_WORDS, _TURN_WORDS, _DOCUMENT_WORDS = 120, 60, 1950
 _SENTENCE = (
     "the river ran under old bridges and past small houses where people lived who worked in gardens fields shops "
     "every morning someone opened a window looked at the sky and said that it would rain before evening came again"

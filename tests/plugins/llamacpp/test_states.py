@@ -33,7 +33,7 @@ def holding(runner: LlamaCppRunner, token_ids: list[int]) -> int:
 
 @pytest.fixture
 def two(smollm_path: Path, open_runner: Open) -> Iterator[tuple[LlamaCppRunner, LlamaCppRunner]]:
-    runners = [open_runner(smollm_path, context=512, cache_tokens=600, threads=1, n_batch=64) for _ in range(2)]
+    runners = [open_runner(smollm_path, context=256, cache_tokens=300, threads=1, n_batch=64) for _ in range(2)]
     yield runners[0], runners[1]
     for runner in runners:
         runner.close()
@@ -42,16 +42,17 @@ def two(smollm_path: Path, open_runner: Open) -> Iterator[tuple[LlamaCppRunner, 
 def test_another_runner_goes_on_with_equal_logits(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
     """As after a restart; into a cache that is in use, and whose cells were moved and freed."""
     first, second = two
-    token_ids = first.tokenizer.encode(TEXT, False)[:150]
-    data = first.save(holding(first, token_ids))
-    others = [holding(second, token_ids[at : at + 60]) for at in (20, 40, 60)]
+    token_ids = first.tokenizer.encode(TEXT, False)[:100]
+    saved = holding(first, token_ids)
+    data = first.save(saved)
+    others = [holding(second, token_ids[at : at + 40]) for at in (20, 40, 60)]
     second.free_sequence(others[1])
     loaded = second.load(memoryview(bytes(data)))  # as a file gives it, not writable
 
-    assert second.length(loaded) == 150
+    assert second.length(loaded) == 100
     for token_id in (5, 6, 7):
-        assert np.array_equal(feed(second, loaded, [token_id]), feed(first, 0, [token_id]))
-    assert np.array_equal(feed(second, others[2], [9]), feed(second, holding(second, token_ids[60:120]), [9])), (
+        assert np.array_equal(feed(second, loaded, [token_id]), feed(first, saved, [token_id]))
+    assert np.array_equal(feed(second, others[2], [9]), feed(second, holding(second, token_ids[60:100]), [9])), (
         "others are as they were"
     )
 
@@ -60,7 +61,7 @@ def test_states_of_other_settings_are_refused(
     two: tuple[LlamaCppRunner, LlamaCppRunner], smollm_path: Path, open_runner: Open
 ) -> None:
     data = two[0].save(holding(two[0], list(range(20, 60))))
-    other = open_runner(smollm_path, context=512, cache_tokens=600, threads=1, n_batch=64, type_v="q8_0")
+    other = open_runner(smollm_path, context=256, cache_tokens=300, threads=1, n_batch=64, type_v="q8_0")
     with pytest.raises(StateRefused, match="other settings"):
         other.load(data)
     other.close()
@@ -82,7 +83,8 @@ def test_every_damage_of_the_first_part_is_refused(two: tuple[LlamaCppRunner, Ll
 def test_what_llama_cpp_itself_refuses_changes_nothing(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
     """A right head before data of another shape, as a file of another model would have it."""
     first, second = two
-    data = bytearray(first.save(holding(first, list(range(20, 60)))))
+    saved = holding(first, list(range(20, 60)))
+    data = bytearray(first.save(saved))
     for size in (HEAD_BYTES + 100, HEAD_BYTES + 800, len(data) // 2, len(data) - 1):
         shorter = memoryview(bytearray(data[:size]))
         write_head(shorter, second.state_format, 40)
@@ -92,30 +94,30 @@ def test_what_llama_cpp_itself_refuses_changes_nothing(two: tuple[LlamaCppRunner
         assert second.free_tokens() == free_tokens
     loaded = second.load(memoryview(data))
 
-    assert np.array_equal(feed(second, loaded, [5]), feed(first, 0, [5]))
+    assert np.array_equal(feed(second, loaded, [5]), feed(first, saved, [5]))
 
 
 def test_a_full_cache_loads_nothing(two: tuple[LlamaCppRunner, LlamaCppRunner]) -> None:
     first, second = two
     token_ids = first.tokenizer.encode(TEXT, False)
-    data = first.save(holding(first, token_ids[:150]))
-    taken = holding(second, (token_ids * 4)[:500])
+    data = first.save(holding(first, token_ids[:100]))
+    taken = holding(second, token_ids[:210])
     with pytest.raises(CacheFull):
         second.load(data)
     second.free_sequence(taken)
 
-    assert second.length(second.load(data)) == 150
+    assert second.length(second.load(data)) == 100
 
 
 def test_parked_tokens_are_saved_too(smollm_path: Path, open_runner: Open) -> None:
     """Sequences that nobody uses are moved out of the cells."""
-    runner = open_runner(smollm_path, context=512, cache_tokens=2048, threads=1, n_batch=64)
+    runner = open_runner(smollm_path, context=256, cache_tokens=1024, threads=1, n_batch=64)
     token_ids = runner.tokenizer.encode(TEXT, False)[:100]
     kept = holding(runner, token_ids)
     busy = runner.open_sequence()
-    for number in range(30):  # long enough for cells to be moved
+    for number in range(22):  # long enough for cells to be moved
         runner.truncate(busy, 0)
-        feed(runner, busy, (token_ids * 2)[number : number + 60], "none")
+        feed(runner, busy, token_ids[number : number + 30], "none")
     loaded = runner.load(runner.save(kept))
 
     assert np.array_equal(feed(runner, loaded, [5]), feed(runner, kept, [5]))
