@@ -53,8 +53,8 @@ def model_digest(model: Load, state_format: str) -> bytes:
     for part in (model.backend, model.source_text, state_format, repr(exit_policy)):
         text = part.encode("utf-8", "surrogateescape")
         whole.update(len(text).to_bytes(8, "little") + text)
-    for part in _facts(Path(model.source_path)) if model.source_path is not None else ():
-        whole.update(part)
+    for fact in _facts(Path(model.source_path)) if model.source_path is not None else ():
+        whole.update(fact)
     return whole.digest()
 
 
