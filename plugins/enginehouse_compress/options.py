@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import field, frozen
 from attrs.validators import ge, le
 
-__all__ = ["CompressOptions"]
+__all__ = ["CompressOptions", "Language"]
 
 Language = Literal[
     "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",

@@ -14,7 +14,7 @@ from attrs import frozen
 from enginehouse.compression import CompressionTask, CompressionTools, Range, cut
 from enginehouse_compress.sentences import Part, split_sentences
 
-__all__ = ["Sentence", "keep_everything", "keep_most_relevant"]
+__all__ = ["Rate", "Sentence", "keep_everything", "keep_most_relevant"]
 
 _MAX_SEPARATOR_CHARS = 2
 _MAX_GAP_CHARS = 40  # between two sentences that both stay: no indentation is wider
