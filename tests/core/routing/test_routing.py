@@ -79,7 +79,7 @@ def model_of(folder: Path, name: str, model: Any) -> ModelSettings:
 
 
 def fake(**options: Any) -> ModelSettings:
-    return ModelSettings(source="", backend="fake", isolation="thread", options=options)
+    return ModelSettings(source="fake", backend="fake", isolation="thread", options=options)
 
 
 def said(answer: httpx.Response) -> str:
