@@ -101,7 +101,7 @@ def test_a_full_cache_loads_nothing(two: tuple[LlamaCppRunner, LlamaCppRunner]) 
     first, second = two
     token_ids = first.tokenizer.encode(TEXT, False)
     data = first.save(holding(first, token_ids[:100]))
-    taken = holding(second, token_ids[:210])
+    taken = holding(second, (token_ids * 2)[:240])
     with pytest.raises(CacheFull):
         second.load(data)
     second.free_sequence(taken)
