@@ -198,7 +198,9 @@ class Pipeline:
         prediction = await _tokenized(request.prediction, model)
 
         async def submit(request: GenerateRequest, compressed: Compressed | None) -> RunningRequest:
-            return await self._render_and_submit(model, request, parameters, timeouts, prediction, compressed)
+            return await self._render_and_submit(
+                model, request, parameters, timeouts=timeouts, prediction=prediction, compressed=compressed
+            )
 
         try:
             return await submit(*await self._compressor.compress(request, model))
@@ -214,6 +216,7 @@ class Pipeline:
         model: LoadedModel,
         request: GenerateRequest,
         parameters: Parameters,
+        *,
         timeouts: Timeouts,
         prediction: Sequence[int] | None,
         compressed: Compressed | None,

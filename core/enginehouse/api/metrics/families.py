@@ -115,7 +115,9 @@ _OF_OPTIMISATIONS: Mapping[str, Family] = {
     "skipped_layers": _counter("skipped_layers", "Layers that these tokens did not need.", "model"),
     "compressed_tokens_before": _counter("compressed_tokens_before", "Tokens of prompts before compression.", "model"),
     "compressed_tokens_after": _counter("compressed_tokens_after", "Tokens of the same prompts behind it.", "model"),
-    "failed_compressions": _counter("failed_compressions", "Prompts that stayed whole as a compressor failed.", "model"),
+    "failed_compressions": _counter(
+        "failed_compressions", "Prompts that stayed whole as a compressor failed.", "model"
+    ),
     "routed_requests": _counter("routed_requests", "Requests that a router sent to this model.", "model"),
     "routing_attempts": _counter("routing_attempts", "Models that were tried for these, the last one too.", "model"),
     "discarded_tokens": _counter("discarded_tokens", "Tokens of attempts that were not good enough.", "model"),
