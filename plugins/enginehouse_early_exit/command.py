@@ -120,8 +120,8 @@ def _layers(asked: str | None, runner: LayerAccess) -> list[int]:
 
 
 def best_setting(measured: list[Measured], target_agreement: float) -> Measured | None:
-    """The fastest of those that agree often enough, if it saves time."""
-    good = [one for one in measured if one.agreement >= target_agreement and one.num_left]
+    """The fastest of those that agree often enough, if it saves time on every passage."""
+    good = [one for one in measured if one.agreement >= target_agreement and one.num_left and one.least_speed >= 1.0]
     best = max(good, key=lambda one: one.speed, default=None)
     return best if best is not None and best.speed >= _MIN_GAIN else None
 

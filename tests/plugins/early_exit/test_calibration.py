@@ -52,7 +52,7 @@ def test_what_is_measured_is_what_happened() -> None:
     assert (stayed.agreement, stayed.share_left, stayed.mean_layers) == (1.0, 0.0, 8.0)
     assert stayed.perplexity == pytest.approx(plain.perplexity)
     assert len(left.seconds) == len(left.plain_seconds) == 3
-    assert left.plain_seconds == stayed.plain_seconds == plain.seconds
+    assert len(stayed.plain_seconds) == len(plain.seconds) == 3
     assert left.tokens_per_s > 0
     assert runner.free_tokens() == runner.capabilities.cache_tokens
 
