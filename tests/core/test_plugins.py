@@ -350,26 +350,38 @@ def test_hook_register_logits_processors(install: Install) -> None:
     assert "is taken" in (record_of(registry, "one").error or "")
 
 
-def test_hook_register_drafters(install: Install) -> None:
-    """Drafters keep their order; one whose options are no attrs class is refused."""
+def bound_to_models(kind: str, name: str, options: type[Any]) -> Any:
+    """A drafter or an exit policy: the loader asks both for the same."""
+    methods = {"bind": lambda self, context, options: None}
+    return type(kind, (), {"name": name, "api_version": API_VERSION, "options": options, **methods})()
 
-    def drafter(name: str, options: type[Any]) -> Any:
-        methods = {"bind": lambda self, context, options: None}
-        return type("Drafter", (), {"name": name, "api_version": API_VERSION, "options": options, **methods})()
 
+def register_three(install: Install, kind: str, hook: str) -> PluginRegistry:
+    """A registry of three of them; the options of the third are no attrs class."""
     empty = frozen(type("Options", (), {"__annotations__": {}}))
-    first, second = drafter("first", empty), drafter("second", empty)
 
     def implementation(register: Callable[[Any], None]) -> None:
-        for candidate in (second, drafter("third", dict), first):
-            register(candidate)
+        for name, options in (("second", empty), ("third", dict), ("first", empty)):
+            register(bound_to_models(kind, name, options))
 
-    install_hook(install, "one", "register_drafters", implementation)
+    install_hook(install, "one", hook, implementation)
+    return load()
 
-    registry = load()
+
+def test_hook_register_drafters(install: Install) -> None:
+    """Drafters keep their order; one whose options are no attrs class is refused."""
+    registry = register_three(install, "Drafter", "register_drafters")
 
     assert [name for name in registry.drafters if name in ("first", "second", "third")] == ["second", "first"]
     assert "options of the drafter 'third'" in (record_of(registry, "one").error or "")
+
+
+def test_hook_register_exit_policies(install: Install) -> None:
+    """Exit policies are kept by name; one whose options are no attrs class is refused."""
+    registry = register_three(install, "ExitPolicy", "register_exit_policies")
+
+    assert {"first", "second"} <= set(registry.exit_policies) and "third" not in registry.exit_policies
+    assert "options of the exit policy 'third'" in (record_of(registry, "one").error or "")
 
 
 def parser(name: str) -> Any:

@@ -54,7 +54,7 @@ class TestSaturation(ExitPolicyContract):
         return SaturationPolicy()
 
 
-def test_hook_register_exit_policies() -> None:
+def test_the_plugin_registers_its_policies() -> None:
     registry = PluginRegistry.load(PluginsSettings())
 
     assert list(registry.exit_policies) == ["margin", "entropy", "saturation"]
