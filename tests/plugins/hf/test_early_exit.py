@@ -39,10 +39,10 @@ def test_tokens_of_smollm2_leave_early(smollm2_folder: Path) -> None:
             source=str(smollm2_folder), backend="hf", context=128, slots=4, exit_policy=policy, options=options
         )
 
-    def asked(threshold: float) -> ExitPolicySettings:
-        return ExitPolicySettings(name="margin", options={"threshold": threshold, "min_layer": 26, "every": 30})
+    def asked(name: str, threshold: float) -> ExitPolicySettings:
+        return ExitPolicySettings(name=name, options={"threshold": threshold, "min_layer": 26, "every": 30})
 
-    models = {"plain": model(None), "all": model(asked(0.0)), "none": model(asked(1.0))}
+    models = {"plain": model(None), "all": model(asked("margin", 0.0)), "none": model(asked("saturation", 1.0))}
     settings = Settings(models=models, server=ServerSettings(port=0, profile="octomil"))
     with server_thread(settings) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         while client.get("/health").json()["status"] == "loading":
