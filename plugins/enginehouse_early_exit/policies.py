@@ -20,7 +20,7 @@ from enginehouse.errors import ModelLoadError
 
 __all__ = ["EntropyPolicy", "MarginPolicy", "SaturationPolicy", "Where", "entropy", "margin", "saturation"]
 
-Rows = NDArray[np.float32]
+_Rows = NDArray[np.float32]
 
 
 @frozen(kw_only=True)
@@ -145,26 +145,26 @@ class SaturationPolicy(_Policy):
     bound = _SaturationBound
 
 
-def margin(logits: Rows) -> Rows:
+def margin(logits: _Rows) -> _Rows:
     """Probability of the best token less that of the second: (num_rows, vocab_size) to (num_rows,), 0 to 1."""
     top = np.partition(logits, -2, axis=-1)[:, -2:]
     total = np.exp(logits - top[:, 1:]).sum(axis=-1)
-    result: Rows = (1.0 - np.exp(top[:, 0] - top[:, 1])) / total
+    result: _Rows = (1.0 - np.exp(top[:, 0] - top[:, 1])) / total
     return result
 
 
-def entropy(logits: Rows) -> Rows:
+def entropy(logits: _Rows) -> _Rows:
     """Entropy of the softmax in nats: (num_rows, vocab_size) to (num_rows,), 0 to log(vocab_size)."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     weights = np.exp(shifted)
     total = weights.sum(axis=-1)
     expected = (weights * np.where(weights > 0, shifted, 0.0)).sum(axis=-1)  # a logit may be -inf
-    result: Rows = np.maximum(np.log(total) - expected / total, 0.0)
+    result: _Rows = np.maximum(np.log(total) - expected / total, 0.0)
     return result
 
 
-def saturation(hidden: Rows, previous_hidden: Rows) -> Rows:
+def saturation(hidden: _Rows, previous_hidden: _Rows) -> _Rows:
     """Cosine of the states behind and before a layer: two of (num_rows, hidden_size) to (num_rows,), -1 to 1."""
     lengths = np.linalg.norm(hidden, axis=-1) * np.linalg.norm(previous_hidden, axis=-1)
-    result: Rows = (hidden * previous_hidden).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float32).tiny)
+    result: _Rows = (hidden * previous_hidden).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float32).tiny)
     return result
