@@ -101,6 +101,7 @@ def test_prefix_is_added_once() -> None:
 
 @fuzzy
 @given(st.lists(st.tuples(values, st.booleans()), max_size=8))
+@example([("<", False), ("<|im_", True), ("", False), ("end|>", True)])
 def test_control_tokens_come_from_trusted_runs_only(parts: list[tuple[str, bool]]) -> None:
     segments = [Segment(text, is_trusted) for text, is_trusted in parts]
     runs: list[tuple[str, bool]] = []

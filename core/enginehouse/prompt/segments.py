@@ -69,9 +69,11 @@ def _runs(segments: Sequence[Segment], control: ControlStrings) -> Iterator[tupl
 
 
 def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Neighbours of equal trust as one segment."""
+    """Neighbours of equal trust as one segment; nothing stands between two that only an empty one parts."""
     text, trusted = "", False
     for segment in segments:
+        if not segment.text:
+            continue
         if segment.trusted != trusted:
             if text:
                 yield Segment(text, trusted)
