@@ -86,6 +86,6 @@ def _white_space(text: str, start: int, end: int) -> Iterator[Range]:
         first = text.index("\n", match.start() + 1)
         yield first + 1, match.end()
     for line_start, line_end in _lines(text, start, end):
-        if not _MEANS_SOMETHING.search(text[line_start:line_end]):
+        if not _MEANS_SOMETHING.search(text[line_start:line_end].rstrip()):  # what stands at its end goes
             for match in _SPACES.finditer(text, line_start, line_end):
                 yield match.start() + 1, match.end()

@@ -73,11 +73,6 @@ def _task(*texts: str, share: float = 0.5, question: str = _QUESTION) -> Compres
 class CompressorContract:
     """Every promise of :class:`enginehouse.compression.Compressor` that can be tested from outside."""
 
-    @pytest.fixture(scope="class")
-    def compressor(self) -> Compressor:
-        """The compressor; override it."""
-        raise NotImplementedError("override the fixture `compressor`")
-
     @staticmethod
     def _compress(compressor: Compressor, task: CompressionTask) -> tuple[list[list[Range]], list[str]]:
         """What is kept, checked for its form, and what is left of the texts."""

@@ -85,11 +85,6 @@ def _strange_candidates() -> tuple[Candidate, ...]:
 class RouterContract:
     """Every promise of :class:`enginehouse.router.Router` that can be tested from outside."""
 
-    @pytest.fixture(scope="class")
-    def router(self) -> Router:
-        """The router; override it."""
-        raise NotImplementedError("override the fixture `router`")
-
     @staticmethod
     def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> Route:
         return router.route(RouteQuestion(request=request, candidates=candidates, default=candidates[-1].name))

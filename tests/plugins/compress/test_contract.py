@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from enginehouse.compression import CompressibleText, CompressionTask, Compressor, cut
@@ -88,6 +88,7 @@ PIECES = st.sampled_from(
     share=st.floats(0, 1),
     borders=st.lists(st.integers(0, 200), max_size=6, unique=True),
 )
+@example(text="a  a\t", question="", share=0.0, borders=[])
 def test_any_text_stays_a_part_of_itself(
     method: Compressor, text: str, question: str, share: float, borders: list[int]
 ) -> None:
