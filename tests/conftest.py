@@ -15,8 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+
+# The same examples in every run, however busy the machine is: what fails here fails everywhere.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same")
 
 _CORPUS = (
     "The capital of France is Paris, a city on the river Seine, and many people live there.",
