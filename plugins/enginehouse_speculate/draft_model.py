@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from enginehouse.backend import Runner, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
 from enginehouse.errors import CacheFull, ModelLoadError
-from enginehouse_speculate.confidence import best_token, grade_of_probability
+from enginehouse_speculate.greedy import GreedyDraft, write_greedily
 
 __all__ = ["DraftModelDrafter", "DraftModelOptions"]
 
@@ -66,15 +66,11 @@ class _Session:
     token_ids: list[int] = field(factory=list)
 
 
-@define(eq=False)
-class _Growing:
-    """One task while its draft grows."""
+@define(eq=False, kw_only=True)
+class _Growing(GreedyDraft):
+    """The draft of one sequence."""
 
     session: _Session
-    max_tokens: int
-    due: list[int]
-    drafted: list[int] = field(factory=list)
-    first_probability: float = 0.0
 
 
 @define(eq=False)
@@ -94,11 +90,8 @@ class _DraftModel:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         """What the smaller model writes; none for those whose text it has not read to the end yet."""
         growing = [self._begin(task) for task in tasks]
-        active = [one for one in growing if one is not None]
-        while active:
-            self._grow(active)
-            active = [one for one in active if one.due]
-        return [_draft(one) for one in growing]
+        write_greedily([one for one in growing if one is not None], self._last_rows)
+        return [one.finished() if one is not None else None for one in growing]
 
     def close(self, session: _Session) -> None:
         """Give the sequence back."""
@@ -124,24 +117,15 @@ class _DraftModel:
             self._forward([(session, due[:chunk])], "none")
             return None
         room = self.runner.capabilities.max_context - len(wanted)
-        return _Growing(session, min(task.max_tokens, self.settings.max_tokens, room), due)
+        return _Growing(
+            session=session,
+            due=due,
+            max_tokens=min(task.max_tokens, self.settings.max_tokens, room),
+            min_probability=self.settings.min_probability,
+        )
 
-    def _grow(self, active: Sequence[_Growing]) -> None:
-        """One forward pass: one more token for each."""
-        rows = self._forward([(one.session, one.due) for one in active], "last")
-        if rows is None:
-            for one in active:
-                one.due = []
-            return
-        for one, row in zip(active, rows, strict=True):
-            token_id, probability = best_token(row)
-            one.due = []
-            if probability < self.settings.min_probability:
-                continue
-            one.drafted.append(token_id)
-            one.first_probability = one.first_probability or probability
-            if len(one.drafted) < one.max_tokens:
-                one.due = [token_id]
+    def _last_rows(self, growing: Sequence[_Growing]) -> NDArray[np.float32] | None:
+        return self._forward([(one.session, one.due) for one in growing], "last")
 
     def _forward(self, spans: Sequence[tuple[_Session, list[int]]], outputs: Any) -> NDArray[np.float32] | None:
         """Compute; None when the smaller model has no room, which costs only the drafts."""
@@ -154,12 +138,6 @@ class _DraftModel:
         for session, due in spans:
             session.token_ids += due
         return output.host() if outputs == "last" else None
-
-
-def _draft(one: _Growing | None) -> Draft | None:
-    if one is None or not one.drafted:
-        return None
-    return Draft(one.drafted, grade_of_probability(one.first_probability))
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from enginehouse.backend import Runner, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
 from enginehouse.errors import CacheFull, ModelLoadError
-from enginehouse_speculate.confidence import best_token, grade_of_probability
+from enginehouse_speculate.greedy import GreedyDraft, write_greedily
 
 __all__ = ["LayersDrafter", "LayersOptions"]
 
@@ -64,12 +64,11 @@ class LayersDrafter:
         return _Layers(context.runner, num_layers, options)
 
 
-@define(eq=False)
-class _Growing:
+@define(eq=False, kw_only=True)
+class _Growing(GreedyDraft):
+    """The draft of one task."""
+
     task: DraftTask
-    due: list[int]
-    drafted: list[int] = field(factory=list)
-    first_probability: float = 0.0
 
 
 @define(eq=False)
@@ -86,18 +85,21 @@ class _Layers:
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         """What the first layers write."""
-        growing = [_Growing(task, [int(task.token_ids[-1])]) for task in tasks]
-        active = list(growing)
+        growing = [
+            _Growing(
+                task=task,
+                due=[int(task.token_ids[-1])],
+                max_tokens=min(task.max_tokens, self.settings.max_tokens),
+                min_probability=self.settings.min_probability,
+            )
+            for task in tasks
+        ]
         try:
-            while active:
-                self._grow(active)
-                active = [one for one in active if one.due]
+            write_greedily(growing, self._forward)
         finally:
             for one in growing:
                 self.runner.truncate(one.task.sequence, len(one.task.token_ids) - 1)
-        return [
-            Draft(one.drafted, grade_of_probability(one.first_probability)) if one.drafted else None for one in growing
-        ]
+        return [one.finished() for one in growing]
 
     def close(self, _: object) -> None:
         """Nothing is held."""
@@ -105,28 +107,17 @@ class _Layers:
     def shutdown(self) -> None:
         """Nothing is held."""
 
-    def _grow(self, active: Sequence[_Growing]) -> None:
+    def _forward(self, growing: Sequence[_Growing]) -> NDArray[np.float32] | None:
         spans = [
             Span(
                 one.task.sequence,
-                len(one.task.token_ids) - 1 + len(one.drafted),
+                len(one.task.token_ids) - 1 + len(one.token_ids),
                 np.array(one.due, np.int32),
                 num_layers=self.num_layers,
             )
-            for one in active
+            for one in growing
         ]
         try:
-            rows = self.runner.forward(spans).host()
+            return self.runner.forward(spans).host()
         except CacheFull:
-            for one in active:
-                one.due = []
-            return
-        for one, row in zip(active, rows, strict=True):
-            token_id, probability = best_token(row)
-            one.due = []
-            if probability < self.settings.min_probability:
-                continue
-            one.drafted.append(token_id)
-            one.first_probability = one.first_probability or probability
-            if len(one.drafted) < min(one.task.max_tokens, self.settings.max_tokens):
-                one.due = [token_id]
+            return None
