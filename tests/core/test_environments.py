@@ -80,7 +80,7 @@ def test_two_models_in_two_environments_answer_at_once(plugin, library, tmp_path
         interpreters = {
             child.cmdline()[0]
             for child in psutil.Process().children()
-            if "enginehouse.engine.worker" in child.cmdline()
+            if child.status() != psutil.STATUS_ZOMBIE and "enginehouse.engine.worker" in child.cmdline()
         }
 
         assert all(answer.is_complete for answer in answers)
@@ -215,7 +215,7 @@ def test_two_backends_in_two_environments_answer_at_once(tmp_path):
         interpreters = {
             child.cmdline()[0]
             for child in psutil.Process().children()
-            if "enginehouse.engine.worker" in child.cmdline()
+            if child.status() != psutil.STATUS_ZOMBIE and "enginehouse.engine.worker" in child.cmdline()
         }
 
         assert all(answer.is_complete for answer in answers)
