@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from enginehouse.backend import ForwardOutput, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftTask
 from enginehouse.engine.loop import StepEngine
+from enginehouse.errors import InvalidSpan
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams
 
@@ -120,6 +121,7 @@ REQUESTS = st.fixed_dictionaries(
         slots=st.just(3),
         cache_tokens=st.sampled_from([200, 2000]),
         device_sampling=st.booleans(),
+        mixed_batch=st.booleans(),
         window=st.sampled_from([None, 16]),
     ),
 )
@@ -265,3 +267,28 @@ def test_a_cancelled_request_closes_its_sessions() -> None:
     assert free_tokens(engine) == free
     engine.close()
     assert oracle.was_shut_down
+
+
+def test_single_tokens_and_drafts_share_no_pass_where_the_runner_forbids_it() -> None:
+    """Nothing is tried that the runner would refuse."""
+    options = FakeOptions(mixed_batch=False)
+    requests = [(make_request(max_tokens=40, ignore_eos=True), prompt_of(seed, 10)) for seed in (1, 2)]
+    oracle = Oracle(texts_of(requests[:1], options))
+    runner = CountingRefusals(options)
+    engine = StepEngine(runner, EngineSettings(), {}, drafters={"oracle": oracle})
+    run(engine, requests)
+
+    assert runner.num_refused == 0
+
+
+class CountingRefusals(FakeRunner):
+    """Counts what it would refuse."""
+
+    num_refused = 0
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        try:
+            return super().forward(spans)
+        except InvalidSpan:
+            self.num_refused += 1
+            raise

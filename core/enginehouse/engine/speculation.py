@@ -133,6 +133,8 @@ class Speculation:
             sequence.drafts = ()
         if any(sequence.num_remaining > 1 for sequence in running):
             return  # a prompt takes the room, and streams shall wait for one chunk of it, not for drafts as well
+        if len(running) > 1 and not self._runner.capabilities.mixed_batch:
+            return  # drafts and single tokens would need passes of their own
         drafting = [sequence for sequence in running if sequence.speculation is not None]
         for sequence in drafting:
             self._compare(sequence)
