@@ -362,9 +362,9 @@ def test_requests_on_the_command_line(client: httpx.Client, ask) -> None:
     while (again := run(client, "cancel", "from-afar")).exit_code == 0:  # it is still leaving
         assert time.monotonic() < deadline
 
-    assert own in [request["id"] for request in json.loads(listed.output)["data"]]
+    assert own in [request["id"] for request in json.loads(listed.stdout)["data"]]
     assert "fake" in table.output and "decode" in table.output
-    assert cancelled.output == f"{own} is cancelled\n" and status == 410
+    assert cancelled.stdout == f"{own} is cancelled\n" and status == 410
     assert again.exit_code == 2 and "from-afar" in again.output
 
 

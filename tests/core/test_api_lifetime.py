@@ -141,7 +141,8 @@ def test_leaving_with_several_prompts_frees_all_slots(make_server, backend: Watc
     with make_server(ENDLESS, loop=True, slots=3) as (_, client):
         body = {"prompt": ["a", "b", "c"], "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_raw())
+            chunks = response.iter_raw()  # it closes the connection when it is dropped
+            next(chunks)
             wait_busy(backend, 3)
         backend.wait_idle()
 

@@ -254,7 +254,7 @@ def test_doctor_shows_backends_and_why_one_opens_a_model(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     folder = gguf(tmp_path / "repo", "m-Q4_K_M.gguf", "m-Q8_0.gguf")
     shown = CliRunner().invoke(main, ["doctor", f"{folder}:Q8_0", "--backend", "fake", "--json"])
-    report = json.loads(shown.output)
+    report = json.loads(shown.stdout)
     model = report["models"][0]
 
     assert (model["backend"], model["reason"]) == ("fake", "named in the settings")
@@ -280,7 +280,7 @@ def test_doctor_finds_what_cannot_be_opened_and_says_so_with_its_exit_code(
 def test_models_show_the_reason_of_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "enginehouse.toml").write_text('[models.there]\nsource = "http://localhost:9/v1"\n')
-    rows = json.loads(CliRunner().invoke(main, ["models", "--json"]).output)
+    rows = json.loads(CliRunner().invoke(main, ["models", "--json"]).stdout)
 
     there = next(row for row in rows if row["name"] == "there")
     assert there["reason"] or there["error"]

@@ -31,7 +31,7 @@ def examine(config: str = "") -> tuple[int, list[dict[str, Any]], list[str]]:
     """Exit code, findings and problems, with a model that runs everywhere; the same are in the table."""
     Path("enginehouse.toml").write_text(f"{config}\n{_MODEL}", encoding="utf-8")
     result = CliRunner().invoke(main, ["doctor", "--json"], catch_exceptions=False)
-    report = json.loads(result.output)
+    report = json.loads(result.stdout)
     shown = CliRunner().invoke(main, ["doctor"], catch_exceptions=False)
 
     assert shown.exit_code == result.exit_code == (1 if report["problems"] else 0)

@@ -26,14 +26,14 @@ def test_models_are_loaded_listed_and_unloaded(operate: Operate) -> None:
     url = operate().url
     loaded = run("load", FAKE, "--url", f"{url}/v1/")
     listed = run("list", "--url", url)
-    data = json.loads(run("list", "--url", url, "--json").output)
+    data = json.loads(run("list", "--url", url, "--json").stdout)
     unloaded = run("unload", "gpt-plain", "--url", url, "--drain-s", "5")
 
-    assert (loaded.exit_code, loaded.output) == (0, f"{FAKE} is ready\n")
+    assert (loaded.exit_code, loaded.stdout) == (0, f"{FAKE} is ready\n")
     assert f"{FAKE}" in listed.output and "6.2 MiB (cpu)" in listed.output
     assert "cpu: 6.2 MiB of 19.1 MiB" in listed.output
     assert [model["id"] for model in data["data"]] == ["plain", FAKE, "endless"]
-    assert (unloaded.exit_code, unloaded.output) == (0, "plain is unloaded\n")
+    assert (unloaded.exit_code, unloaded.stdout) == (0, "plain is unloaded\n")
 
 
 def test_refusals_of_the_server_are_shown(operate: Operate) -> None:
@@ -79,4 +79,4 @@ def test_models_alone_still_lists_what_could_be_served(tmp_path, monkeypatch: py
     (tmp_path / "enginehouse.toml").write_text('[models.m]\nsource = "fake"\nbackend = "fake"\n')
 
     assert "named in the settings" in run().output
-    assert json.loads(run("--json").output)[0]["name"] == "m"
+    assert json.loads(run("--json").stdout)[0]["name"] == "m"

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -72,7 +73,9 @@ def started_pair(folder: Path, slots: int) -> Iterator[Pair]:
         f'[models.m]\nsource = "starter"\nslots = {slots}\ncontext = {CONTEXT}\ncache_tokens = {CONTEXT}\n',
         encoding="utf-8",
     )
-    with started_server("--config", config) as process:
+    # The C library gives unused memory back at once: what a process holds then says what it uses.
+    env = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    with started_server("--config", config, env=env) as process:
         server = Server.connect(process.url or "", "m")
         with server.client:
             yield Pair(process, server.wait_ready())
@@ -144,6 +147,12 @@ def test_h33_200_aborts_leave_memory_slots_and_kv_as_before(one_slot: Pair) -> N
             time.sleep(0.03)
         connection.close()
 
+    def resting_rss_bytes() -> tuple[int, int]:
+        """Of a prompt that fills the cache nothing else is kept, parked outside the cache or not."""
+        one_slot.check_slot_is_free()
+        one_slot.server.complete(prompt=everything, max_tokens=1)
+        return one_slot.rss_bytes()
+
     everything = [65 + number % 100 for number in range(CONTEXT - 1)]
     # The system hands out the memory of the KV cache on first use: use all of it, the spare positions as well.
     whole = one_slot.server.complete(prompt=everything, max_tokens=1)
@@ -151,14 +160,12 @@ def test_h33_200_aborts_leave_memory_slots_and_kv_as_before(one_slot: Pair) -> N
         one_slot.server.complete(prompt=f"{number} " + "word " * 40, max_tokens=1)
     for number in range(80):  # fills the prefix cache
         abort(number)
-    one_slot.check_slot_is_free()
-    before = one_slot.rss_bytes()
+    before = resting_rss_bytes()
     for number in range(80, 280):
         abort(number)
-    one_slot.check_slot_is_free()
 
-    growth = [(after - then) / MB for after, then in zip(one_slot.rss_bytes(), before, strict=True)]
-    assert max(growth) < 6, f"server and worker grew by {growth} MB"
+    growth = [(after - then) / MB for after, then in zip(resting_rss_bytes(), before, strict=True)]
+    assert max(growth) < 2, f"server and worker grew by {growth} MB"
     # Nothing but kept prefixes holds KV positions: a request that needs all of them is served.
     again = one_slot.server.complete(prompt=everything, max_tokens=1, cache_salt="afterwards")
     assert again["choices"] == whole["choices"]

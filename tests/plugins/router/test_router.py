@@ -193,7 +193,7 @@ def test_calibration_prints_settings_that_agree_with_the_log(tmp_path: Path) -> 
         for number in range(20)
     ]
     result = calibrate(tmp_path, lines)
-    settings = tomllib.loads(result.output)
+    settings = tomllib.loads(result.stdout)
     learnt = DifficultyRouter(options(**settings["plugins"]["router"]))
 
     assert result.exit_code == 0
@@ -213,7 +213,7 @@ def test_calibration_of_three_models_finds_two_thresholds(tmp_path: Path) -> Non
     chats = [{"messages": [{"role": "user", "content": one["prompt"]}], "model": one["model"]} for one in PROMPTS]
     parts = [{"type": "text", "text": "Compare tea and coffee, briefly."}]
     middle = {"messages": [{"role": "user", "content": parts}], "model": "middle"}
-    settings = tomllib.loads(calibrate(tmp_path, chats + [middle] * 20, "small,middle,big").output)
+    settings = tomllib.loads(calibrate(tmp_path, chats + [middle] * 20, "small,middle,big").stdout)
     low, high = settings["plugins"]["router"]["thresholds"]
 
     assert 0 < low < high < 1
