@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.backend import LastSampled, RunnerCapabilities, Span
-from enginehouse.errors import CacheFull, InvalidSpan
+from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
 
 __all__ = ["SequenceTable", "SlotTable", "checked_length", "num_tokens"]
 
@@ -77,6 +77,22 @@ class SequenceTable(ABC):
         if needed > self.free_tokens():
             raise CacheFull(needed, self.free_tokens())
         return sizes
+
+    def saved_length(self, sequence: int) -> int:
+        """The length of a sequence that is to be saved. Raises InvalidSpan when it is not whole, or holds nothing."""
+        if sequence in self._shallow:
+            raise InvalidSpan(f"sequence {sequence} holds positions that only some layers have seen")
+        if not (length := self.length(sequence)):
+            raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
+        return length
+
+    def _check_adopted(self, num_tokens: int) -> None:
+        """Raise what :meth:`enginehouse.backend.StateKeeper.load` does when so many tokens find no place."""
+        longest = self._capabilities.max_context
+        if num_tokens > longest:
+            raise StateRefused(f"the sequence has {num_tokens} tokens, and the context is {longest}")
+        if num_tokens > self.free_tokens():
+            raise CacheFull(num_tokens, self.free_tokens())
 
     def _grow(self, spans: Sequence[Span], sizes: Sequence[int]) -> None:
         """Record that every span was appended to its sequence."""
@@ -189,6 +205,18 @@ class SlotTable(SequenceTable):
         self._lengths[sequence] = kept
         self._inherit(source, sequence, kept)
         return sequence, kept
+
+    def adopt(self, num_tokens: int) -> int:
+        """A new sequence of so many tokens, whose positions the caller fills with what was saved.
+
+        Raises:
+            StateRefused: it is longer than the context.
+            CacheFull: no slot or no positions left; nothing was changed.
+        """
+        self._check_adopted(num_tokens)
+        sequence = self.open()
+        self._lengths[sequence] = num_tokens
+        return sequence
 
     def free_tokens(self) -> int:
         """KV positions that no sequence holds."""

@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
+from enginehouse.saved_states import HEAD_BYTES, check_head, write_head
 from enginehouse_llamacpp.cells import CellMap, HeldCells, Parked
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
-from enginehouse_llamacpp.states import HEAD_BYTES, check_state, state_body, write_head
+from enginehouse_llamacpp.states import num_checked_bytes, state_array
 
 __all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]
 
@@ -126,12 +127,12 @@ class SequenceTable:
         if not held.length:
             raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
         data = memoryview(self._memory.save(sequence, HEAD_BYTES)).cast("B")
-        write_head(data, self._state_format, held.length)
+        write_head(data, self._state_format, held.length, num_checked=num_checked_bytes(held.length))
         return data
 
     def load(self, data: memoryview) -> int:
         """A new sequence from what :meth:`save` returned; see :class:`enginehouse.backend.StateKeeper`."""
-        num_tokens = check_state(data, self._state_format)
+        num_tokens = check_head(data, self._state_format)
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)
         sequence = self.open()
@@ -139,7 +140,7 @@ class SequenceTable:
         self._make_room(num_tokens)
         held.append(self._cells.allocate(num_tokens, chunk_tokens=num_tokens))
         try:
-            self._memory.restore(sequence, state_body(data))
+            self._memory.restore(sequence, state_array(data))
             if self._memory.length(sequence) != num_tokens:
                 raise RunnerError("it holds another number of tokens than it says")
         except RunnerError as error:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from enginehouse.backend import LastSampled, RunnerCapabilities, Span
-from enginehouse.errors import CacheFull, InvalidSpan
+from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
 from enginehouse.slot_table import SlotTable
 
 _CAPABILITIES = RunnerCapabilities(
@@ -146,3 +146,42 @@ def test_lengths_are_never_negative(table: SlotTable) -> None:
     for call in (table.truncate, table.fork):
         with pytest.raises(InvalidSpan):
             call(sequence, -1)
+
+
+def test_adopt_opens_a_sequence_of_saved_tokens(table: SlotTable) -> None:
+    """As a fork would, of a sequence that is not here."""
+    sequence = table.adopt(7)
+
+    assert table.length(sequence) == table.saved_length(sequence) == 7
+    assert table.free_tokens() == 13
+    _append(table, sequence, 3)
+    assert table.length(sequence) == 10
+
+
+def test_adopt_refuses_what_finds_no_place(table: SlotTable) -> None:
+    with pytest.raises(StateRefused, match="11 tokens"):
+        table.adopt(11)
+    table.adopt(10)
+    table.adopt(5)
+    with pytest.raises(CacheFull):
+        table.adopt(6)
+    table.adopt(5)
+    with pytest.raises(CacheFull):
+        table.adopt(0)
+    assert table.free_tokens() == 0
+
+
+def test_only_whole_sequences_are_saved(table: SlotTable) -> None:
+    """The layers above an exit never saw its positions, and an empty sequence holds nothing."""
+    sequence = table.open()
+    with pytest.raises(InvalidSpan, match="nothing"):
+        table.saved_length(sequence)
+    _append(table, sequence, 2)
+    span = attrs.evolve(_span(sequence, 2, 1), num_layers=4)
+    table.check([span])
+    table.advance([span])
+    with pytest.raises(InvalidSpan, match="some layers"):
+        table.saved_length(sequence)
+    table.truncate(sequence, 2)
+
+    assert table.saved_length(sequence) == 2

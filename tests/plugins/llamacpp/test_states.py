@@ -10,8 +10,9 @@ import pytest
 
 from enginehouse.backend import Outputs, Span
 from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
+from enginehouse.saved_states import HEAD_BYTES, write_head
 from enginehouse_llamacpp.runner import LlamaCppRunner
-from enginehouse_llamacpp.states import HEAD_BYTES, check_state, state_body, write_head
+from enginehouse_llamacpp.states import num_checked_bytes, state_array
 
 pytestmark = pytest.mark.llamacpp
 
@@ -87,7 +88,7 @@ def test_what_llama_cpp_itself_refuses_changes_nothing(two: tuple[LlamaCppRunner
     data = bytearray(first.save(saved))
     for size in (HEAD_BYTES + 100, HEAD_BYTES + 800, len(data) // 2, len(data) - 1):
         shorter = memoryview(bytearray(data[:size]))
-        write_head(shorter, second.state_format, 40)
+        write_head(shorter, second.state_format, 40, num_checked=num_checked_bytes(40))
         free_tokens = second.free_tokens()
         with pytest.raises(StateRefused):
             second.load(shorter)
@@ -143,13 +144,17 @@ def test_gemma_goes_on_beyond_its_window(gemma: LlamaCppRunner) -> None:
     gemma.free_sequence(sequence)
 
 
-def test_the_head_says_how_many_tokens_there_are() -> None:
-    data = memoryview(bytearray(HEAD_BYTES + 500))
-    write_head(data, "format", 7)
+def test_data_that_may_not_be_written_to_is_copied() -> None:
+    """llama.cpp wants an array of C; data in memory of ours is lent to it as it is."""
+    own = bytearray(HEAD_BYTES + 5)
+    lent = state_array(memoryview(own))
+    copied = state_array(memoryview(bytes(own)))
+    own[HEAD_BYTES] = 7
 
-    assert check_state(data, "format") == 7
-    assert len(state_body(data)) == 500
-    with pytest.raises(StateRefused):
-        check_state(data, "another format")
-    with pytest.raises(StateRefused):
-        check_state(memoryview(b""), "format")
+    assert (len(lent), len(copied)) == (5, 5)
+    assert (lent[0], copied[0]) == (7, 0)
+
+
+def test_what_is_checked_grows_with_the_tokens() -> None:
+    """Positions come before keys and values: 12 bytes for each, as llama.cpp writes them today."""
+    assert num_checked_bytes(40) - num_checked_bytes(0) >= 12 * 40
