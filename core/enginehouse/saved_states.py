@@ -2,9 +2,9 @@
 
 For backend authors: a runner that implements :class:`enginehouse.backend.StateKeeper` makes room for
 :data:`HEAD_BYTES`, writes what it knows of the sequence behind them and lets :func:`write_head` fill in the rest.
-Before it believes a byte of what it is to load it asks :func:`check_head`. So data that was cut short, is of other settings or
-no state at all never reaches a library that trusts it. The disk tier has a checksum over whole files; here only the
-head has one, and as much of the data behind it as a runner asks for.
+Before it believes a byte of what it is to load it asks :func:`check_head`. So data that was cut short, is of other
+settings or no state at all never reaches a library that trusts it. The disk tier has a checksum over whole files;
+here only the head has one, and as much of the data behind it as a runner asks for.
 """
 
 from __future__ import annotations
