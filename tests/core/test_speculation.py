@@ -194,6 +194,30 @@ def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
     assert result.summary is not None and result.summary.num_accepted_tokens > 100
 
 
+@pytest.mark.parametrize("run_length", [1, 3, 10, 40])
+def test_drafts_that_mislead_cost_little_time(run_length: int) -> None:
+    """Right for a while and then wrong for a while: what was learned is never true any more."""
+    request, prompt = make_request(max_tokens=1500, ignore_eos=True), prompt_of(1, 10)
+    (text,) = texts_of([(request, prompt)], FakeOptions())
+
+    class Misleading(Oracle):
+        def _propose(self, task: DraftTask) -> Draft | None:
+            self.error = float(len(task.token_ids) // run_length % 2)
+            return super()._propose(task)
+
+    plain, drafted = counting_engine(Oracle([])), counting_engine(Misleading([text], length=run_length))
+    for engine in (plain, drafted):
+        run(engine, [(request, prompt)])
+
+    assert seconds_of(drafted) <= 1.04 * seconds_of(plain)
+
+
+def seconds_of(engine: StepEngine) -> float:
+    runner = engine._runner
+    assert isinstance(runner, CountingRunner)
+    return runner.seconds
+
+
 @pytest.mark.parametrize("forces", [False, True])
 @pytest.mark.parametrize("num_logprobs", [None, 2])
 def test_drafts_go_together_with_constraints(forces: bool, num_logprobs: int | None) -> None:

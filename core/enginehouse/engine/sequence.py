@@ -79,6 +79,7 @@ class Sequence:
         speculation: what its drafters know of it; None when nothing is drafted for it.
         drafts: guesses that the next step computes behind the last token.
         num_surplus: tokens that the runner holds beyond ``num_computed``: drafts that nobody has confirmed.
+        num_confirmed: drafts that agreed in the last step.
         reads_at_once: whether each token must be read before the next step, because drafts go on from it.
         num_forced: tokens that a constraint forced.
         num_counted: generated tokens that count for its caller already.
@@ -109,6 +110,7 @@ class Sequence:
     speculation: SequenceDrafts | None = None
     drafts: Tokens[int] = ()
     num_surplus: int = 0
+    num_confirmed: int = 0
     reads_at_once: bool = False
     untold: list[float | None] = field(factory=list)
     has_asked_disk: bool = False
@@ -181,7 +183,7 @@ class Sequence:
         return self.num_generated >= self.owner.request.stopping.min_tokens
 
     def mask(self) -> TokenMask | None:
-        """What may be drawn next; the bitmask must have been filled for this position."""
+        """What may be drawn next."""
         if self.reports_logprobs and (forced := self._closing_token_ids()):
             return TokenMask.only(forced[0], self.sampler.vocab_size)
         constraint = None if self.is_reasoning else self.constraint
@@ -234,4 +236,5 @@ class Sequence:
                 return
             self.num_computed += 1
             self.num_surplus -= 1
+            self.num_confirmed += 1
             self.owner.num_accepted_tokens += 1

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from enginehouse.backend import Runner
 from enginehouse.drafting import NUM_GRADES, BoundDrafter, Draft, DraftTask
 from enginehouse.engine.acceptance import AcceptanceRates
+from enginehouse.engine.draft_ledger import DraftLedger
 from enginehouse.engine.draft_length import MAX_DRAFT_TOKENS, Candidate, choose_lengths
 from enginehouse.engine.scheduler import Batch
 from enginehouse.engine.sequence import Sequence as EngineSequence
@@ -43,6 +44,7 @@ class _Bound:
     name: str
     drafter: BoundDrafter
     rates: AcceptanceRates
+    ledger: DraftLedger = field(factory=DraftLedger)
     seconds_per_token: float = 0.0
 
 
@@ -91,6 +93,7 @@ class Speculation:
         self._runner = runner
         self._clock = clock
         self._costs = StepCosts()
+        self._at_work: list[tuple[EngineSequence, _Bound]] = []  # whose drafts the step computes
 
     # -- sequences ---------------------------------------------------------------------------------
 
@@ -129,8 +132,9 @@ class Speculation:
         """Choose what the next step computes beside the tokens that are due."""
         if not self._drafters:
             return
+        self._at_work = []
         for sequence in running:
-            sequence.drafts = ()
+            sequence.drafts, sequence.num_confirmed = (), 0
         if any(sequence.num_remaining > 1 for sequence in running):
             return  # a prompt takes the room, and streams shall wait for one chunk of it, not for drafts as well
         if len(running) > 1 and not self._runner.capabilities.mixed_batch:
@@ -149,7 +153,21 @@ class Speculation:
             return
         sizes = [1 + len(sequence.drafts) for sequence in batch.sequences]
         if sizes == [span.num_tokens for span in batch.spans]:
+            self._settle(sizes, seconds)
             self._costs.observe(sum(sizes), seconds)
+
+    def _settle(self, sizes: Sequence[int], seconds: float) -> None:
+        """Enter in the drafters' ledgers what this step has brought."""
+        num_drafted = sum(sizes) - len(sizes)
+        usual_s, plain_s = self._costs.estimate(sum(sizes)), self._costs.estimate(len(sizes))
+        for bound in self._drafters:
+            own = [sequence for sequence, its in self._at_work if its is bound]
+            if not own or not num_drafted:
+                bound.ledger.add_plain()
+            elif self._costs.is_known:
+                saved = sum(sequence.num_confirmed for sequence in own) / len(sizes)
+                share = sum(len(sequence.drafts) for sequence in own) / num_drafted
+                bound.ledger.add_drafted(saved, share, seconds, usual_s, plain_s)
 
     def _compare(self, sequence: EngineSequence) -> None:
         """Learn from the last draft what has become of it."""
@@ -197,6 +215,8 @@ class Speculation:
             return session
         if sequence.num_pending:
             return None  # it would start from a token too early
+        if not bound.ledger.is_open:
+            return None
         session.num_steps_unasked += 1
         candidate = Candidate(session.rates.rate(NUM_GRADES // 2), MAX_DRAFT_TOKENS, bound.seconds_per_token)
         pays = choose_lengths([candidate], 0, MAX_DRAFT_TOKENS, self._costs)[0] > 0
@@ -217,6 +237,8 @@ class Speculation:
     def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
         if num_tokens and not bound.drafter.is_free:
+            if self._costs.is_known:
+                bound.ledger.add_proposing(seconds, self._costs.estimate(len(drafts)))
             measured = seconds / num_tokens
             bound.seconds_per_token += (measured - bound.seconds_per_token) * (0.2 if bound.seconds_per_token else 1.0)
 
@@ -229,7 +251,7 @@ class Speculation:
 
     def _choose(self, sequences: Sequence[EngineSequence], num_running: int) -> None:
         """Give each sequence as much of its draft as pays."""
-        proposed = [(s, s.speculation) for s in sequences if s.speculation is not None and s.speculation.draft]
+        proposed = [(s, s.speculation) for s in sequences if s.speculation is not None and _may_use(s.speculation)]
         candidates = [_candidate(drafts) for _, drafts in proposed]
         room = self._runner.capabilities.max_batch_tokens - num_running
         lengths = choose_lengths(candidates, num_running - len(proposed), room, self._costs)
@@ -239,9 +261,10 @@ class Speculation:
             drafts.num_idle_steps = 0 if length else drafts.num_idle_steps + 1
             sequence.reads_at_once = drafts.num_idle_steps < _READ_AT_ONCE_STEPS
             if length and not sequence.num_pending:
-                assert drafts.draft is not None
+                assert drafts.draft is not None and drafts.drafted_by is not None
                 drafts.num_used = length
                 sequence.drafts = drafts.draft.token_ids[:length]
+                self._at_work.append((sequence, drafts.drafted_by.bound))
 
 
 @contextmanager
@@ -251,6 +274,10 @@ def _noting_failures(bound: _Bound) -> Iterator[None]:
         yield
     except Exception:  # noqa: BLE001 - the border to plugins
         _log.exception("the drafter %s failed; what it was asked for goes on without it", bound.name)
+
+
+def _may_use(drafts: SequenceDrafts) -> bool:
+    return drafts.draft is not None and drafts.drafted_by is not None and drafts.drafted_by.bound.ledger.is_open
 
 
 def _candidate(drafts: SequenceDrafts) -> Candidate:

@@ -52,6 +52,11 @@ class StepCosts:
         size.seconds.append(seconds)
         size.last_step = self._num_steps
 
+    @property
+    def is_known(self) -> bool:
+        """Whether estimates are seconds."""
+        return bool(self._look())
+
     def estimate(self, num_tokens: int) -> float:
         """Seconds that a step of so many tokens will take; in arbitrary units before the first step."""
         known = self._look()
