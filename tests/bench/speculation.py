@@ -71,8 +71,9 @@ def measure_speculation(plan: Plan, console: Console) -> tuple[Record, list[Comp
                 record.add(Key(_ALL, subject, _METRIC), harmonic_mean(speeds[name, subject] for name in _MIXED))
     keys = [_PREDICTED, _ALL, *_MIXED]
     targets = {_PREDICTED: 1.5, _ALL: 0.97}
-    comparisons = [Comparison(Key(name, _DRAFTED, _METRIC), Key(name, _PLAIN, _METRIC), targets.get(name)) for name in keys]
-    return record, comparisons
+    return record, [
+        Comparison(Key(name, _DRAFTED, _METRIC), Key(name, _PLAIN, _METRIC), targets.get(name)) for name in keys
+    ]
 
 
 class _Scenarios:
