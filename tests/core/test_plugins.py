@@ -541,7 +541,7 @@ def test_wrong_plugin_options_are_the_users_to_mend(
     assert caught.value.path == path
 
 
-def test_plugin_added_inside_a_hook_takes_part_from_the_next_round_on(install: Install) -> None:
+def test_b20_plugin_added_inside_a_hook_takes_part_from_the_next_round_on(install: Install) -> None:
     """B20: plugin A adds plugin B inside a hook that both implement."""
     calls: list[str] = []
     helper = Plugin.with_hook("register_backends", lambda register: calls.append("helper"))
