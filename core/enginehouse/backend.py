@@ -23,6 +23,7 @@ from enginehouse.types import EngineRequest, EngineStats, Event, ModelInfo, Samp
 __all__ = [
     "DRAW_FIELDS",
     "Backend",
+    "CutPlanner",
     "DeviceOutput",
     "DeviceSampler",
     "Draw",
@@ -31,6 +32,7 @@ __all__ = [
     "ForwardOutput",
     "Generation",
     "LastSampled",
+    "LayerBackend",
     "Match",
     "MemoryEstimate",
     "ModelSource",
@@ -125,6 +127,23 @@ class Backend(Protocol):
         Raises:
             MissingDependency: the library is not installed.
             ModelLoadError: the source is missing, damaged or not supported.
+        """
+        ...
+
+
+@runtime_checkable
+class LayerBackend(Backend, Protocol):
+    """A backend that opens the first layers of a model as a model of their own: what drafters write ahead with.
+
+    For runners that cannot leave a forward pass after some layers (``RunnerCapabilities.exit_layers``). ``options`` has
+    the field ``num_layers: int | None = None``; ``estimate`` and ``open`` honour it, and None is all layers.
+    """
+
+    def count_layers(self, source: ModelSource) -> int:
+        """How many layers the model has, found without the backend's library.
+
+        Raises:
+            ModelLoadError: the source cannot be read, or its first layers are no model of their own; says why.
         """
         ...
 
@@ -293,7 +312,8 @@ class RunnerCapabilities:
         cache_tokens: KV positions in total, over all sequences.
         prefill_chunk_tokens: prompt tokens that may share a step with decoding sequences without delaying them much.
         mixed_batch: spans of more than one token and spans of one token may share a forward pass.
-        truncate: ``any`` length, ``bounded`` (may keep less than asked), or ``none`` (only to 0).
+        truncate: ``any`` length, ``bounded`` (may keep less than asked; see :class:`CutPlanner`), or ``none`` (only
+            to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
         batch_invariant: greedy text never depends on what else is in the batch or how a prompt was chunked.
         logits: where rows live before ``host()``.
@@ -381,6 +401,19 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free everything; the runner is not used afterwards."""
+        ...
+
+
+@runtime_checkable
+class CutPlanner(Runner, Protocol):
+    """A runner whose ``truncate`` is ``bounded``, and which says beforehand what a cut would keep.
+
+    With it, kept sequences are reused as far as they can be cut; without it, whole or not at all, for trying would
+    cost a sequence each time, and a cut that keeps too little may cost everything.
+    """
+
+    def kept_length(self, sequence: int, length: int) -> int:
+        """What ``truncate`` to this length, or ``fork`` at it, would keep now; nothing is changed."""
         ...
 
 

@@ -90,6 +90,10 @@ class LlamaCppRunner:
         """A new sequence that shares the first tokens of ``source``; nothing is copied."""
         return self._sequences.fork(source, length)
 
+    def kept_length(self, sequence: int, length: int) -> int:
+        """What a cut there would keep: all of it, or nothing."""
+        return self._sequences.kept_length(sequence, length)
+
     def save(self, sequence: int) -> memoryview:
         """A copy of everything that the sequence holds."""
         return self._sequences.save(sequence)

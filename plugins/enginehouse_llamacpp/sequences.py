@@ -97,22 +97,26 @@ class SequenceTable:
     def truncate(self, sequence: int, length: int) -> int:
         """Keep at most ``length`` tokens; the length really kept, ``length`` or 0 when the memory cannot be cut."""
         held = self.held(sequence)
-        length = max(length, 0)
+        length = self.kept_length(sequence, length)
         if length < held.num_tokens:
             if length > held.length:
                 self._wake(sequence, held)
-            self._drop(sequence, held, length if length and self._memory.can_cut(sequence, length) else 0)
+            self._drop(sequence, held, length)
         return held.num_tokens
+
+    def kept_length(self, sequence: int, length: int) -> int:
+        """What :meth:`truncate` and :meth:`fork` keep of ``length`` tokens; changes nothing."""
+        num_tokens = self.held(sequence).num_tokens
+        length = min(max(length, 0), num_tokens)
+        return length if length in (0, num_tokens) or self._memory.can_cut(sequence, length) else 0
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """A new sequence that shares the first tokens of ``source``, and how many it shares."""
         held = self.held(source)
-        length = min(max(length, 0), held.num_tokens)
+        length = self.kept_length(source, length)
         target = self.open()
         if length > held.length:
             self._wake(source, held)
-        if length < held.length and not self._memory.can_cut(source, length):
-            length = 0
         if length:
             self._memory.share(source, target, 0, length)
             self._open[target] = self._cells.share(held, length)

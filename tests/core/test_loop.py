@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.prefix_cache import common_prefix_length
 from enginehouse.errors import ContextLengthExceeded, EngineDead, EnginehouseError, GenerationFailed, InvalidRequest
 from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from enginehouse.types import (
@@ -86,6 +87,17 @@ def run(engine: StepEngine, requests: Iterable[tuple[EngineRequest, list[int]]])
     return list(results.values())
 
 
+class WholeRunner(FakeRunner):
+    """Does not say what a cut keeps, so that sequences are reused whole."""
+
+    kept_length = None  # type: ignore[assignment]
+
+
+def run_each(engine: StepEngine, prompts: list[list[int]]) -> list[Result]:
+    """One after the other."""
+    return [run(engine, [(make_request(), prompt)])[0] for prompt in prompts]
+
+
 def alone(request: EngineRequest, prompt: list[int], options: FakeOptions | None = None) -> Result:
     return run(make_engine(options, prefix_cache=False), [(request, prompt)])[0]
 
@@ -153,6 +165,7 @@ def test_any_mix_of_arrivals_cancellations_and_cache_sizes_gives_the_lone_text(d
         cache_tokens=cache_tokens,
         fork=data.draw(st.sampled_from(["share", "copy", "none"])),
         window=data.draw(st.sampled_from([None, None, 16])),
+        window_slack=data.draw(st.sampled_from([0, 8, 60])),
         mixed_batch=data.draw(st.booleans()),
         max_sequences=data.draw(st.sampled_from([3, 4, 12])),
     )
@@ -241,6 +254,55 @@ def test_a_sliding_window_reuses_a_conversation_that_goes_on() -> None:
 
     assert second.summary is not None and second.summary.num_cached_tokens > 90
     assert second.text == alone(request, following, FakeOptions(window=16)).text
+
+
+def test_a_sliding_window_reuses_what_it_still_knows() -> None:
+    """Another question after the same beginning: only where the window's slack reaches back to it."""
+    beginning = prompt_of(0, 100)
+    prompts = [beginning + prompt_of(1, 30), beginning + prompt_of(2, 30)]
+    for slack, num_cached in ((60, 100), (8, 0)):
+        options = FakeOptions(window=16, window_slack=slack)
+        results = run_each(make_engine(options), prompts)
+        assert [result.summary.num_cached_tokens for result in results if result.summary] == [0, num_cached]
+        assert [result.text for result in results] == [alone(make_request(), one, options).text for one in prompts]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("fork", ["share", "copy"])
+def test_planned_cuts_never_reuse_less_than_whole_sequences(fork: str, data: st.DataObject) -> None:
+    """One prompt after the other, with and without cuts: equal texts, never fewer cached tokens."""
+    slack = data.draw(st.sampled_from([0, 5, 20, 200]))
+    options = FakeOptions(window=16, window_slack=slack, fork=fork, max_sequences=64)  # type: ignore[arg-type]
+    prompts = []
+    for _ in range(data.draw(st.integers(2, 6))):
+        begun = data.draw(st.sampled_from([prompt_of(0, 60), *prompts]))
+        kept = begun[: data.draw(st.integers(1, len(begun)))]
+        prompts.append(kept + prompt_of(data.draw(st.integers(1, 3)), data.draw(st.integers(0, 30))))
+    cut, whole = (
+        run_each(StepEngine(kind(options), EngineSettings(), {}), prompts) for kind in (FakeRunner, WholeRunner)
+    )
+
+    for number, (prompt, one, other) in enumerate(zip(prompts, cut, whole, strict=True)):
+        assert one.text == other.text == alone(make_request(), prompt, options).text
+        assert one.summary is not None and other.summary is not None
+        assert other.summary.num_cached_tokens <= one.summary.num_cached_tokens < len(prompt)
+        if slack == 200:  # nothing is ever forgotten
+            shared = [common_prefix_length(np.array(prompt[:-1]), np.array(before)) for before in prompts[:number]]
+            assert one.summary.num_cached_tokens >= max(shared, default=0)
+
+
+def test_choices_with_a_sliding_window_share_one_prefill() -> None:
+    """The leader has computed the prompt to its end; the others start one token before that."""
+    runner = FakeRunner(FakeOptions(slots=4, window=16))
+    engine = StepEngine(runner, EngineSettings(slots=4), {})
+    forwarded: list[int] = []
+    forward = runner.forward
+    runner.forward = lambda spans: (forwarded.append(sum(len(s.input) for s in spans)), forward(spans))[1]  # type: ignore[method-assign]
+    request = make_request(max_tokens=4, num_choices=4, sampling=SamplingParams(seed=3), ignore_eos=True)
+    run(engine, [(request, prompt_of(0, 400))])
+
+    assert sum(forwarded) <= 400 + 3 + 4 * 4
 
 
 def test_simultaneous_requests_prefill_their_shared_beginning_once() -> None:

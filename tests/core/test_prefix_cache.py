@@ -12,8 +12,17 @@ from enginehouse.engine.prefix_cache import PrefixCache, common_prefix_length
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 
 
-def make_cache(fork: str = "share", window: int | None = None) -> tuple[FakeRunner, PrefixCache]:
-    runner = FakeRunner(FakeOptions(fork=fork, window=window, max_sequences=64))  # type: ignore[arg-type]
+class WholeRunner(FakeRunner):
+    """Does not say what a cut keeps, as runners need not."""
+
+    kept_length = None  # type: ignore[assignment]
+
+
+def make_cache(
+    fork: str = "share", window: int | None = None, window_slack: int = 0, kind: type[FakeRunner] = FakeRunner
+) -> tuple[FakeRunner, PrefixCache]:
+    options = FakeOptions(fork=fork, window=window, window_slack=window_slack, max_sequences=64)  # type: ignore[arg-type]
+    runner = kind(options)
     return runner, PrefixCache(runner)
 
 
@@ -62,14 +71,60 @@ def test_match_is_the_longest_beginning_that_was_stored(fork: str, stored: list,
 
 @settings(max_examples=100, deadline=None)
 @given(stored=st.lists(token_lists, max_size=8), query=token_lists)
-def test_a_runner_that_cannot_cut_reuses_whole_sequences_only(stored: list[list[int]], query: list[int]) -> None:
-    runner, cache = make_cache(window=4)
+@pytest.mark.parametrize(("fork", "kind"), [("share", WholeRunner), ("none", FakeRunner)])
+def test_a_runner_that_plans_no_cuts_reuses_whole_sequences_only(
+    fork: str, kind: type[FakeRunner], stored: list[list[int]], query: list[int]
+) -> None:
+    """Nor does one without forks: a cut would be paid for with the sequence."""
+    runner, cache = make_cache(fork, window=4, window_slack=6, kind=kind)
     for values in stored:
         keep(runner, cache, values)
     whole = [len(values) for values in stored if query[: len(values)] == values]
     match = cache.match(ids(query), "")
 
     assert (match.length if match else 0) == max(whole, default=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(stored=st.lists(token_lists, max_size=8), query=token_lists, slack=st.sampled_from([0, 1, 3, 20]))
+@pytest.mark.parametrize("fork", ["share", "copy"])
+def test_with_a_window_the_sequence_is_taken_that_really_keeps_most(
+    fork: str, stored: list[list[int]], query: list[int], slack: int
+) -> None:
+    window = 3
+    runner, cache = make_cache(fork, window, slack)
+    for values in stored:
+        keep(runner, cache, values)
+
+    def reused(values: list[int]) -> int:
+        length = num_shared(values, query)
+        num_lost = max(0, len(values) - window - slack)
+        return length if length == len(values) or max(0, length - window) >= num_lost else 0
+
+    num_open, expected = len(runner._sequences), max(map(reused, stored), default=0)
+    match = cache.match(ids(query), "")
+
+    assert (match.length if match else 0) == expected
+    assert len(runner._sequences) == num_open, "nothing is opened to find out"
+    if match:
+        handle, length = cache.open(match)
+        replayed = runner.open_sequence()
+        runner.forward([Span(replayed, 0, ids(query[:length]), "none")])
+        rows = runner.forward([Span(handle, length, ids([7])), Span(replayed, length, ids([7]))]).host()
+        assert length == expected
+        assert np.array_equal(rows[0], rows[1]), "the reused positions must hold these very tokens"
+
+
+def test_with_a_window_a_shorter_sequence_may_serve_where_the_longest_cannot() -> None:
+    """The longest shares six tokens, but has forgotten them; another shares four, and still knows them."""
+    runner, cache = make_cache(window=3, window_slack=2)
+    keep(runner, cache, [1, 2, 3, 4, 5, 6, *[9] * 12])
+    keep(runner, cache, [1, 2, 3, 4, 8])
+    keep(runner, cache, [1, 2])
+    matches = [cache.match(ids(query), "") for query in ([1, 2, 3, 4, 5, 6, 7], [1, 2, 7])]
+
+    assert [match.length for match in matches if match is not None] == [4, 2]
+    assert len(cache) == 3, "what a cut needs may be gone tomorrow, so the short ones stay"
 
 
 def test_a_longer_sequence_makes_its_beginning_redundant() -> None:

@@ -2,8 +2,8 @@
 
 The tree maps token ids to runner sequences. A node may hold a *handle*: a runner sequence whose tokens
 are exactly the path from the root to that node. Any handle below a point also holds the tokens up to that
-point, so where the runner can cut a sequence anywhere, a match may end in the middle of an edge. Runners
-that cannot (sliding windows without full cache, recurrent state) reuse whole handles only.
+point, so where the runner can cut a sequence, a match may end in the middle of an edge. Where it cannot cut all of
+them everywhere (sliding windows, recurrent state), the handle is taken that really keeps most; see ``cuts.py``.
 
 Each namespace has a tree of its own. Used by the scheduler on the engine thread; knows nothing of requests.
 """
@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
+from enginehouse.engine.cuts import Cuts
 from enginehouse.inspection import PrefixView
 
 __all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "common_prefix_length"]
@@ -44,10 +45,12 @@ class _Node:
     is_saved: bool = False
     children: dict[int, _Node] = field(factory=dict)
 
-    def walk(self) -> Iterator[_Node]:
+    def walk(self, without: _Node | None = None) -> Iterator[_Node]:
+        """This node and all below it; perhaps without a child and what is below that."""
         yield self
         for child in self.children.values():
-            yield from child.walk()
+            if child is not without:
+                yield from child.walk()
 
     def path(self) -> NDArray[np.int32]:
         """All token ids from the root to here."""
@@ -92,7 +95,7 @@ class PrefixCache:
         self._runner = runner
         self._save = save
         self._enabled = enabled
-        self._can_cut = runner.capabilities.truncate == "any"
+        self._cuts = Cuts(runner)
         self._roots: dict[str, _Node] = {}
         self._holders: set[_Node] = set()
         self._clock = 0
@@ -120,22 +123,17 @@ class PrefixCache:
         root = self._roots.get(namespace)
         if root is None:
             return None
-        node, depth, whole = self._descend(root, token_ids)
-        if self._can_cut:
-            found = next((n for n in node.walk() if n.handle is not None), None) if depth else None
-        else:
-            found, depth = whole, whole.depth if whole is not None else 0
-        if found is None:
-            return None
-        self._touch(found)
-        return PrefixMatch(found, depth)
+        found = self._longest(*self._descend(root, token_ids))
+        if found is not None:
+            self._touch(found.node)
+        return found
 
     def divergence(self, token_ids: NDArray[np.int32], namespace: str) -> Divergence | None:
         """Where ``token_ids`` leaves what is kept in this namespace; None when it does not, or nothing is kept."""
         root = self._roots.get(namespace)
         if root is None:
             return None
-        node, depth, _ = self._descend(root, token_ids)
+        node, depth = self._descend(root, token_ids)
         if depth == len(token_ids):
             return None
         if depth < node.depth:
@@ -145,10 +143,27 @@ class PrefixCache:
         newest = max(node.children.values(), key=lambda child: max(n.last_used for n in child.walk()))
         return Divergence(depth, int(newest.edge[0]))
 
+    def _longest(self, node: _Node, depth: int) -> PrefixMatch | None:
+        """Of the handles at and below the path to ``depth``, which ends in ``node``, the one that keeps most of it."""
+        best, below, upper = None, None, node
+        while depth > (best.length if best is not None else 0):
+            for holder in upper.walk(without=below):
+                if holder.handle is None:
+                    continue
+                length = self._cuts.kept(holder.handle, holder.depth, depth)
+                if length > (best.length if best is not None else 0):
+                    best = PrefixMatch(holder, length)
+                if length == depth:
+                    break
+            assert upper.parent is not None, "at the root no depth is left"
+            below, upper = upper, upper.parent
+            depth = upper.depth
+        return best
+
     @staticmethod
-    def _descend(root: _Node, token_ids: NDArray[np.int32]) -> tuple[_Node, int, _Node | None]:
-        """The node that the tokens lead into, how many of them are in the tree, and the last whole handle passed."""
-        node, depth, whole = root, 0, None
+    def _descend(root: _Node, token_ids: NDArray[np.int32]) -> tuple[_Node, int]:
+        """The node that the tokens lead into, and how many of them are in the tree."""
+        node, depth = root, 0
         while depth < len(token_ids):
             child = node.children.get(int(token_ids[depth]))
             if child is None:
@@ -157,9 +172,7 @@ class PrefixCache:
             node, depth = child, depth + shared
             if shared < len(child.edge):
                 break
-            if child.handle is not None:
-                whole = child
-        return node, depth, whole
+        return node, depth
 
     def open(self, match: PrefixMatch) -> tuple[int, int]:
         """A runner sequence that starts with the match: (handle, length really reused).
@@ -190,7 +203,7 @@ class PrefixCache:
             self._runner.free_sequence(handle)
             return
         node = self._insert(token_ids.copy(), namespace)
-        covered = node.handle is not None or (self._can_cut and any(n.handle is not None for n in node.walk()))
+        covered = node.handle is not None or (self._cuts.anywhere and any(n.handle is not None for n in node.walk()))
         if covered:
             self._runner.free_sequence(handle)
             for holder in node.walk():
@@ -200,7 +213,7 @@ class PrefixCache:
         node.handle, node.is_saved = handle, is_saved
         self._holders.add(node)
         self._touch(node)
-        if self._can_cut:
+        if self._cuts.anywhere:  # else the next pass may take away what a cut here needs
             self._free_ancestors(node)
 
     def evict(self, keep: PrefixMatch | None = None) -> bool:

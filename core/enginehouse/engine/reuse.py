@@ -11,6 +11,7 @@ from collections.abc import Sequence as Neighbours
 from attrs import frozen
 
 from enginehouse.backend import Runner
+from enginehouse.engine.cuts import Cuts
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 from enginehouse.errors import CacheFull
@@ -44,7 +45,7 @@ class PrefixReuse:
         self._cache = cache
         self._shares_requests = shares_requests
         self._can_fork = runner.capabilities.fork != "none"
-        self._can_cut = runner.capabilities.truncate == "any"
+        self._cuts = Cuts(runner)
 
     def find(self, sequence: Sequence, running: Neighbours[Sequence]) -> Source:
         """The longest source; at least one token is always left to compute, so that there are logits."""
@@ -61,7 +62,7 @@ class PrefixReuse:
 
     def should_wait(self, sequence: Sequence, waiting: Neighbours[Sequence], running: Neighbours[Sequence]) -> bool:
         """Whether a running prefill will soon hold a longer beginning of this sequence than exists now."""
-        if not self._can_fork or sequence.scores_prompt:
+        if not (self._can_fork and self._cuts.possible) or sequence.scores_prompt:
             return False
         leader, num_needed = sequence.leader, len(sequence.owner.prompt) - 1
         if leader is not sequence and leader.num_computed < num_needed and (leader in waiting or leader in running):
@@ -96,4 +97,6 @@ class PrefixReuse:
         if not self._may_share(sequence, other):
             return 0
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
-        return shared if self._can_cut or shared == other.num_computed else 0
+        if not shared or other.handle is None:
+            return 0
+        return self._cuts.kept(other.handle, other.num_computed, shared)

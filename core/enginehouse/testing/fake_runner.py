@@ -122,6 +122,7 @@ class FakeRunner:
         self._model = FakeModel(self.tokenizer, options.end_logit)
         self._exits = FakeExits(self._model, options.num_layers)
         self._sequences: dict[int, list[_Cell]] = {}
+        self._num_lost: dict[int, int] = {}  # first positions that are gone, with a window
         self._next_handle = 0
         self._num_cells = 0
         self._aborted = threading.Event()
@@ -133,12 +134,13 @@ class FakeRunner:
             raise CacheFull(1, self.free_tokens())
         self._next_handle += 1
         self._sequences[self._next_handle] = []
+        self._num_lost[self._next_handle] = 0
         return self._next_handle
 
     def free_sequence(self, sequence: int) -> None:
         """See :class:`enginehouse.backend.Runner`."""
         self._release(self._cells(sequence))
-        del self._sequences[sequence]
+        del self._sequences[sequence], self._num_lost[sequence]
         self._last_sampled.pop(sequence, None)
 
     def length(self, sequence: int) -> int:
@@ -150,15 +152,28 @@ class FakeRunner:
         cells = self._cells(sequence)
         if length < 0:
             raise InvalidSpan(f"a sequence cannot be truncated to {length} tokens")
-        kept = self._reachable(len(cells), length)
+        kept = self._kept(sequence, length)
         self._release(cells[kept:])
         del cells[kept:]
+        if not kept:
+            self._num_lost[sequence] = 0
         return kept
+
+    def kept_length(self, sequence: int, length: int) -> int:
+        """See :class:`enginehouse.backend.CutPlanner`."""
+        return self._kept(sequence, length)
+
+    def _kept(self, sequence: int, length: int) -> int:
+        """With a window, the tokens before it may be gone."""
+        current = len(self._cells(sequence))
+        if self.options.window is None or length >= current:
+            return min(length, current)
+        return length if max(0, length - self.options.window) >= self._num_lost[sequence] else 0
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """See :class:`enginehouse.backend.Runner`."""
         cells = self._cells(source)
-        shared = 0 if self.capabilities.fork == "none" else self._reachable(len(cells), length)
+        shared = 0 if self.capabilities.fork == "none" else self._kept(source, length)
         copied = shared if self.capabilities.fork == "copy" else 0
         if copied > self.free_tokens():
             raise CacheFull(copied, self.free_tokens())
@@ -170,6 +185,7 @@ class FakeRunner:
             for cell in cells[:shared]:
                 cell.owners += 1
             self._sequences[handle] = cells[:shared]
+        self._num_lost[handle] = self._num_lost[source] if shared else 0
         return handle, shared
 
     def save(self, sequence: int) -> memoryview:
@@ -183,6 +199,7 @@ class FakeRunner:
             raise CacheFull(len(cells), self.free_tokens())
         handle = self.open_sequence()
         self._sequences[handle] = cells
+        self._num_lost[handle] = max(0, len(cells) - (self.options.window or len(cells)))
         self._num_cells += len(cells)
         return handle
 
@@ -231,6 +248,7 @@ class FakeRunner:
     def close(self) -> None:
         """See :class:`enginehouse.backend.Runner`; idempotent."""
         self._sequences.clear()
+        self._num_lost.clear()
         self._num_cells = 0
 
     def _cells(self, sequence: int) -> list[_Cell]:
@@ -238,15 +256,6 @@ class FakeRunner:
             return self._sequences[sequence]
         except KeyError:
             raise InvalidSpan(f"there is no open sequence {sequence}") from None
-
-    def _reachable(self, current: int, length: int) -> int:
-        """How much of ``length`` can be kept: with a window, the tokens before it may be gone."""
-        length = min(length, current)
-        window = self.options.window
-        if window is None or length == current:
-            return length
-        first_kept = max(0, current - window - self.options.window_slack)
-        return length if max(0, length - window) >= first_kept else 0
 
     def _release(self, cells: Sequence[_Cell]) -> None:
         for cell in cells:
@@ -295,8 +304,9 @@ class FakeRunner:
         cells = self._sequences[span.sequence]
         states = []
         for token_id in token_ids:
-            states.append(self._next_state(cells, token_id))
+            states.append(self._next_state(span.sequence, token_id))
             cells.append(_Cell(token_id, states[-1], span.num_layers or self.options.num_layers))
+            self._forget(span.sequence)
         self._num_cells += len(token_ids)
         wanted = {"none": [], "last": states[-1:], "all": states}[span.outputs]
         if span.num_layers is not None:
@@ -305,12 +315,19 @@ class FakeRunner:
             return [self._exits.leave(state) for state in wanted]
         return [(self._model.logits(state), self.num_layers) for state in wanted]
 
-    def _next_state(self, cells: Sequence[_Cell], token_id: int) -> State:
-        window = self.options.window
+    def _next_state(self, sequence: int, token_id: int) -> State:
+        cells, window = self._sequences[sequence], self.options.window
         if window is None:
             return self._model.advance(cells[-1].state if cells else self._model.start(), token_id)
-        seen = [cell.token_id for cell in cells[max(0, len(cells) + 1 - window) :]]
-        return self._model.window_state([*seen, token_id], len(cells) + 1)
+        first = max(0, len(cells) + 1 - window)
+        assert first >= self._num_lost[sequence], "a cut kept less than it said"
+        return self._model.window_state([*(cell.token_id for cell in cells[first:]), token_id], len(cells) + 1)
+
+    def _forget(self, sequence: int) -> None:
+        """Lose the positions before the window and its slack."""
+        if self.options.window is not None:
+            num_kept = self.options.window + self.options.window_slack
+            self._num_lost[sequence] = max(self._num_lost[sequence], len(self._sequences[sequence]) - num_kept)
 
     def _fail_on_purpose(self, inputs: Sequence[list[int]]) -> None:
         faults, step = self.options.faults, self.num_steps

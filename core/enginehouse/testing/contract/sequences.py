@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from enginehouse.backend import Runner
+from enginehouse.backend import CutPlanner, Runner
 from enginehouse.errors import CacheFull
 from enginehouse.testing.contract.base import ContractBase
 from enginehouse.testing.contract.driver import RunnerDriver
@@ -117,6 +117,24 @@ class SequenceContract(ContractBase):
             assert shared == wanted
         self.assert_replays(driver, copy, prompt[:shared] + prompts[1][:4])
         self.assert_replays(driver, source, prompt + prompts[2][:4])
+
+    @pytest.mark.parametrize("dropped", [0, 1, 4, 100])
+    def test_a_planned_cut_is_the_one_that_is_made(
+        self, driver: RunnerDriver, prompts: list[list[int]], dropped: int
+    ) -> None:
+        """Whoever plans by it forks and truncates afterwards; asking changes nothing."""
+        planner = driver.runner
+        if not isinstance(planner, CutPlanner):
+            pytest.skip("the runner does not say beforehand what a cut keeps")
+        source = driver.holding(prompts[0])
+        wanted = max(len(prompts[0]) - dropped, 0)
+        planned = planner.kept_length(source, wanted)
+
+        assert planned == planner.kept_length(source, wanted) <= wanted
+        assert planner.kept_length(source, len(prompts[0]) + 7) == planner.length(source) == len(prompts[0])
+        if planner.capabilities.fork != "none":
+            assert driver.fork(source, wanted)[1] == planned
+        assert planner.truncate(source, wanted) == planned
 
     def test_fork_outlives_its_source(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
         """Positions live as long as one sequence holds them."""
