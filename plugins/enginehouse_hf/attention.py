@@ -11,7 +11,7 @@ is not in its mask registry makes it skip mask building; causality and sliding w
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,8 +45,9 @@ class ForwardAborted(Exception):
 class KvMemory:
     """Keys and values of every slot.
 
-    Per layer two tensors of (num_slots, num_kv_heads, max_context, head_dim), allocated when the layer
-    first runs, since only then its shape is known. On the CPU the pages of unused positions are never touched.
+    Per layer two tensors of (num_slots, num_kv_heads, max_context, head_dim). What a layer needs is known once it has
+    run: a small memory is there for that, and :meth:`resized` makes one of any size from it. On the CPU the pages of
+    unused positions are never touched.
     """
 
     def __init__(self, num_slots: int, max_context: int) -> None:
@@ -69,6 +70,26 @@ class KvMemory:
             ((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]))
             for _, (keys, values) in sorted(self._layers.items())
         ]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a position takes in all layers."""
+        return sum(
+            tensor.shape[1] * tensor.shape[3] * tensor.itemsize for memory in self._layers.values() for tensor in memory
+        )
+
+    def resized(self, num_slots: int, max_context: int) -> KvMemory:
+        """An empty memory of another size for the layers that have run in this one."""
+        memory = KvMemory(num_slots, max_context)
+        for index, (key, value) in self._layers.items():
+            memory.layer(index, key, value)
+        return memory
+
+    def pieces(self, slot: int, length: int) -> Iterator[Tensor]:
+        """Views of what a slot holds, layer by layer the keys and the values: (num_kv_heads, length, head_dim)."""
+        for _, memory in sorted(self._layers.items()):
+            for tensor in memory:
+                yield tensor[slot, :, :length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -121,7 +122,7 @@ def _quantized(options: HfOptions) -> dict[str, Any]:
 
 
 def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress) -> Runner:
-    facts = _find_facts(model, served_context(model.config.to_dict(), options.context))
+    facts, probed = _find_facts(model, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
     metadata = {
         "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
@@ -148,10 +149,18 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         opened, capabilities = open_on_cuda(model, facts, options, progress)
         graphs = "" if opened.graphs.largest else ", without graphs"
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
-        return CudaRunner(opened, capabilities, text, info)
+        return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
     metadata["layers"] = "transformers layers, step by step"
     capabilities = _capabilities(facts, options, exit_layers(model))
-    return HfRunner(model, KvMemory(capabilities.max_sequences, facts.max_context), capabilities, text, info)
+    memory = probed.resized(capabilities.max_sequences, facts.max_context)
+    return HfRunner(model, memory, capabilities, text, info, state_format=_state_format(metadata, facts, options))
+
+
+def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
+    """What saved sequences depend on besides the model's files: who computes them, and in which form."""
+    computed = ", ".join(f"{name} {metadata[name]}" for name in ("library", "architecture", "dtype", "layers"))
+    device = "cuda" if _runs_on_cuda(options) else "any device"
+    return f"{computed}, {device}, quantization {options.quantization}, layers {facts.layers} {facts.windows}"
 
 
 def _runs_on_cuda(options: HfOptions) -> bool:
@@ -171,11 +180,12 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
         logits="host" if options.device == "cpu" else "device",
         exit_layers=depths,
         abort=True,
+        states=not options.random_weights,  # the next process would draw others
     )
 
 
-def _find_facts(model: Any, max_context: int) -> ModelFacts:
-    """Run two tokens and look at what the layers ask for."""
+def _find_facts(model: Any, max_context: int) -> tuple[ModelFacts, KvMemory]:
+    """Run two tokens and look at what the layers ask for; also the memory of these two."""
     memory = KvMemory(num_slots=1, max_context=2)
     step = Step(memory, (Lane(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)
@@ -186,4 +196,4 @@ def _find_facts(model: Any, max_context: int) -> ModelFacts:
     sliding = [i for i, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind == "sliding_attention"]
     if any(step.windows[i] is None for i in sliding):
         raise UnsupportedAttention("a sliding window that it applies by a mask only")
-    return ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context)
+    return ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context), memory

@@ -23,6 +23,7 @@ from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
+from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
@@ -75,12 +76,20 @@ def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) 
 
 
 class HfRunner:
-    """Implements :class:`enginehouse.backend.Runner`; a sequence is a slot of :class:`KvMemory`."""
+    """Implements :class:`enginehouse.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`."""
 
     def __init__(
-        self, model: Any, memory: KvMemory, capabilities: RunnerCapabilities, text: ModelText, info: ModelInfo
+        self,
+        model: Any,
+        memory: KvMemory,
+        capabilities: RunnerCapabilities,
+        text: ModelText,
+        info: ModelInfo,
+        *,
+        state_format: str,
     ) -> None:
         self.capabilities = capabilities
+        self.state_format = state_format
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
         self.num_layers = int(model.config.get_text_config().num_hidden_layers)
@@ -112,6 +121,24 @@ class HfRunner:
         sequence, kept = self._table.fork(source, length)
         self._memory.copy(source, sequence, kept)
         return sequence, kept
+
+    def save(self, sequence: int) -> memoryview:
+        """A copy of all keys and values of the sequence."""
+        length, memory = self._table.saved_length(sequence), self._memory
+        num_bytes = length * memory.bytes_per_token
+        with torch.inference_mode():
+            return pack_pieces(memory.pieces(sequence, length), num_bytes, length, self.state_format)
+
+    def load(self, data: memoryview) -> int:
+        """A new sequence with the keys and values of a saved one."""
+        length = check_state(data, self.state_format, self._memory.bytes_per_token)
+        sequence = self._table.adopt(length)
+        pieces = list(self._memory.pieces(sequence, length))
+        saved = unpack_pieces(data, [(tuple(piece.shape), piece.dtype) for piece in pieces])
+        with torch.inference_mode():
+            for piece, kept in zip(pieces, saved, strict=True):
+                piece.copy_(kept)
+        return sequence
 
     def free_tokens(self) -> int:
         """Positions that no sequence holds."""

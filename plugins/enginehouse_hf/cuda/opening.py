@@ -69,6 +69,7 @@ def open_on_cuda(
         fork="share",
         logits="device",
         exit_layers=exit_layers(model),
+        states=not options.random_weights,  # the next process would draw others
         sampling=SUPPORTED,
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"

@@ -75,16 +75,35 @@ class PositionPool(SequenceTable):
         self._inherit(source, sequence, kept)
         return sequence, kept
 
+    def adopt(self, num_tokens: int) -> tuple[int, NDArray[np.int32]]:
+        """A new sequence of so many tokens, and the places that the caller fills with what was saved.
+
+        Raises:
+            StateRefused: it is longer than the context.
+            CacheFull: no handle or no places left; nothing was changed.
+        """
+        self._check_adopted(num_tokens)
+        sequence = self.open()
+        places = self._take(num_tokens)
+        self.table[sequence, :num_tokens] = places
+        self._lengths[sequence] = num_tokens
+        return sequence, places
+
     def free_tokens(self) -> int:
         """Places that no sequence holds."""
         return self._num_free
 
+    def _take(self, num_tokens: int) -> NDArray[np.int32]:
+        """So many free places, each with one owner from now on."""
+        places = self._free[self._num_free - num_tokens : self._num_free][::-1].copy()
+        self._num_free -= num_tokens
+        self._owners[places] = 1
+        return places
+
     def append(self, spans: Sequence[Span], sizes: Sequence[int]) -> NDArray[np.int32]:
         """Give every new token of checked spans a place; (num_tokens,) int32, span by span."""
         total = sum(sizes)
-        places = self._free[self._num_free - total : self._num_free][::-1].copy()
-        self._num_free -= total
-        self._owners[places] = 1
+        places = self._take(total)
         if total == len(spans):  # one token each, as in nearly every step
             self.table[[span.sequence for span in spans], [span.start for span in spans]] = places
         else:

@@ -23,6 +23,7 @@ from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_of, row_order
+from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["CudaModel", "CudaRunner"]
@@ -39,10 +40,22 @@ class CudaModel:
 
 
 class CudaRunner:
-    """Implements :class:`enginehouse.backend.DeviceSampler`; ``forward`` and ``sample`` return before they are done."""
+    """Implements :class:`enginehouse.backend.DeviceSampler`; ``forward`` and ``sample`` return before they are done.
 
-    def __init__(self, model: CudaModel, capabilities: RunnerCapabilities, text: ModelText, info: ModelInfo) -> None:
+    Also a :class:`enginehouse.backend.StateKeeper`: saving waits for what was launched before it.
+    """
+
+    def __init__(
+        self,
+        model: CudaModel,
+        capabilities: RunnerCapabilities,
+        text: ModelText,
+        info: ModelInfo,
+        *,
+        state_format: str,
+    ) -> None:
         self.capabilities = capabilities
+        self.state_format = state_format
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
         self._model: CudaModel | None = model
@@ -71,6 +84,28 @@ class CudaRunner:
         with torch.inference_mode():
             table[sequence, :kept] = table[source, :kept]
         return sequence, kept
+
+    def save(self, sequence: int) -> memoryview:
+        """A copy of all keys and values of the sequence, on the host."""
+        length, state = self._positions.saved_length(sequence), self._loaded.state
+        places = self._on_device(self._positions.table[sequence, :length])
+        with torch.inference_mode():
+            pieces = (tensor[places] for layer in state.layers for tensor in layer)
+            return pack_pieces(pieces, length * state.bytes_per_token, length, self.state_format)
+
+    def load(self, data: memoryview) -> int:
+        """A new sequence with the keys and values of a saved one."""
+        state = self._loaded.state
+        length = check_state(data, self.state_format, state.bytes_per_token)
+        sequence, places = self._positions.adopt(length)
+        indices = self._on_device(places)
+        tensors = [tensor for layer in state.layers for tensor in layer]
+        saved = unpack_pieces(data, [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors])
+        with torch.inference_mode():
+            state.table[sequence, :length] = indices.to(torch.int32)
+            for tensor, kept in zip(tensors, saved, strict=True):
+                tensor.index_copy_(0, indices, kept.to(tensor.device))
+        return sequence
 
     def free_tokens(self) -> int:
         """Positions that no sequence holds."""
@@ -124,6 +159,10 @@ class CudaRunner:
     def close(self) -> None:
         """Drop weights and KV memory; again is no error."""
         self._model = None
+
+    def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
+        """(num_places,) int64, to index with."""
+        return torch.from_numpy(places.astype(np.int64)).to(self._loaded.state.table.device)
 
     @property
     def _loaded(self) -> CudaModel:

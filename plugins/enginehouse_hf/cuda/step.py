@@ -31,6 +31,11 @@ class DeviceState:
     last: Tensor
 
     @property
+    def bytes_per_token(self) -> int:
+        """What a place takes in all layers."""
+        return sum(tensor[0].nbytes for layer in self.layers for tensor in layer)
+
+    @property
     def dump_slot(self) -> int:
         """The row that padding uses."""
         return self.table.shape[0] - 1

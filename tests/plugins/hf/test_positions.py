@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from enginehouse.backend import LastSampled, RunnerCapabilities, Span
-from enginehouse.errors import CacheFull, InvalidSpan
+from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
 from enginehouse_hf.cuda.positions import PositionPool
 
 pytestmark = pytest.mark.hf
@@ -72,6 +72,20 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free_tokens() == before
         self.expected[sequence] = self.expected[source][:length]
         assert kept == len(self.expected[sequence])
+        return sequence
+
+    @rule(target=sequences, size=st.integers(1, 13))
+    def adopt(self, size: int) -> int:
+        before = self.pool.free_tokens()
+        if size > min(before, _CAPABILITIES.max_context) or len(self.expected) == _CAPABILITIES.max_sequences:
+            with pytest.raises((CacheFull, StateRefused)):
+                self.pool.adopt(size)
+            assert self.pool.free_tokens() == before
+            return -1
+        sequence, places = self.pool.adopt(size)
+        self.memory[places] = range(self.next_token, self.next_token + size)
+        self.expected[sequence] = list(range(self.next_token, self.next_token + size))
+        self.next_token += size
         return sequence
 
     @rule(sequence=consumes(sequences))

@@ -31,7 +31,7 @@ def open_disk(load: PrefixDiskLoad, model: Load, runner: Runner) -> DiskTier | N
     if not isinstance(runner, StateKeeper) or not runner.capabilities.states:
         raise ModelLoadError(
             f"{load.setting}: the backend {model.backend!r} cannot save sequences of this model; remove the setting, "
-            "or use a backend that can (llamacpp)"
+            "or use a backend that can (docs/prefix-cache.md names them)"
         )
     digest = model_digest(model, runner.state_format)
     can_cut = runner.capabilities.truncate == "any"

@@ -1,0 +1,63 @@
+"""Saved sequences: keys and values of all layers one behind the other, behind core's head. For both runners.
+
+A *piece* is what one sequence holds of the keys, or of the values, of one layer, in the shape in which its runner keeps
+them. Knows neither slots nor places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enginehouse.errors import StateRefused
+from enginehouse.saved_states import HEAD_BYTES, check_head, state_body, write_head
+
+__all__ = ["check_state", "pack_pieces", "unpack_pieces"]
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a piece."""
+
+
+def pack_pieces(pieces: Iterable[Tensor], num_bytes: int, num_tokens: int, state_format: str) -> memoryview:
+    """The pieces as bytes; each crosses from its device when its turn comes.
+
+    Args:
+        pieces: of all layers.
+        num_bytes: of all of them.
+        num_tokens, state_format: for the head.
+    """
+    array = np.empty(HEAD_BYTES + num_bytes, np.uint8)
+    body = torch.from_numpy(array)[HEAD_BYTES:]
+    end = 0
+    for piece in pieces:
+        begin, end = end, end + piece.nbytes
+        body[begin:end].view(piece.dtype).view(piece.shape).copy_(piece)
+    assert end == num_bytes, "there are as many bytes as the layers say"
+    data = memoryview(array)
+    write_head(data, state_format, num_tokens)
+    return data
+
+
+def check_state(data: memoryview, state_format: str, bytes_per_token: int) -> int:
+    """The number of tokens that the data holds.
+
+    Raises:
+        StateRefused: it is no state, damaged, or of another model or other settings.
+    """
+    num_tokens = check_head(data, state_format)
+    if state_body(data).nbytes != num_tokens * bytes_per_token:
+        raise StateRefused("the sequence was saved by a model of another size")
+    return num_tokens
+
+
+def unpack_pieces(data: memoryview, forms: Iterable[Form]) -> Iterator[Tensor]:
+    """The pieces again, on the CPU; of checked data, whose memory they share."""
+    array = np.frombuffer(state_body(data), np.uint8)
+    body = torch.from_numpy(array if array.flags.writeable else array.copy())
+    end = 0
+    for shape, dtype in forms:
+        begin, end = end, end + int(np.prod(shape)) * dtype.itemsize
+        yield body[begin:end].view(dtype).view(shape)
