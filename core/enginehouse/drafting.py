@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
 
-__all__ = ["NUM_GRADES", "BoundDrafter", "Draft", "DraftContext", "DraftTask", "Drafter"]
+__all__ = ["NUM_GRADES", "BoundDrafter", "Draft", "DraftContext", "DraftTask", "Drafter", "LayerDrafter"]
 
 NUM_GRADES = 8
 """How many levels of confidence drafts have: grades are 0, the least sure, to 7."""
@@ -32,8 +32,8 @@ class DraftContext:
     Attributes:
         runner: of the model. A drafter may open sequences of its own in it; those of others it must leave alone.
         slots: sequences that decode at once.
-        open_second: opens the model that the drafter's ``source`` names in the settings, on this thread; the drafter
-            closes it. None where there is no such setting.
+        open_second: opens the model that the drafter's ``source`` names in the settings, or what a
+            :class:`LayerDrafter` has chosen, on this thread; the drafter closes it. None where there is neither.
     """
 
     runner: Runner
@@ -130,4 +130,17 @@ class Drafter(Protocol):
         Raises:
             ModelLoadError: it cannot draft for this model; the message says why.
         """
+        ...
+
+
+@runtime_checkable
+class LayerDrafter(Drafter, Protocol):
+    """A drafter that writes ahead with the first layers of the model itself.
+
+    Where the backend is a :class:`enginehouse.backend.LayerBackend`, ``DraftContext.open_second`` opens these layers, with
+    the settings of the model; elsewhere the runner may offer to leave a forward pass after them.
+    """
+
+    def choose_layers(self, options: Any, num_layers: int) -> int:
+        """How many of a model's ``num_layers`` layers draft; core refuses what is not at least one of them, or all."""
         ...

@@ -7,7 +7,9 @@ from typing import Literal
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.errors import MissingDependency, ModelLoadError
 from enginehouse_llamacpp.estimate import estimate_memory
+from enginehouse_llamacpp.first_layers import count_layers, cut_layers
 from enginehouse_llamacpp.gguf import is_gguf, read_header
+from enginehouse_llamacpp.layer_files import find_or_write
 from enginehouse_llamacpp.library import is_installed, load_library
 from enginehouse_llamacpp.options import LlamaCppOptions
 
@@ -40,7 +42,16 @@ class LlamaCppBackend:
         """Memory from the file's metadata."""
         if source.path is None:
             raise ModelLoadError(f"{source.text}: not a file")
-        return estimate_memory(read_header(source.path), options)
+        header = read_header(source.path)
+        if options.num_layers is not None:
+            header = header.with_layers(options.num_layers, cut_layers(source.path, options.num_layers).num_bytes)
+        return estimate_memory(header, options)
+
+    def count_layers(self, source: ModelSource) -> int:
+        """How many layers the file holds, where the first of them can be taken for a model of their own."""
+        if source.path is None:
+            raise ModelLoadError(f"{source.text}: not a file")
+        return count_layers(source.path)
 
     def open(self, source: ModelSource, options: LlamaCppOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_llamacpp.loader.open_runner`."""
@@ -49,4 +60,7 @@ class LlamaCppBackend:
 
         if source.path is None:
             raise ModelLoadError(f"{source.text}: not a file; llama.cpp needs the path of a GGUF file")
-        return open_runner(library, source.path, options, progress)
+        path = source.path
+        if options.num_layers is not None:
+            path = find_or_write(path, options.num_layers, progress)
+        return open_runner(library, path, options, progress)

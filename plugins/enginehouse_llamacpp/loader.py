@@ -127,4 +127,5 @@ def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes,
 def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes) -> str:
     """What saved sequences depend on besides the model: the library, and how keys and values are kept and computed."""
     cache = f"types {sizes.type_k} {sizes.type_v}, flash_attn {options.flash_attn}, swa_full {options.swa_full}"
-    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}"
+    layers = f", num_layers {options.num_layers}" if options.num_layers is not None else ""
+    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}{layers}"

@@ -39,6 +39,8 @@ class LlamaCppOptions:
             compilers break these, which ends the process, and they round differently for one row and many.
         swa_full: keep more than the window of sliding-window layers, so that most kept prefixes can be cut anywhere;
             False saves memory.
+        num_layers: run only so many of the model's first layers, from a shortened copy of its file that is made once;
+            None is all. The drafter ``layers`` sets it; what such a model writes by itself is of no use.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(32)))
@@ -59,3 +61,4 @@ class LlamaCppOptions:
     use_mlock: bool = False
     extra_buffers: bool | None = None
     swa_full: bool = True
+    num_layers: int | None = field(default=None, validator=_positive)

@@ -1,8 +1,9 @@
 """Self-drafting: the first layers of a model write ahead, and all of them check.
 
-Needs a backend that can leave a forward pass after some layers. The weights and the KV memory of these layers are the
-model's own; what drafted tokens leave there is removed before all layers compute them. Source: Zhang et al., "Draft &
-Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
+A backend that can leave a forward pass after some layers does so: the weights and the KV memory of these layers are the
+model's own; what drafted tokens leave there is removed before all layers compute them. One that cannot, but opens the
+first layers as a model of their own, gives us that, and it drafts as a smaller model does. Source: Zhang et al., "Draft
+& Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from enginehouse.backend import Runner, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
 from enginehouse.errors import CacheFull, ModelLoadError
 from enginehouse_speculate.greedy import GreedyDraft, write_greedily
+from enginehouse_speculate.second_model import SecondModel
 
 __all__ = ["LayersDrafter", "LayersOptions"]
 
@@ -27,7 +29,7 @@ class LayersOptions:
     """Settings of the drafter ``layers``.
 
     Attributes:
-        num_layers: how many layers draft; unset is the fewest that the model offers beyond half of them.
+        num_layers: how many layers draft; unset is the fewest that the model offers from half of them on.
         min_probability: a draft ends before a token that these layers find less probable than this.
         max_tokens: longest draft.
     """
@@ -45,16 +47,22 @@ class LayersDrafter:
     api_version: int = 1
     options: type[LayersOptions] = LayersOptions
 
+    def choose_layers(self, options: LayersOptions, num_layers: int) -> int:
+        """Half of the layers where the settings say nothing else."""
+        return options.num_layers or (num_layers + 1) // 2
+
     def bind(self, context: DraftContext, options: LayersOptions) -> BoundDrafter:
-        """The drafter for a model whose layers can be left.
+        """The drafter for a model whose layers can be left, or opened by themselves.
 
         Raises:
-            ModelLoadError: they cannot, or not after ``num_layers``.
+            ModelLoadError: neither, not after ``num_layers``, or the model can take no tokens back.
         """
-        offered = context.runner.capabilities.exit_layers
-        if not offered:
+        offered, truncate = context.runner.capabilities.exit_layers, context.runner.capabilities.truncate
+        if context.open_second is not None and truncate != "none":
+            return SecondModel(context.open_second(), options.min_probability, options.max_tokens)
+        if not offered and context.open_second is None:
             raise ModelLoadError("needs a backend that can run some of a model's layers")
-        if context.runner.capabilities.truncate != "any":
+        if truncate != "any":
             raise ModelLoadError("needs a model that can take single tokens back")
         half = [layers for layers in offered if 2 * layers >= max(offered)]
         num_layers = options.num_layers or min(half)

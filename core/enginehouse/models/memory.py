@@ -9,9 +9,11 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
+from enginehouse.backend import Backend, ModelSource
 from enginehouse.config import structure_options
 from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
 from enginehouse.models.opening import ModelPlan
@@ -34,12 +36,13 @@ class Footprint:
 
 
 def footprint_of(plan: ModelPlan) -> Footprint:
-    """What a model will hold, by its backend's estimate; by the size of its files where there is none."""
+    """What a model and those that draft for it will hold, by their backends' estimates, or by the size of its files."""
     device = MAIN_MEMORY
     try:
         device = _device_of(plan)
-        options = structure_options(plan.backend.options, plan.options, plan.options_path)
-        return Footprint(plan.backend.estimate(plan.source, options).total_bytes, device)
+        models = [(plan.source, plan.backend, plan.options)]
+        models += [drafter.second for drafter in plan.drafters if drafter.second is not None]
+        return Footprint(sum(_estimate(*model) for model in models), device)
     except Exception as error:  # noqa: BLE001 - border to the backend: opening the model will say what is wrong
         _log.debug("no estimate of the memory of %s: %s", plan.name, error)
         return Footprint(_file_bytes(plan.source.path), device)
@@ -49,6 +52,11 @@ def default_budget() -> MemoryBudget:
     """What this machine has, less a little for everything else. GPUs are not bounded: nobody here knows their sizes."""
     sizes = [size for size in (_physical_bytes(), *map(_read_limit, _CGROUP_LIMITS)) if size]
     return MemoryBudget({MAIN_MEMORY: int(min(sizes) * _SHARE)} if sizes else {})
+
+
+def _estimate(source: ModelSource, backend: Backend, options: dict[str, Any]) -> int:
+    """Bytes that a backend will need for one model."""
+    return backend.estimate(source, structure_options(backend.options, options, "options")).total_bytes
 
 
 def _device_of(plan: ModelPlan) -> str:

@@ -88,7 +88,8 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
     exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
     # Verified drafts run through all layers, so a model with early exit drafts nothing by itself.
-    drafters = plan_drafters(name, settings, registry) if exit_policy is None else ()
+    model = source, choice.backend, options
+    drafters = plan_drafters(name, settings, registry, model) if exit_policy is None else ()
     prefix_disk = plan_prefix_disk(name, settings, choice.backend)
     return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
 

@@ -92,6 +92,8 @@ def test_matching_and_estimating_end_with_a_number_or_an_error(tmp_path: Path, d
         assert backend.estimate(source, LlamaCppOptions()).total_bytes >= 0
     except EnginehouseError as error:
         assert "model.gguf" in error.message
+    with pytest.raises(ModelLoadError, match=r"model\.gguf"):
+        backend.count_layers(source)
 
 
 def test_names_of_shards_do_not_count_to_billions(tmp_path: Path) -> None:

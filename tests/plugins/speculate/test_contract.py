@@ -9,7 +9,7 @@ import pytest
 
 from enginehouse.backend import Span
 from enginehouse.config import PluginsSettings, structure_options
-from enginehouse.drafting import DraftContext, Drafter, DraftTask
+from enginehouse.drafting import DraftContext, Drafter, DraftTask, LayerDrafter
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
@@ -50,6 +50,18 @@ class TestDraftModel(DrafterContract):
 
 class TestLayers(DrafterContract):
     drafter_options = {"min_probability": 0.0, "num_layers": 3}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def drafter(cls) -> Drafter:
+        return LayersDrafter()
+
+
+class TestLayersApart(DrafterContract):
+    """A backend opens the first layers as a model of their own."""
+
+    uses_second_model = True
+    drafter_options = {"min_probability": 0.0, "max_tokens": 4}
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -122,6 +134,15 @@ def test_most_layers_are_right_more_often_than_few() -> None:
         return right
 
     assert num_right(2) < num_right(5) < num_right(7)
+
+
+@pytest.mark.parametrize(("num_layers", "half"), [(2, 1), (7, 4), (30, 15)])
+def test_half_of_the_layers_draft_unless_the_settings_say_another_number(num_layers: int, half: int) -> None:
+    drafter = LayersDrafter()
+
+    assert isinstance(drafter, LayerDrafter)
+    assert drafter.choose_layers(LayersOptions(), num_layers) == half
+    assert drafter.choose_layers(LayersOptions(num_layers=num_layers - 1), num_layers) == num_layers - 1
 
 
 def test_a_draft_model_needs_the_same_vocabulary() -> None:

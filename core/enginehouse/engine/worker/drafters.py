@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
+
+from attrs import define
 
 from enginehouse.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.config import structure_options
@@ -56,12 +58,27 @@ def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: in
     if drafter is None:
         raise ModelLoadError(f"the worker has no drafter {load.name!r}")
     options = structure_options(drafter.options, load.options, load.options_path)
-    context = DraftContext(runner, slots, _opener(registry, load.model, progress) if load.model is not None else None)
+    second = _Second(registry, load.model, progress) if load.model is not None else None
     try:
-        return drafter.bind(context, options)
+        bound = drafter.bind(DraftContext(runner, slots, second), options)
     except EnginehouseError as error:
         raise ModelLoadError(f"the drafter {load.name!r}: {error.message}") from error
+    if second is not None and not second.was_opened:
+        bound.shutdown()
+        raise ModelLoadError(f"the drafter {load.name!r} uses no second model; remove its 'source'")
+    return bound
 
 
-def _opener(registry: PluginRegistry, model: ModelLoad, progress: Progress) -> Callable[[], Runner]:
-    return lambda: open_runner(find_backend(registry, model.backend), model, progress)
+@define
+class _Second:
+    """Opens a second model, and remembers that it did."""
+
+    registry: PluginRegistry
+    model: ModelLoad
+    progress: Progress
+    was_opened: bool = False
+
+    def __call__(self) -> Runner:
+        """The runner of the second model."""
+        self.was_opened = True
+        return open_runner(find_backend(self.registry, self.model.backend), self.model, self.progress)
