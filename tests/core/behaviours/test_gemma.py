@@ -4,6 +4,7 @@ The behaviours of completions run again, with this model behind ``server`` and `
 kernels round by the size of the batch, so what asks for equal text there is left to ``test_greedy_text``.
 """
 
+import time
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,25 @@ def model_server(request: pytest.FixtureRequest, gemma_gguf: Path, tmp_path_fact
 def _skip_what_rounding_may_change(request: pytest.FixtureRequest, model_server: Server) -> None:
     if model_server.rounding > 1 and request.node.originalname in NEED_EQUAL_TEXT:
         pytest.skip("on llama.cpp this model's text may turn where two tokens are nearly equal")
-    if model_server.rounding > 1 and request.node.originalname == "test_h34_a_salt_shares_nothing_with_others":
-        pytest.xfail("windows on llama.cpp promise 'bounded' cuts, and core reuses a kept prefix only whole")
 
 
 @pytest.fixture
 def server(model_server: Server) -> Server:
     return model_server
+
+
+def test_h34_a_beginning_longer_than_the_window_is_shared(model_server: Server) -> None:
+    """Another question about the same document, after an answer to the first: the document is not computed again."""
+    document = "The weather was mild, and the road went on between fields of barley. " * 60
+    salt = {"cache_salt": str(time.time_ns())}
+    first, second = (
+        model_server.complete(prompt=f"{document}{question}", max_tokens=8, **salt)["usage"]
+        for question in ("Then it began to rain, and", "In the evening")
+    )
+
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens"] - 20 < second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
+    assert second["prompt_tokens"] > 600
 
 
 def test_a_text_much_longer_than_the_window_is_remembered(model_server: Server) -> None:
