@@ -269,14 +269,18 @@ def test_window_that_was_overwritten_is_not_reused(gemma_path: Path, open_runner
     for start in range(0, 720, 240):
         for handle in (first, second):
             feed(runner, handle, list(range(5000 + start, 5240 + start)), "none")
+    planned = [runner.kept_length(first, length) for length in (300, 719, 720, 900)]
     kept = runner.truncate(first, 300)
     length = runner.length(first)
     runner.free_sequence(first)
+    cut, shared_by_cut = runner.fork(second, 719)
+    runner.free_sequence(cut)
     copy, shared = runner.fork(second, 720)
     rows = feed(runner, copy, [5720])
     runner.free_sequence(copy)
     expected = feed(runner, second, [5720])
     runner.close()
 
-    assert (kept, length, shared) == (0, 0, 720)
+    assert planned == [0, 719, 720, 720], "what cuts will keep is known beforehand"
+    assert (kept, length, shared_by_cut, shared) == (0, 0, 719, 720)
     assert np.abs(rows - expected).max() == 0.0
