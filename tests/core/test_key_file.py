@@ -84,6 +84,15 @@ def test_a_given_key_can_be_added(tmp_path: Path) -> None:
     assert KeyStore(AuthSettings(key_file=str(tmp_path / "keys.txt"))).ring.find(KEY.encode()).name == "alice"
 
 
+@pytest.mark.parametrize("given", ["", "\n", "short\n"])
+def test_no_key_is_made_up_where_one_should_have_been_given(tmp_path: Path, given: str) -> None:
+    """An unset variable in a script would otherwise add a key that nobody has seen."""
+    refused = run("add", "alice", "--file", tmp_path / "keys.txt", "--stdin", input=given)
+
+    assert refused.exit_code == 2 and "at least 20 characters" in refused.output
+    assert not (tmp_path / "keys.txt").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -145,7 +154,7 @@ def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["keys.txt", "keys.txt.lock"]
 
 
-@pytest.mark.parametrize("text", ["alice nonsense\n", LINE + "\n" + LINE + "\n"])
+@pytest.mark.parametrize("text", ["alice nonsense\n", LINE + "\n" + LINE + "\n"], ids=["no hash", "twice"])
 def test_a_broken_file_is_not_changed(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.txt"
     path.write_text(text)

@@ -70,18 +70,19 @@ HASH = GOOD.split()[1]
     [
         ("alice", "must be a name, a hash and options"),
         (f"bob {KEY}", "the second word must be a hash"),
-        ("bob " + HASH[:-1], "the second word must be a hash"),
+        ("bob HASH_CUT", "the second word must be a hash"),
         (f"bob sha256:{'0' * 32}:{'0' * 64}", "the second word must be a hash"),
-        (f"bob {HASH} scope=infer", "unknown option 'scope' (did you mean 'scopes'?)"),
-        (f"bob {HASH} scopes=infer,root", "unknown scope 'root'"),
-        (f"bob {HASH} scopes=", "the option 'scopes' needs one value"),
-        (f"bob {HASH} scopes=infer scopes=admin", "the option 'scopes' needs one value"),
-        (f"bob {HASH} profile=openapi", "unknown profile 'openapi'"),
-        (f"b\x00b {HASH}", "cannot be printed"),
-        (f"alice {HASH}", "the name 'alice' is taken"),
+        ("bob HASH scope=infer", "unknown option 'scope' (did you mean 'scopes'?)"),
+        ("bob HASH scopes=infer,root", "unknown scope 'root'"),
+        ("bob HASH scopes=", "the option 'scopes' needs one value"),
+        ("bob HASH scopes=infer scopes=admin", "the option 'scopes' needs one value"),
+        ("bob HASH profile=openapi", "unknown profile 'openapi'"),
+        ("b\x00b HASH", "cannot be printed"),
+        ("alice HASH", "the name 'alice' is taken"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    line = line.replace("HASH_CUT", HASH[:-1]).replace("HASH", HASH)  # it has a random salt
     path = write(tmp_path, "# comment", GOOD, line)
     with pytest.raises(ConfigError) as caught:
         read_key_file(path)
