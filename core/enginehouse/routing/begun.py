@@ -1,0 +1,89 @@
+"""A generation of which something may have been read before its reader gets it. Used where models are tried."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from enginehouse.backend import Generation
+from enginehouse.errors import EnginehouseError
+from enginehouse.types import Event, TextDelta
+
+__all__ = ["BegunGeneration"]
+
+
+class BegunGeneration:
+    """A generation whose first batches may have been read already. Implements :class:`enginehouse.backend.Generation`.
+
+    Args:
+        shows_logprobs: the log-probabilities are the client's, and not only a probe's.
+        on_begun: called once, when the first batch has come.
+        on_failed: called with the error when there never was a first batch.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        shows_logprobs: bool,
+        on_begun: Callable[[], None] = lambda: None,
+        on_failed: Callable[[EnginehouseError], None] = lambda error: None,
+    ) -> None:
+        self._shows_logprobs = shows_logprobs
+        self._generation = generation
+        self._iterator = generation.__aiter__()
+        self._held: list[Sequence[Event]] = []
+        self._has_begun = False
+        self._on_begun, self._on_failed = on_begun, on_failed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """As the generation has it; some engines learn it with its end."""
+        return self._generation.num_prompt_tokens
+
+    @property
+    def num_replays(self) -> int:
+        """How often the request went on in another worker."""
+        return getattr(self._generation, "num_replays", 0)
+
+    async def read(self) -> Sequence[Event] | None:
+        """One batch more, which is held back; None when there is none. Raises what the generation raises."""
+        batch = await self._next()
+        if batch is not None:
+            self._held.append(batch)
+        return batch
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        """Everything, what was held back first."""
+        try:
+            while self._held:
+                yield self._shown(self._held.pop(0))
+            while (batch := await self._next()) is not None:
+                yield self._shown(batch)
+        finally:
+            self.cancel()
+
+    async def _next(self) -> Sequence[Event] | None:
+        try:
+            batch = await anext(self._iterator, None)
+        except EnginehouseError as error:
+            if not self._has_begun:
+                self._on_failed(error)
+            raise
+        if batch is not None and not self._has_begun:
+            self._has_begun = True
+            self._on_begun()
+        return batch
+
+    def _shown(self, batch: Sequence[Event]) -> Sequence[Event]:
+        """The batch without what only the probe needed."""
+        if self._shows_logprobs:
+            return batch
+        return [
+            msgspec.structs.replace(event, logprobs=None) if isinstance(event, TextDelta) else event for event in batch
+        ]
+
+    def cancel(self) -> None:
+        """Stop generating; idempotent."""
+        self._generation.cancel()
