@@ -14,6 +14,9 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 
 __all__ = ["is_batch_invariant", "may_be_batch_invariant"]
 
+_HALF = ("f16", "f32")
+"""Where both K and V have such a type, llama.cpp has another attention kernel for long chunks."""
+
 _CHUNKS = (1, 2, 7)
 """One row, two rows and more take different kernels."""
 
@@ -25,8 +28,9 @@ def may_be_batch_invariant(library: Library, options: LlamaCppOptions, has_posit
         has_positions_only: all layers keep every position; no sliding window, no recurrent state.
     """
     uses_gpu = library.has_gpu and options.n_gpu_layers != 0
-    same_types = options.type_v == options.type_k and options.type_k in ("f16", "f32")
-    return options.batch_invariant and has_positions_only and not uses_gpu and not same_types
+    # f32 is turned into f16 before each pass; without a type for V, it will be bf16.
+    has_own_kernels = options.type_k in _HALF and options.type_v in _HALF
+    return options.batch_invariant and has_positions_only and not uses_gpu and not has_own_kernels
 
 
 def is_batch_invariant(runner: Runner) -> bool:

@@ -85,6 +85,25 @@ def test_rows_are_llama_cpps_own_memory(smollm: LlamaCppRunner, sequence: int) -
     assert rows.shape == (3, smollm.info.vocab_size)
 
 
+@pytest.mark.parametrize("types", [("f16", "f32"), ("f32", "f16"), ("f32", None)])
+def test_rows_depend_on_chunks_only_where_the_runner_says_so(
+    smollm_path: Path, open_runner: Open, types: tuple[str, str | None]
+) -> None:
+    """llama.cpp computes f32 as f16, and two of a kind with another kernel where a chunk is long."""
+    type_k, type_v = types
+    runner = open_runner(smollm_path, context=256, cache_tokens=512, threads=2, type_k=type_k, type_v=type_v)
+    rows = []
+    for chunk_tokens in (160, 20):
+        sequence = runner.open_sequence()
+        for start in range(0, 160, chunk_tokens):
+            last = feed(runner, sequence, list(range(1000 + start, 1000 + start + chunk_tokens)))
+        rows.append(last)
+    is_invariant = runner.capabilities.batch_invariant
+    runner.close()
+
+    assert is_invariant == np.array_equal(*rows) == (type_v is None)
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 64, 100, 160])
 def test_smollm_rows_do_not_depend_on_chunks(smollm: LlamaCppRunner, sequence: int, chunk_tokens: int) -> None:
     """Also where llama.cpp has another attention kernel for long chunks (64 and more rows)."""
