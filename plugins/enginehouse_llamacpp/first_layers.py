@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from attrs import define, frozen
+from attrs import frozen
 
 from enginehouse.errors import ModelLoadError
 from enginehouse_llamacpp.gguf import shard_paths
@@ -23,6 +23,7 @@ from enginehouse_llamacpp.gguf_reader import (
     Entry,
     GgufReader,
     TensorPlace,
+    Value,
     item_bytes,
     layout_of,
     reading,
@@ -146,7 +147,7 @@ class _Tensor:
     piece: _Piece
 
 
-@define(eq=False)
+@frozen(eq=False)
 class _Model:
     """Everything that the files of a model say of themselves, as it stands there."""
 
@@ -176,8 +177,7 @@ class _Model:
         alignment = values.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise ModelLoadError(f"{path}: not a valid GGUF file: an alignment of {alignment}")
-        reason = _BY_ARCHITECTURE.get(architecture) or _BY_SIZE.get((architecture, num_layers))
-        reason = reason or next((why for key, why in _BY_KEY.items() if values.get(f"{architecture}.{key}")), None)
+        reason = _reason_against(values, architecture, num_layers)
         if reason is not None:
             raise ModelLoadError(f"the first layers of {path.name} are no model of their own: {reason}")
         tensors = [tensor for shard in shard_paths(path) for tensor in _tensors_of(shard, alignment)]
@@ -186,6 +186,12 @@ class _Model:
             raise ModelLoadError(f"{path.name} names {num_layers} layers, but holds tensors of {len(layers)}")
         entries = [(entry, data[entry.begin : entry.end]) for entry in found]
         return cls(reader.version, architecture, num_layers, alignment, entries, tensors)
+
+
+def _reason_against(values: Mapping[str, Value], architecture: str, num_layers: int) -> str | None:
+    """Why the first layers are of no use without the others; None where they are."""
+    reason = _BY_ARCHITECTURE.get(architecture) or _BY_SIZE.get((architecture, num_layers))
+    return reason or next((why for key, why in _BY_KEY.items() if values.get(f"{architecture}.{key}")), None)
 
 
 def _tensors_of(path: Path, alignment: int) -> list[_Tensor]:

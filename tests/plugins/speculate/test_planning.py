@@ -1,0 +1,46 @@
+"""Settings of drafters that are about a second model, on a backend that leaves its layers by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from enginehouse.config import ModelSettings, PluginsSettings
+from enginehouse.drafter_settings import DrafterSettings
+from enginehouse.errors import ConfigError
+from enginehouse.models.drafters import DrafterPlan
+from enginehouse.models.opening import plan_model
+from enginehouse.plugins import PluginRegistry
+
+
+@pytest.fixture(scope="module")
+def registry() -> PluginRegistry:
+    return PluginRegistry.load(PluginsSettings(allow=("speculate",)), builtin=["fake"])
+
+
+def planned(registry: PluginRegistry, drafter: dict[str, Any]) -> DrafterPlan:
+    settings = ModelSettings(source="fake", backend="fake", drafters=(DrafterSettings.read(drafter),))
+    (plan,) = plan_model("m", settings, registry).drafters
+    return plan
+
+
+def test_layers_need_no_second_model_there(registry: PluginRegistry) -> None:
+    plan = planned(registry, {"name": "layers", "num_layers": 3})
+
+    assert plan.second is None
+    assert plan.to_load().model is None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ({"name": "layers", "settings": {"context": 64}}, r"settings: the backend 'fake' opens nothing for 'layers'"),
+        ({"name": "layers", "source": "fake"}, r"source: 'layers' drafts with layers of the model itself"),
+        ({"name": "draft-model", "settings": {"context": 64}}, r"settings: .* which 'source' must name"),
+        ({"name": "draft-model", "backend": "fake"}, r"backend: .* which 'source' must name"),
+    ],
+)
+def test_settings_that_cannot_act_are_refused(registry: PluginRegistry, drafter: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"models\.m\.drafters\[0\]\.{message}"):
+        planned(registry, drafter)
