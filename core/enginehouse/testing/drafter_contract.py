@@ -42,6 +42,7 @@ _SAMPLINGS = {
     "penalised": SamplingParams(temperature=0.7, seed=4, repetition_penalty=1.2),
     "with log-probabilities": SamplingParams(temperature=1.0, seed=5, num_logprobs=2),
 }
+_COUNTS = ("work",)  # what events tell of drafts
 
 
 class DrafterContract:
@@ -182,5 +183,9 @@ def _answers(
 
 
 def _joined(events: Sequence[Any]) -> list[Any]:
-    """The events of each choice, in an order that does not depend on how many tokens a step gave."""
-    return sorted(events, key=lambda event: event.choice)
+    """The events of each choice, in an order that does not depend on how many tokens a step gave; less their counts."""
+    told = [
+        {name: getattr(event, name) for name in event.__struct_fields__ if name not in _COUNTS} | {"kind": type(event)}
+        for event in events
+    ]
+    return sorted(told, key=lambda event: event["choice"])
