@@ -164,6 +164,26 @@ def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) 
     assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
 
 
+def test_a_loaded_sequence_goes_on_in_recorded_steps(tiny_model: TinyModel) -> None:
+    """In another runner, which has computed something else meanwhile: single tokens find their places, too."""
+    first, second = (_open(tiny_model("llama"), context=128) for _ in range(2))
+    token_ids = first.tokenizer.encode(_TEXTS[2], False)
+    kept, other = first.open_sequence(), second.open_sequence()
+    first.forward([Span(kept, 0, np.array(token_ids, np.int32), "none")])
+    second.forward([Span(other, 0, np.array(token_ids[::-1], np.int32), "none")])
+    loaded = second.load(first.save(kept))
+
+    assert first.capabilities.states and second.length(loaded) == len(token_ids)
+    for start, token_id in enumerate((5, 6, 7), len(token_ids)):
+        expected, found = (
+            runner.forward([Span(sequence, start, np.array([token_id], np.int32))]).host()
+            for runner, sequence in ((first, kept), (second, loaded))
+        )
+        assert np.abs(found - expected).max() < 1e-3
+    first.close()
+    second.close()
+
+
 @pytest.mark.slow
 def test_compiled_decode_steps_give_the_same_text(tiny_model: TinyModel, greedy: Greedy) -> None:
     shares: list[tuple[float, str]] = []
