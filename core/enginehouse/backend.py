@@ -32,7 +32,6 @@ __all__ = [
     "ForwardOutput",
     "Generation",
     "LastSampled",
-    "LayerBackend",
     "Match",
     "MemoryEstimate",
     "ModelSource",
@@ -127,23 +126,6 @@ class Backend(Protocol):
         Raises:
             MissingDependency: the library is not installed.
             ModelLoadError: the source is missing, damaged or not supported.
-        """
-        ...
-
-
-@runtime_checkable
-class LayerBackend(Backend, Protocol):
-    """A backend that opens the first layers of a model as a model of their own: what drafters write ahead with.
-
-    For runners that cannot leave a forward pass after some layers (``RunnerCapabilities.exit_layers``). ``options`` has
-    the field ``num_layers: int | None = None``; ``estimate`` and ``open`` honour it, and None is all layers.
-    """
-
-    def count_layers(self, source: ModelSource) -> int:
-        """How many layers the model has, found without the backend's library.
-
-        Raises:
-            ModelLoadError: the source cannot be read, or its first layers are no model of their own; says why.
         """
         ...
 
@@ -465,7 +447,10 @@ class Generation(Protocol):
     :class:`enginehouse.types.RequestFinished`; it raises an EnginehouseError when the request fails.
     """
 
-    num_prompt_tokens: int
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt; some engines learn it with the end."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         """Batches of events; may be iterated once."""

@@ -17,9 +17,18 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner
+from enginehouse.backend import Backend, ModelSource, Runner
 
-__all__ = ["NUM_GRADES", "BoundDrafter", "Draft", "DraftContext", "DraftTask", "Drafter", "LayerDrafter"]
+__all__ = [
+    "NUM_GRADES",
+    "BoundDrafter",
+    "Draft",
+    "DraftContext",
+    "DraftTask",
+    "Drafter",
+    "LayerBackend",
+    "LayerDrafter",
+]
 
 NUM_GRADES = 8
 """How many levels of confidence drafts have: grades are 0, the least sure, to 7."""
@@ -137,10 +146,27 @@ class Drafter(Protocol):
 class LayerDrafter(Drafter, Protocol):
     """A drafter that writes ahead with the first layers of the model itself.
 
-    Where the backend is a :class:`enginehouse.backend.LayerBackend`, ``DraftContext.open_second`` opens these layers, with
-    the settings of the model; elsewhere the runner may offer to leave a forward pass after them.
+    Where the backend is a :class:`LayerBackend`, ``DraftContext.open_second`` opens these layers, with the settings of the
+    model; elsewhere the runner may offer to leave a forward pass after them.
     """
 
     def choose_layers(self, options: Any, num_layers: int) -> int:
         """How many of a model's ``num_layers`` layers draft; core refuses what is not at least one of them, or all."""
+        ...
+
+
+@runtime_checkable
+class LayerBackend(Backend, Protocol):
+    """A backend that opens the first layers of a model as a model of their own: what drafters write ahead with.
+
+    For runners that cannot leave a forward pass after some layers (``RunnerCapabilities.exit_layers``). ``options`` has
+    the field ``num_layers: int | None = None``; ``estimate`` and ``open`` honour it, and None is all layers.
+    """
+
+    def count_layers(self, source: ModelSource) -> int:
+        """How many layers the model has, found without the backend's library.
+
+        Raises:
+            ModelLoadError: the source cannot be read, or its first layers are no model of their own; says why.
+        """
         ...

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from enginehouse.backend import Backend, LayerBackend, ModelSource
+from enginehouse.backend import Backend, ModelSource
 from enginehouse.config import ModelSettings, structure_options
 from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.drafting import LayerDrafter
+from enginehouse.drafting import LayerBackend, LayerDrafter
 from enginehouse.engine.worker import DrafterLoad, ModelLoad
 from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.models.choice import choose_backend

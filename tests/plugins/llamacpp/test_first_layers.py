@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from enginehouse.backend import LayerBackend, ModelSource, Span
+from enginehouse.backend import ModelSource, Span
+from enginehouse.drafting import LayerBackend
 from enginehouse.errors import ModelLoadError
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
