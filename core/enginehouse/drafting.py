@@ -146,8 +146,8 @@ class Drafter(Protocol):
 class LayerDrafter(Drafter, Protocol):
     """A drafter that writes ahead with the first layers of the model itself.
 
-    Where the backend is a :class:`LayerBackend`, ``DraftContext.open_second`` opens these layers, with the settings of the
-    model; elsewhere the runner may offer to leave a forward pass after them.
+    Where the backend is a :class:`LayerBackend`, ``DraftContext.open_second`` opens these layers, with the settings of
+    the model; elsewhere the runner may offer to leave a forward pass after them.
     """
 
     def choose_layers(self, options: Any, num_layers: int) -> int:
