@@ -12,6 +12,7 @@ the memory layout and the masks are ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,16 +29,26 @@ _GROWTH_TOKENS = 256
 
 @frozen(slots=False)
 class Batch:
-    """Spans of equal length in one forward pass: ``num_tokens`` new tokens of each slot from its start on."""
+    """Spans of equal length in one forward pass: ``num_tokens`` new tokens of each slot from its start on.
+
+    Attributes:
+        reach: the pass looks at so many positions even if its sequences are shorter, as the masks made for it do.
+    """
 
     slots: tuple[int, ...]
     starts: tuple[int, ...]
     num_tokens: int
+    reach: int = 0
 
     @property
     def max_length(self) -> int:
-        """Length of the longest sequence after the pass."""
-        return max(self.starts) + self.num_tokens
+        """Positions that the pass looks at: the length of the longest sequence after it, or its reach."""
+        return max(max(self.starts) + self.num_tokens, self.reach)
+
+    def narrowed(self, rows: Sequence[int]) -> Batch:
+        """Some of the sequences, for masks of all of them."""
+        slots, starts = (tuple(numbers[row] for row in rows) for numbers in (self.slots, self.starts))
+        return Batch(slots, starts, self.num_tokens, self.max_length)
 
     @cached_property
     def offset(self) -> int | mx.array:
@@ -87,7 +98,8 @@ class LayerCache:
         window = window_size or self.window
         if window is not None and batch.max_length <= window:
             window = None
-        if window is None and len(batch.slots) == 1 and not return_array:
+        ends_together = len(batch.slots) == 1 and batch.max_length == batch.starts[0] + N
+        if window is None and ends_together and not return_array:
             return None if N == 1 else "causal"
         queries = batch.columns[1][:, None, :, None]
         keys = mx.arange(batch.max_length)
@@ -117,7 +129,8 @@ class LayerCache:
             memory = mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
         memory = _grown(memory, max(batch.slots) + 1, batch.max_length)
         if len(batch.slots) == 1:
-            memory[batch.slots[0], :, batch.starts[0] : batch.max_length] = new[0]
+            start = batch.starts[0]
+            memory[batch.slots[0], :, start : start + batch.num_tokens] = new[0]
         else:
             slots, positions = batch.columns
             memory[slots, :, positions] = new.transpose(0, 2, 1, 3)
@@ -146,6 +159,21 @@ class SlotMemory:
         for layer in self.layers:
             layer.batch = batch
         return self.layers
+
+    def read(self, slot: int, length: int) -> list[mx.array]:
+        """Keys and values of the first ``length`` positions of a slot, (num_kv_heads, length, head_dim) each."""
+        return [memory[slot, :, :length] for memory in self.arrays]
+
+    def write(self, slot: int, saved: Sequence[mx.array]) -> None:
+        """Fill the beginning of a slot with what :meth:`read` returned."""
+        arrays = iter(saved)
+        for layer in self.layers:
+            if layer.keys is not None and layer.values is not None:
+                keys, values = next(arrays), next(arrays)
+                length = keys.shape[1]
+                layer.reserve(slot + 1, length)
+                layer.keys[slot, :, :length], layer.values[slot, :, :length] = keys, values
+        mx.eval(self.arrays)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another, in all layers."""

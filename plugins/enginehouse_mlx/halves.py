@@ -15,9 +15,10 @@ from attrs import evolve, frozen
 
 from enginehouse_mlx.cache import Batch, SlotMemory
 
-__all__ = ["ModelHalves", "cut_model"]
+__all__ = ["PROBE", "ModelHalves", "agrees", "batch_tolerance", "cut_model"]
 
-_PROBE = (0, 1, 2, 3)
+PROBE = (0, 1, 2, 3)
+"""Token ids that models are tried with."""
 
 
 @frozen
@@ -50,10 +51,8 @@ def cut_model(model: Any) -> tuple[ModelHalves, int]:
     halves = uncut
     if (head := _find_head(model)) is not None:
         cut = ModelHalves(model.model, head, can_batch=False)
-        halves = cut if _agrees(expected, lambda: _run_alone(cut, SlotMemory(model)), 1e-4) else uncut
-    # Low precision rounds differently in a batch; a wrong position or mask is off by far more.
-    tolerance = 1e-3 if expected.dtype == mx.float32 else 3e-2
-    can_batch = _agrees(expected[2:], lambda: _run_together(halves, SlotMemory(model)), tolerance)
+        halves = cut if agrees(expected, lambda: _run_alone(cut, SlotMemory(model)), 1e-4) else uncut
+    can_batch = agrees(expected[2:], lambda: _run_together(halves, SlotMemory(model)), batch_tolerance(expected.dtype))
     return evolve(halves, can_batch=can_batch), int(expected.shape[-1])
 
 
@@ -68,19 +67,24 @@ def _find_head(model: Any) -> Callable[[mx.array], mx.array] | None:
 
 def _run_alone(halves: ModelHalves, memory: SlotMemory) -> mx.array:
     """(4, vocab_size) logits of the probe as one sequence."""
-    caches = memory.begin(Batch((0,), (0,), len(_PROBE)))
-    return halves.head(halves.body(mx.array([_PROBE]), caches)[0])
+    caches = memory.begin(Batch((0,), (0,), len(PROBE)))
+    return halves.head(halves.body(mx.array([PROBE]), caches)[0])
 
 
 def _run_together(halves: ModelHalves, memory: SlotMemory) -> mx.array:
     """The last two rows of the probe, from two sequences of unequal length in one call."""
     for slot, length in ((0, 2), (1, 3)):
-        halves.body(mx.array([_PROBE[:length]]), memory.begin(Batch((slot,), (0,), length)))
+        halves.body(mx.array([PROBE[:length]]), memory.begin(Batch((slot,), (0,), length)))
     caches = memory.begin(Batch((0, 1), (2, 3), 1))
-    return halves.head(halves.body(mx.array([[_PROBE[2]], [_PROBE[3]]]), caches)[:, 0])
+    return halves.head(halves.body(mx.array([[PROBE[2]], [PROBE[3]]]), caches)[:, 0])
 
 
-def _agrees(expected: mx.array, compute: Callable[[], mx.array], tolerance: float) -> bool:
+def batch_tolerance(dtype: mx.Dtype) -> float:
+    """Low precision rounds differently in a batch; a wrong position or mask is off by far more."""
+    return 1e-3 if dtype == mx.float32 else 3e-2
+
+
+def agrees(expected: mx.array, compute: Callable[[], mx.array], tolerance: float) -> bool:
     """Whether ``compute`` works and gives ``expected`` within ``tolerance`` of its largest value."""
     try:
         actual = compute()

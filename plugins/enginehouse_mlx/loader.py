@@ -21,8 +21,11 @@ from enginehouse.types import ModelInfo
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.config import older_keys
+from enginehouse_mlx.depth import find_layers
+from enginehouse_mlx.drawing import DrawingRunner
+from enginehouse_mlx.exiting import ExitingRunner
 from enginehouse_mlx.halves import cut_model
-from enginehouse_mlx.runner import DrawingRunner, MlxRunner
+from enginehouse_mlx.runner import MlxRunner
 from enginehouse_mlx.sampling import SUPPORTED
 from enginehouse_mlx.tokenizer import wrap_text
 
@@ -80,6 +83,8 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
     memory = SlotMemory(model)
     max_context = served_context(_without_lost_windows(folder.config, memory), options.context)
     draws = options.draws or ("mlx" if mx.default_device().type == mx.DeviceType.gpu else "core")
+    halves, vocab_size = cut_model(model)
+    layered = find_layers(model, halves, memory)
     capabilities = RunnerCapabilities(
         max_sequences=2 * options.slots,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
@@ -88,8 +93,9 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
         fork="copy",
         logits="device" if draws == "mlx" else "host",
         sampling=SUPPORTED if draws == "mlx" else frozenset(),
+        exit_layers=layered.exit_layers,
+        states=True,
     )
-    halves, vocab_size = cut_model(model)
     text = wrap_text(tokenizer, vocab_size)
     parameters = dict(tree_flatten(model.parameters()))
     info = ModelInfo(
@@ -110,8 +116,8 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
             "draws": draws,
         },
     )
-    runner = DrawingRunner if draws == "mlx" else MlxRunner
-    return runner(halves, memory, capabilities, text, info)
+    runner = DrawingRunner if draws == "mlx" else ExitingRunner
+    return runner(layered, memory, capabilities, text, info)
 
 
 def _without_lost_windows(config: dict[str, Any], memory: SlotMemory) -> dict[str, Any]:

@@ -9,27 +9,26 @@ whole.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from attrs import evolve
 from numpy.typing import NDArray
 
-from enginehouse.backend import Draw, ForwardOutput, LastSampled, RunnerCapabilities, Span, Tokenizer
-from enginehouse.errors import EngineError, InvalidSpan
+from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
+from enginehouse.errors import EngineError
+from enginehouse.saved_states import check_head
 from enginehouse.slot_table import SlotTable, num_tokens
 from enginehouse.types import ModelInfo
 from enginehouse_mlx.cache import Batch, SlotMemory
-from enginehouse_mlx.halves import ModelHalves
-from enginehouse_mlx.sampling import MlxDrawn, sample
+from enginehouse_mlx.depth import LayeredModel
+from enginehouse_mlx.states import pack_sequence, state_format, unpack_sequence
 from enginehouse_mlx.tokenizer import ModelText
 
-__all__ = ["DrawingRunner", "LogitsRows", "MlxRunner", "groups_of"]
+__all__ = ["LogitsRows", "MlxRunner", "groups_of", "num_rows"]
 
 _SHORT_TOKENS = 16
-_UNKNOWN = np.zeros(1, np.int32)
 
 
 class LogitsRows:
@@ -49,11 +48,11 @@ class LogitsRows:
 
 
 class MlxRunner:
-    """Implements :class:`enginehouse.backend.Runner`; a sequence is a slot of :class:`SlotMemory`."""
+    """Implements :class:`enginehouse.backend.StateKeeper`; a sequence is a slot of :class:`SlotMemory`."""
 
     def __init__(
         self,
-        halves: ModelHalves,
+        model: LayeredModel,
         memory: SlotMemory,
         capabilities: RunnerCapabilities,
         text: ModelText,
@@ -62,7 +61,8 @@ class MlxRunner:
         self.capabilities = capabilities
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
-        self._halves: Any = halves
+        self.state_format = state_format(memory, info.metadata["library"])
+        self._model: Any = model
         self._memory: Any = memory
         self._table = SlotTable(capabilities, info.vocab_size)
 
@@ -88,6 +88,18 @@ class MlxRunner:
         self._memory.copy(source, sequence, kept)
         return sequence, kept
 
+    def save(self, sequence: int) -> memoryview:
+        """See :class:`enginehouse.backend.StateKeeper`."""
+        return pack_sequence(self._memory, sequence, self._table.saved_length(sequence), self.state_format)
+
+    def load(self, data: memoryview) -> int:
+        """See :class:`enginehouse.backend.StateKeeper`."""
+        num_tokens = check_head(data, self.state_format)
+        saved = unpack_sequence(self._memory, num_tokens, data)
+        sequence = self._table.adopt(num_tokens)
+        self._memory.write(sequence, saved)
+        return sequence
+
     def free_tokens(self) -> int:
         """Positions that no sequence holds."""
         return self._table.free_tokens()
@@ -96,31 +108,44 @@ class MlxRunner:
         """Append all spans; failed, no sequence has grown."""
         self._table.check(spans)
         try:
-            logits = self._logits(spans)
-            mx.eval(logits, self._memory.arrays)
+            rows = self._rows(spans)
+            mx.eval(rows.logits, self._memory.arrays)
         except RuntimeError as error:  # what MLX raises, out of memory included
             raise EngineError(f"mlx: the forward pass failed: {error}") from error
         self._table.advance(spans)
-        return LogitsRows(logits)
+        return rows
 
     def abort(self) -> None:
         """No effect: MLX evaluates a step as a whole."""
 
     def close(self) -> None:
         """Drop weights and KV memory; again is no error."""
-        self._halves = self._memory = None
+        self._model = self._memory = None
         mx.clear_cache()
+
+    def _rows(self, spans: Sequence[Span]) -> LogitsRows:
+        """Rows of checked spans, not yet evaluated."""
+        return LogitsRows(self._logits(spans))
 
     def _logits(self, spans: Sequence[Span]) -> mx.array:
         """(num_rows, vocab_size) float32 of checked spans, not yet evaluated."""
         hidden: dict[int, mx.array] = {}
-        sizes = [num_tokens(span) for span in spans]
-        for group in groups_of(sizes) if self._halves.can_batch else [[i] for i in range(len(spans))]:
+        for group in self._calls(spans):
             hidden |= self._run([spans[i] for i in group], group)
         wanted = [rows for _, rows in sorted(hidden.items()) if len(rows)]
         width = self.info.vocab_size
-        logits = self._halves.head(mx.concatenate(wanted)) if wanted else mx.zeros((0, width))
+        logits = self._model.halves.head(mx.concatenate(wanted)) if wanted else mx.zeros((0, width))
         return logits.astype(mx.float32)
+
+    def _calls(self, spans: Sequence[Span]) -> Iterator[list[int]]:
+        """Which spans share a call of the model, by index; they run the same layers."""
+        depths: dict[int | None, list[int]] = defaultdict(list)
+        for i, span in enumerate(spans):
+            depths[span.num_layers].append(i)
+        for indices in depths.values():
+            sizes = [num_tokens(spans[i]) for i in indices]
+            groups = groups_of(sizes) if self._model.halves.can_batch else [[place] for place in range(len(sizes))]
+            yield from ([indices[place] for place in group] for group in groups)
 
     def _run(self, spans: Sequence[Span], indices: Sequence[int]) -> dict[int, mx.array]:
         """Call the model on a group of spans; the wanted rows (num_rows, width) by index.
@@ -133,11 +158,11 @@ class MlxRunner:
         token_ids = np.zeros((len(spans), batch.num_tokens), np.int32)
         for row, span in enumerate(spans):
             token_ids[row, : sizes[row]] = span.input
-        output = self._halves.body(self._inputs(mx.array(token_ids), spans), self._memory.begin(batch))
+        body = self._model.body(spans[0].num_layers)
+        output = body(self._inputs(mx.array(token_ids), spans), self._memory.begin(batch))
         rows = {}
         for row, (index, span, size) in enumerate(zip(indices, spans, sizes, strict=True)):
-            first = {"none": size, "last": size - 1, "all": 0}[span.outputs]
-            rows[index] = output[row, first:size]
+            rows[index] = output[row, size - num_rows(span) : size]
         return rows
 
     def _inputs(self, token_ids: mx.array, _spans: Sequence[Span]) -> mx.array:
@@ -145,65 +170,9 @@ class MlxRunner:
         return token_ids
 
 
-class DrawingRunner(MlxRunner):
-    """Also draws the tokens, with MLX; implements :class:`enginehouse.backend.DeviceSampler`.
-
-    A pass is built and begun, but not waited for: the next one can be built before its tokens are read.
-    """
-
-    def __init__(
-        self,
-        halves: ModelHalves,
-        memory: SlotMemory,
-        capabilities: RunnerCapabilities,
-        text: ModelText,
-        info: ModelInfo,
-    ) -> None:
-        super().__init__(halves, memory, capabilities, text, info)
-        self._last = mx.zeros((capabilities.max_sequences,), mx.int32)
-        self._drawn: set[int] = set()
-
-    def free_sequence(self, sequence: int) -> None:
-        """Give the slot back; what was drawn for it is forgotten."""
-        super().free_sequence(sequence)
-        self._drawn.discard(sequence)
-
-    def forward(self, spans: Sequence[Span]) -> LogitsRows:
-        """Build one pass over all spans and begin it; failed, no sequence has grown."""
-        known = [self._with_size(span) for span in spans]
-        self._table.check(known)
-        try:
-            logits = self._logits(known)
-            mx.async_eval(logits, self._memory.arrays)
-        except RuntimeError as error:
-            raise EngineError(f"mlx: the forward pass failed: {error}") from error
-        self._table.advance(known)
-        return LogitsRows(logits)
-
-    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> MlxDrawn:
-        """Begin the draws; see :class:`enginehouse.backend.DeviceSampler`."""
-        assert isinstance(output, LogitsRows)
-        drawn = sample(output.logits, draws)
-        slots = [draw.sequence for draw in draws]
-        self._last[mx.array(slots)] = mx.maximum(drawn.arrays[0], 0)
-        self._drawn.update(slots)
-        mx.async_eval(*drawn.arrays, self._last)
-        return drawn
-
-    def _inputs(self, token_ids: mx.array, spans: Sequence[Span]) -> mx.array:
-        """(num_spans, num_tokens) int32, with the tokens that are still being drawn."""
-        late = [row for row, span in enumerate(spans) if span.input is _UNKNOWN]
-        if late:
-            token_ids[mx.array(late), 0] = self._last[mx.array([spans[row].sequence for row in late])]
-        return token_ids
-
-    def _with_size(self, span: Span) -> Span:
-        """The span with any token in the place of one that is still being drawn."""
-        if not isinstance(span.input, LastSampled):
-            return span
-        if span.sequence not in self._drawn:
-            raise InvalidSpan(f"sequence {span.sequence}: no token was drawn for it")
-        return evolve(span, input=_UNKNOWN)
+def num_rows(span: Span) -> int:
+    """Rows of logits that the span gives."""
+    return {"none": 0, "last": 1, "all": span.num_tokens}[span.outputs]
 
 
 def groups_of(sizes: Sequence[int]) -> list[list[int]]:

@@ -53,7 +53,7 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
     if not isinstance(runner, LayerAccess):
         raise ModelLoadError(
             f"{load.options_path}: the backend {backend!r} has no access to the layers of this model, so that no token "
-            "could leave them early; remove the setting, or use a backend that has (hf on the CPU)"
+            "could leave them early; remove the setting, or use a backend that has (docs/early-exit.md names them)"
         )
     policy = registry.exit_policies.get(load.name)
     if policy is None:

@@ -1,0 +1,63 @@
+"""Saved sequences as bytes: keys and values of all its positions, layer by layer, behind the head that core checks.
+
+Sliding-window layers keep every position here, so a saved sequence is cut and continued like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from enginehouse.errors import StateRefused
+from enginehouse.saved_states import HEAD_BYTES, state_body, write_head
+from enginehouse_mlx.cache import SlotMemory
+
+__all__ = ["pack_sequence", "state_format", "unpack_sequence"]
+
+
+def state_format(memory: SlotMemory, library: str) -> str:
+    """See :class:`enginehouse.backend.StateKeeper`; of a memory whose layers have run once."""
+    arrays = ", ".join(f"{shape} {dtype}" for shape, dtype in _forms(memory))
+    return f"{library}, {mx.default_device()}, keys and values of each layer: {arrays}"
+
+
+def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, state_format: str) -> memoryview:
+    """A copy of the first ``num_tokens`` positions of a slot."""
+    arrays = [_as_bytes(array) for array in memory.read(slot, num_tokens)]
+    mx.eval(arrays)
+    data = memoryview(bytearray(HEAD_BYTES + sum(array.nbytes for array in arrays)))
+    body, begin = np.frombuffer(state_body(data), np.uint8), 0
+    for array in arrays:
+        body[begin : begin + array.nbytes] = np.asarray(array).reshape(-1)
+        begin += array.nbytes
+    write_head(data, state_format, num_tokens)
+    return data
+
+
+def unpack_sequence(memory: SlotMemory, num_tokens: int, data: memoryview) -> Sequence[mx.array]:
+    """What :meth:`SlotMemory.write` fills a slot with.
+
+    Raises:
+        StateRefused: the data is of another size than so many tokens have here.
+    """
+    forms = _forms(memory)
+    sizes = [num_heads * num_tokens * width * dtype.size for (num_heads, width), dtype in forms]
+    body = np.frombuffer(state_body(data), np.uint8)
+    if body.nbytes != sum(sizes):
+        raise StateRefused(f"the data holds something else than {num_tokens} tokens of this model")
+    parts = np.split(body, np.cumsum(sizes)[:-1])
+    return [
+        mx.view(mx.array(part.reshape(num_heads, num_tokens, -1)), dtype)
+        for part, ((num_heads, _), dtype) in zip(parts, forms, strict=True)
+    ]
+
+
+def _forms(memory: SlotMemory) -> list[tuple[tuple[int, int], mx.Dtype]]:
+    """Heads and numbers per head of one position, and their type: of the keys and of the values of each layer."""
+    return [((array.shape[1], array.shape[3]), array.dtype) for array in memory.arrays]
+
+
+def _as_bytes(array: mx.array) -> mx.array:
+    return mx.view(mx.contiguous(array), mx.uint8)
