@@ -56,6 +56,14 @@ def _check_origins(_: object, attribute: Any, value: tuple[str, ...]) -> None:
             raise ValueError(f"'{attribute.name}' must hold origins such as https://app.example, not {origin!r}")
 
 
+def _check_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
+    """The Host header is compared without its port and brackets, so names that have them would never match."""
+    for host in value:
+        is_address = host.count(":") > 1 and not host.startswith("[")
+        if not host or re.search(r"[/\s@\[\]]", host) or (":" in host and not is_address):
+            raise ValueError(f"'{attribute.name}' must hold names such as app.example, without a port, not {host!r}")
+
+
 @frozen(kw_only=True)
 class ServerSettings:
     """``[server]``: the HTTP server.
@@ -65,12 +73,14 @@ class ServerSettings:
         port: TCP port; 0 takes any free one.
         allowed_hosts: further names that the Host header may carry; loopback and ``host`` always may.
         cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all of them.
-        insecure: listen beyond loopback without keys; anyone who reaches the port can use the models.
+        insecure: listen beyond loopback without keys; anyone who reaches the port can use the models. What stands below
+            ``/admin`` is answered to this machine only.
         unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
             serves the request and lists the field in a response header.
         profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
         log_format: ``text`` writes log lines for people, ``json`` one JSON object per line.
-        show_prompts: show the prompts of running requests to keys with the scope ``admin``.
+        show_prompts: show the prompts of running requests to keys with the scope ``admin``, and in the details of
+            their answers what the prefix cache holds where a prompt leaves it. Without keys, to this machine.
         key_metrics: let metrics tell the API keys apart, by their names.
         log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
             ``enginehouse.prompts``. Without both no prompt is logged.
@@ -86,7 +96,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = field(default=8080, validator=[ge(0), le(65535)])
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_hosts)
     cors_origins: tuple[str, ...] = field(default=(), validator=_check_origins)
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
@@ -104,6 +114,12 @@ class ServerSettings:
     pull: bool = False
 
 
+def _check_image_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
+    for host in value:
+        if not host or re.search(r"[/\s@]", host):
+            raise ValueError(f"'{attribute.name}' must hold hosts such as images.example, not {host!r}")
+
+
 @frozen(kw_only=True)
 class MediaSettings:
     """``[media]``: images in messages, for models that take them.
@@ -119,7 +135,7 @@ class MediaSettings:
         timeout_s: seconds in which an image must be read.
     """
 
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_image_hosts)
     allow_private: bool = False
     max_images: int = field(default=16, validator=ge(1))
     max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0))
@@ -147,6 +163,8 @@ class ModelSettings:
         python: Python of the virtual environment that the worker process uses; unset is the server's own.
         step_timeout_s: seconds that a forward pass, or tokenizing one prompt, may take; a worker that takes longer is
             killed and started again. 0 is no limit.
+        load_timeout_s: seconds that loading may go on without any progress; then the worker is killed and the load has
+            failed. 0 is no limit.
         replay: go on with running requests where they were when their worker dies; else they end with an error.
         replay_timeout_s: seconds that a request waits for its worker to come back before it ends with an error.
         aliases: further names of this model.
@@ -185,6 +203,7 @@ class ModelSettings:
     isolation: Literal["process", "thread"] = "process"
     python: str | None = None
     step_timeout_s: float = field(default=300.0, validator=ge(0))
+    load_timeout_s: float = field(default=900.0, validator=ge(0))
     replay: bool = True
     replay_timeout_s: float = field(default=300.0, validator=gt(0))
     aliases: tuple[str, ...] = ()
@@ -245,6 +264,7 @@ class Settings:
         for path, name in self.router.named_models():
             if name not in self.models:
                 raise ConfigError(f"{path}: no model {name!r} is served{closest(name, tuple(self.models))}", path)
+        self._check_names()
         taken: dict[str, str] = dict.fromkeys(self.models, "a model of that name")
         for name, model in self.models.items():
             if model.pin and model.ttl is not None:
@@ -258,6 +278,17 @@ class Settings:
                     hint = closest(alias, model.aliases)
                     path = f"models.{name}.alias_defaults.{alias}"
                     raise ConfigError(f"the model has no alias {alias!r}{hint}", path)
+
+    def _check_names(self) -> None:
+        """Names of models stand in headers and log lines."""
+        for name, model in self.models.items():
+            for path, known in (("models", name), *((f"models.{name}.aliases", alias) for alias in model.aliases)):
+                if not known.strip() or not known.isprintable():
+                    raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
+
+    def served_names(self) -> tuple[str, ...]:
+        """The names and aliases of all models."""
+        return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
 
 
 def is_loopback(host: str) -> bool:

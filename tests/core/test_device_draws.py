@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from enginehouse.backend import Draw, ForwardOutput, LastSampled, Span
 from enginehouse.engine.device_draws import can_draw
 from enginehouse.engine.loop import EngineOutput, StepEngine
-from enginehouse.errors import EnginehouseError, GenerationFailed
+from enginehouse.errors import EnginehouseError, GenerationFailed, StepAborted
 from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from enginehouse.testing.fake_sampling import FakeDrawn
 from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams
@@ -188,6 +188,31 @@ def test_a_failed_pass_fails_its_own_requests_only() -> None:
     requests = [(_request(SamplingParams(seed=s), 10, stopping={"ignore_eos": True}), _prompt(s, 6)) for s in range(2)]
 
     assert [events[-1] for events in _run(engine, requests)] == [(10, 6), (10, 6)]
+
+
+class _AbortedRunner(_WatchedRunner):
+    """Is told to stop where nobody asked for it, as when the pass that was meant has just ended; it has computed."""
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        output = super().forward(spans)
+        if self.num_steps in (4, 7):
+            raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
+        return output
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_pass_that_is_aborted_behind_a_token_on_the_device_is_done_again(
+    num_requests: int, window: int | None
+) -> None:
+    def requests() -> list[tuple[EngineRequest, list[int]]]:
+        stopping = {"ignore_eos": True}
+        return [(_request(SamplingParams(seed=s), 10, stopping=stopping), _prompt(s, 6)) for s in range(num_requests)]
+
+    options = FakeOptions(device_sampling=True, slots=4, window=window)
+    undisturbed = _run(StepEngine(_WatchedRunner(options), EngineSettings(slots=4), {}), requests())
+
+    assert _run(StepEngine(_AbortedRunner(options), EngineSettings(slots=4), {}), requests()) == undisturbed
 
 
 def test_a_broken_row_fails_its_request() -> None:

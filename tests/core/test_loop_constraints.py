@@ -10,7 +10,7 @@ import pytest
 from enginehouse.backend import Span
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, UnsupportedParameter
-from enginehouse.testing.fake_runner import FakeRunner
+from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
     ChoiceFinished,
     Constraint,
@@ -275,3 +275,43 @@ def test_prompt_logprobs_are_those_of_a_plain_forward_pass(chunk: int, max_token
     assert np.allclose([entry.logprob for entry in entries], expected, atol=1e-5)
     assert all(len(entry.top) == 2 for entry in entries)
     assert finish_of(events, 1).num_tokens == max_tokens
+
+
+@pytest.mark.parametrize("cache_tokens", [200, 201])
+def test_a_sequence_that_comes_into_its_step_late_keeps_to_its_grammar(cache_tokens: int) -> None:
+    """The cache is full when a prompt is due; its sequence makes way, and another one decodes in its place."""
+    options = FakeOptions(mixed_batch=False, cache_tokens=cache_tokens, slots=2)
+    runner = FakeRunner(options)
+    settings = EngineSettings(slots=2, prefill_chunk_tokens=1)
+    one = StepEngine(runner, settings, {}, [LiteralDecoder()])
+    wanted = "quick brown foxes and lazy dogs " * 4
+    constrained = make(max_tokens=300, constraint=Constraint(kind="regex", text=wanted))
+    long = make(max_tokens=3)
+    events: dict[str, list] = {constrained.request_id: [], long.request_id: []}
+    one.add(constrained, PROMPT)
+    for _ in range(3):
+        for request_id, event in one.step():
+            events[request_id].append(event)
+    one.add(long, [97 + n % 26 for n in range(100)])
+    while one.has_work():
+        for request_id, event in one.step():
+            events[request_id].append(event)
+
+    assert one.stats().num_preemptions == 1
+    assert text_of(events[constrained.request_id]) == wanted
+    assert isinstance(events[long.request_id][-1], RequestFinished)
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_a_prompt_that_is_only_computed_takes_no_forced_token(forces: bool) -> None:
+    reasoning = ReasoningParams(is_open=True, budget=0)
+    requests = [
+        make(max_tokens=0, constraint=Constraint(kind="regex", text="the stop")),
+        make(max_tokens=0, reasoning=reasoning),
+        make(max_tokens=0, reasoning=reasoning, num_choices=2, constraint=Constraint(kind="regex", text="the stop")),
+    ]
+    events = run(engine(LiteralDecoder(forces)), *requests)
+
+    for request in requests:
+        assert finish_of(events[request.request_id]).finish_reason == "length"
+        assert text_of(events[request.request_id]) == ""

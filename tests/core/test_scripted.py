@@ -15,7 +15,7 @@ from enginehouse.errors import (
     ModelLoadError,
     Overloaded,
 )
-from enginehouse.testing.script import write_script
+from enginehouse.testing.script import Script, ScriptToken, write_script
 from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions
 from enginehouse.types import (
     ChoiceFinished,
@@ -225,3 +225,18 @@ def test_wrong_scripts(tmp_path: Path, content: str, problem: str) -> None:
 
     with pytest.raises(ModelLoadError, match=problem):
         ScriptedBackend().open(ModelSource(str(path), path), ScriptedOptions(), lambda share, text: None)
+
+
+async def test_cancelled_while_it_waits_for_a_slot() -> None:
+    """The place that it had not got yet is nobody's."""
+    engine = ScriptedEngine(Script(tokens=(ScriptToken(text="a"), ScriptToken(delay_s=0.05))), ScriptedOptions(slots=1))
+    first, second, third = (asyncio.create_task(events_of(engine, request())) for _ in range(3))
+    await asyncio.sleep(0.01)
+    third.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await third
+    assert engine.slots.num_running == len(engine.slots.waiting) == 1
+    await asyncio.gather(first, second)
+
+    assert engine.slots.num_running == 0
+    assert not engine.slots.waiting

@@ -14,9 +14,20 @@ from hypothesis import strategies as st
 from enginehouse.backend import ForwardOutput, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftTask
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import InvalidSpan
+from enginehouse.errors import GenerationFailed, InvalidSpan
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
-from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams
+from enginehouse.types import (
+    Constraint,
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    Resume,
+    ResumedChoice,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+    WorkCounts,
+)
 
 from .test_loop import Result, drive, free_tokens, make_request, prompt_of, run
 from .test_loop_constraints import LiteralDecoder
@@ -257,13 +268,15 @@ class Broken(Oracle):
             return []
         if self.where == "vocabulary":
             return [Draft([10**6])] * len(tasks)
+        if self.where == "grade":
+            return [Draft([97], "high")] * len(tasks)  # type: ignore[arg-type]
         return [Draft([])] * len(tasks)
 
     def close(self, session: int) -> None:
         raise RuntimeError("close")
 
 
-@pytest.mark.parametrize("where", ["open", "propose", "too few", "vocabulary", "empty"])
+@pytest.mark.parametrize("where", ["open", "propose", "too few", "vocabulary", "grade", "empty"])
 def test_a_broken_drafter_costs_nothing_but_itself(where: str, caplog: pytest.LogCaptureFixture) -> None:
     request, prompt = make_request(max_tokens=30, ignore_eos=True), prompt_of(2, 10)
     plain = run(engine_with(None), [(request, prompt)])[0]
@@ -316,3 +329,67 @@ class CountingRefusals(FakeRunner):
         except InvalidSpan:
             self.num_refused += 1
             raise
+
+
+def test_a_request_that_cannot_enter_closes_its_sessions() -> None:
+    """Its first choice was made, and then its grammar refused what it was told to have written elsewhere."""
+    oracle = Oracle([])
+    engine = engine_with(oracle, decoders=[LiteralDecoder()])
+    request = make_request(num_choices=2, constraint=Constraint(kind="regex", text="the stop"))
+    with pytest.raises(GenerationFailed):
+        engine.add(request, prompt_of(4, 12), Resume((ResumedChoice(0), ResumedChoice(1, (120,)))))
+
+    assert not oracle.open_sessions
+    assert not engine.has_work()
+
+
+def test_events_tell_what_was_drafted_so_far() -> None:
+    request, prompt = make_request(max_tokens=40, ignore_eos=True), prompt_of(2, 10)
+    plain = run(engine_with(None), [(request, prompt)])[0]
+    engine = counting_engine(Oracle([[*prompt, *plain.token_ids[0]]]))
+    engine.add(request, prompt)
+    events = [event for _ in iter(engine.has_work, False) for _, event in engine.step()]
+    counts = [event.work for event in events if isinstance(event, TextDelta)]
+    summary = events[-1]
+
+    assert isinstance(summary, RequestFinished)
+    assert summary.num_drafted_tokens > 0
+    assert counts[0] is None, "nothing was drafted yet"
+    assert counts[-1] == WorkCounts(summary.num_drafted_tokens, summary.num_accepted_tokens)
+
+
+def test_requests_that_wait_hold_no_session() -> None:
+    """Second models have few places, and what was queued would find none when its turn comes."""
+    oracle, most = Oracle([]), 0
+    engine = engine_with(oracle, slots=2)
+    for seed in range(6):
+        engine.add(make_request(max_tokens=4, ignore_eos=True), prompt_of(seed, 10))
+    for _ in iter(engine.has_work, False):
+        engine.step()
+        most = max(most, len(oracle.open_sessions))
+
+    assert most == 2
+    assert not oracle.open_sessions
+
+
+class NarrowRunner(FakeRunner):
+    """Breaks where several tokens of an answer are computed at once."""
+
+    num_failures = 0
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        if any(span.start and span.outputs == "all" for span in spans):
+            self.num_failures += 1
+            raise RuntimeError("one token at a time")
+        return super().forward(spans)
+
+
+def test_a_pass_that_fails_with_drafts_is_done_without() -> None:
+    work = [(make_request(max_tokens=30, ignore_eos=True), prompt_of(seed, 10)) for seed in range(2)]
+    plain = run(engine_with(None), work)
+    texts = [[*prompt, *one.token_ids[0]] for one, (_, prompt) in zip(plain, work, strict=True)]
+    runner = NarrowRunner()
+    drafted = run(StepEngine(runner, EngineSettings(), {}, drafters={"oracle": Oracle(texts)}), work)
+
+    assert [seen_of(one) for one in drafted] == [seen_of(one) for one in plain]
+    assert runner.num_failures > 0

@@ -18,7 +18,8 @@ import pytest
 
 from enginehouse.config import PluginsSettings
 from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.engine.worker.carrier import ProcessCarrier, describe_exit, worker_command
+from enginehouse.engine.worker.carrier import ProcessCarrier, worker_command
+from enginehouse.engine.worker.endings import count_memory_kills, describe_exit, ending_of
 from enginehouse.engine.worker.link import frame, socket_pair
 from enginehouse.engine.worker.messages import encode
 from enginehouse.errors import EngineDead, ModelLoadError, WorkerDied
@@ -226,6 +227,65 @@ def test_exit_is_described(returncode, text):
     assert text in describe_exit(returncode)
 
 
+@pytest.mark.parametrize(
+    ("returncode", "num_memory_kills", "is_own", "is_from_outside"),
+    [
+        (-signal.SIGKILL, 0, False, True),
+        (-signal.SIGKILL, 0, True, False),
+        (-signal.SIGKILL, 1, False, False),
+        (-signal.SIGKILL, None, False, False),
+        (-signal.SIGABRT, 0, False, False),
+        (1, 0, False, False),
+    ],
+)
+def test_only_a_kill_with_memory_to_spare_comes_from_outside(returncode, num_memory_kills, is_own, is_from_outside):
+    ending = ending_of(returncode, num_memory_kills, is_own=is_own)
+
+    assert ending.is_from_outside is is_from_outside
+    assert ending.text == describe_exit(returncode, num_memory_kills)
+
+
+async def test_kill_from_outside_is_told_from_a_crash_and_from_the_servers_own():
+    async with open_engine(step_delay_s=0.01) as killed, open_engine(faults={"abort_at_step": 2}) as crashed:
+        os.kill(pid_of(killed), signal.SIGKILL)
+        with pytest.raises(EngineDead, match="SIGABRT"):
+            await drain(crashed, make_request())
+        await killed.died
+
+        assert killed.is_killed_from_outside == (count_memory_kills() is not None)
+        assert not crashed.is_killed_from_outside
+
+    hung = await WorkerEngine.open(
+        load_message(faults={"hang_at_step": 2}),
+        isolation="process",
+        python=None,
+        on_progress=lambda share, text: None,
+        step_timeout_s=0.2,
+    )
+    with pytest.raises(EngineDead, match=r"a step took longer than 0\.2 s"):
+        await drain(hung, make_request())
+    assert not hung.is_killed_from_outside
+    await hung.close()
+
+
+async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():
+    reports: list[tuple[float, str]] = []
+    with pytest.raises(ModelLoadError) as refused:
+        await WorkerEngine.open(
+            load_message(open_delay_s=600.0),
+            isolation="process",
+            python=None,
+            on_progress=lambda *report: reports.append(report),
+            load_timeout_s=0.6,
+        )
+
+    assert "did not get on for 0.6 s; the last news was 'imagining weights' at 0%" in refused.value.message
+    assert "raise models.m.load_timeout_s" in refused.value.message
+    assert reports == [(0.0, "imagining weights")]
+    async with asyncio.timeout(5):
+        assert await _workers(0) == []
+
+
 # -- plugins of our own, installed for the worker --------------------------------------------------
 
 HOSTILE = """
@@ -334,10 +394,13 @@ async def test_what_a_library_prints_goes_to_stderr(capfd):
 async def test_death_is_noticed_although_a_process_that_the_worker_started_holds_the_link():
     async with open_engine(backend="hostile", deed="start a process") as engine:
         generation = await engine.submit(make_request())
+        (left_behind,) = children_of(pid_of(engine))
         os.kill(pid_of(engine), signal.SIGKILL)
         async with asyncio.timeout(1):
             with pytest.raises(EngineDead, match="SIGKILL"):
                 _ = [batch async for batch in generation]
+
+        assert wait_gone(left_behind, 5)
 
 
 # -- the server dies -------------------------------------------------------------------------------

@@ -222,6 +222,9 @@ def test_tokens_that_fit_no_frame_are_refused():
     intake = Intake(engine, FakeTokenizer(), send, lambda *_: None)
     intake.start()
     intake.call(Tokenize(1, (Segment("hello"),), False))
+    deadline = time.monotonic() + 10
+    while not sent and time.monotonic() < deadline:
+        time.sleep(0.002)
     intake.close()
 
     (failed,) = sent
@@ -241,3 +244,20 @@ def test_queue_bound_counts_the_tokens_of_prompts_that_enter():
     bench.submit("next", token_ids=(1,))
     bench.wait(lambda: bench.entered == ["long", "next"])
     bench.intake.close()
+
+
+def test_closing_waits_for_the_prompt_at_work_and_for_no_other(bench):
+    bench.submit("first", "slow")
+    assert bench.tokenizer.is_busy.wait(5)
+    for number in range(3):
+        bench.submit(f"later {number}", "slow")
+    bench.intake.call(Tokenize(1, (Segment("slow"),), False))
+    closing = threading.Thread(target=bench.intake.close)
+    closing.start()
+    bench.tokenizer.is_busy.clear()
+    bench.tokenizer.gate.set()
+    closing.join(5)
+
+    assert not closing.is_alive()
+    assert not bench.tokenizer.is_busy.is_set(), "a second prompt was begun"
+    assert [type(message) for message in bench.sent] == [Accepted]

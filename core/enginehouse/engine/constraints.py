@@ -91,15 +91,19 @@ def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: 
 
 
 class ConstraintState:
-    """One sequence's place in its grammar."""
+    """One sequence's place in its grammar, and the mask of the next token there."""
 
     def __init__(self, matcher: Matcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._bitmask = np.empty((vocab_size + 31) // 32, np.int32)
+        self._is_filled = False
         self._error: EnginehouseError | None = None
 
     def fill(self) -> None:
-        """Compute the mask of the next token. Any thread, one at a time; never raises."""
+        """Compute the mask ahead of time. Any thread, one at a time; never raises."""
+        if self._is_filled:
+            return
+        self._is_filled = True
         try:
             self._matcher.fill_bitmask(self._bitmask)
         except EnginehouseError as error:
@@ -108,13 +112,15 @@ class ConstraintState:
             self._error = GenerationFailed(f"The structured decoder failed: {error!r}")
 
     def bitmask(self) -> NDArray[np.int32]:
-        """(ceil(vocab_size / 32),) int32, as last filled; raises what went wrong then."""
+        """(ceil(vocab_size / 32),) int32, of the next token; raises what went wrong with it."""
+        self.fill()  # nobody has where the sequence came into its step late, or this is not its first token in it
         if self._error is not None:
             raise self._error
         return self._bitmask
 
     def accept(self, token_id: int) -> None:
         """The sequence grew."""
+        self._is_filled = False
         self._matcher.accept(token_id)
 
     def forced_token_ids(self) -> Sequence[int]:

@@ -17,7 +17,15 @@ from enginehouse.engine.sampling import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import GenerationFailed
 from enginehouse.output.text_stream import Piece
-from enginehouse.types import HeldTokens, PromptLogprobs, RequestFinished, TextDelta, TokenLogprob, TopLogprob
+from enginehouse.types import (
+    HeldTokens,
+    PromptLogprobs,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+    WorkCounts,
+)
 
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
@@ -69,12 +77,21 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     exits = tuple(sequence.pending_exits.popleft() for _ in piece.token_ids)
     if not any(exits):
         exits = ()
+    work = _work(sequence.owner)
     if not sequence.text.num_pending and not sequence.untold:
-        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits)
+        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits, work=work)
     held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
     probabilities, sequence.untold = tuple(sequence.untold), []
     held_now = held if held.token_ids else None
-    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits)
+    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits, work)
+
+
+def _work(owner: ActiveRequest) -> WorkCounts | None:
+    if not (owner.num_drafted_tokens or owner.num_early_exit_tokens):
+        return None
+    return WorkCounts(
+        owner.num_drafted_tokens, owner.num_accepted_tokens, owner.num_early_exit_tokens, owner.num_skipped_layers
+    )
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:

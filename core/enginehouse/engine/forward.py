@@ -6,6 +6,7 @@ thread; knows nothing of sampling or text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,8 @@ from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
 
 __all__ = ["Computed", "Fail", "Rows", "forward"]
+
+_log = logging.getLogger(__name__)
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]
 """Sequences that got logits, each with its rows in order of position: (num_rows, vocab_size) float32."""
@@ -49,7 +52,9 @@ def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
             return _collect(batch, scheduler.runner.forward(batch.spans))
         except Exception as error:  # noqa: BLE001 - a runner's fault must not end the other requests
             if scheduler.has_pending:
-                break  # tried again in the next step, when the tokens still on the device are known
+                # Tried again in the next step, when the tokens still on the device are known.
+                scheduler.is_in_doubt = not isinstance(error, CacheFull)
+                break
             if isinstance(error, CacheFull):
                 if not scheduler.drop_drafts() and not scheduler.make_room():
                     fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {error}"))
@@ -58,6 +63,10 @@ def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
             scheduler.resync()
             if isinstance(error, StepAborted):
                 break
+            if scheduler.drop_drafts():
+                _log.warning("a forward pass with drafts failed; it is done again without them", exc_info=error)
+                batch = scheduler.schedule()
+                continue
             if len(batch.spans) > 1:
                 return _forward_one_by_one(scheduler, batch, fail)
             fail(batch.sequences[0].owner, _runner_failure(error))

@@ -1,7 +1,7 @@
 """StepEngine: makes an engine of any runner. The serving loop is ``step``.
 
-One thread (the engine thread) calls ``add``, ``cancel``, ``step`` and ``close``; ``check`` and ``is_full``
-may be called from any thread. Text, token ids and log-probabilities leave as events; nothing here knows
+One thread (the engine thread) calls ``add``, ``cancel``, ``step`` and ``close``; ``check``, ``is_full`` and
+``interrupt`` may be called from any thread. Text, token ids and log-probabilities leave as events; nothing here knows
 HTTP, messages, templates or processes.
 """
 
@@ -17,29 +17,19 @@ from numpy.typing import NDArray
 from enginehouse.backend import Runner, Sampled
 from enginehouse.drafting import BoundDrafter
 from enginehouse.early_exit import LayerAccess
-from enginehouse.engine.constraints import Constraints, ConstraintState, Masks
+from enginehouse.engine.constraints import Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
-from enginehouse.engine.device_draws import Flight, can_draw, launch
+from enginehouse.engine.device_draws import Flight, launch
 from enginehouse.engine.disk import DiskTier
+from enginehouse.engine.entrance import Entrance
 from enginehouse.engine.forward import forward
 from enginehouse.engine.inspecting import StepCounts, view_engine
-from enginehouse.engine.reasoning import ReasoningGate
-from enginehouse.engine.resumption import restore
-from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.speculation import Speculation
-from enginehouse.errors import (
-    ContextLengthExceeded,
-    EngineDead,
-    EnginehouseError,
-    GenerationFailed,
-    InvalidRequest,
-    QueueTimeout,
-)
+from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed, QueueTimeout
 from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.output.detokenizer import Detokenizer
-from enginehouse.output.text_stream import Piece, TextStream
+from enginehouse.output.text_stream import Piece
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.structured import StructuredDecoder
 from enginehouse.types import (
@@ -88,14 +78,13 @@ class StepEngine:
         self._runner = runner
         self._tokenizer = runner.tokenizer
         self._settings = settings
-        self._samplers = samplers
         self._clock = clock
         self._on_started = on_started
-        self._constraints = Constraints(decoders, runner.tokenizer)
         self._masks = Masks()
         self._scheduler = Scheduler(runner, settings, disk)
         self._disk = disk
         self._speculation = Speculation(drafters, runner, clock)
+        self._entrance = Entrance(runner, samplers, decoders)
         self._num_layers = runner.num_layers if isinstance(runner, LayerAccess) else 0
         self._requests: dict[str, ActiveRequest] = {}
         self._computing: tuple[Sequence, ...] = ()
@@ -109,6 +98,8 @@ class StepEngine:
 
     def step(self) -> list[EngineOutput]:
         """One scheduler turn: launch at most one forward pass, then use the tokens of the one before it."""
+        if self._scheduler.is_in_doubt:
+            self._scheduler.resync()
         self._admit()
         self._speculation.prepare(self._scheduler.running)
         batch, began = self._scheduler.schedule(), self._clock()
@@ -150,6 +141,7 @@ class StepEngine:
         for owner in self._scheduler.overdue(now):
             self._fail(owner, _overdue(owner))
         for sequence in self._scheduler.admit():
+            self._speculation.open(sequence)
             if sequence.owner.started_s is None:
                 sequence.owner.started_s = now
                 self._on_started(sequence.owner)
@@ -209,8 +201,6 @@ class StepEngine:
         """Draw token after token, for as long as they are those that were drafted and are computed already."""
         first = sequence.num_computed
         while not sequence.num_remaining:
-            if sequence.num_computed > first and sequence.constraint is not None and not sequence.is_reasoning:
-                sequence.constraint.fill()  # only the first mask was filled during the forward pass
             self._sample(sequence, rows[sequence.num_computed - first])
             if sequence.handle is None:
                 return  # it has ended
@@ -288,39 +278,12 @@ class StepEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What requests may ask for: core draws what the runner does not, and stops; plugins do the rest."""
-        return EngineCapabilities(
-            native=tuple(sorted(self._runner.capabilities.sampling)),
-            samplers=tuple(sorted(self._samplers)),
-            constraint_kinds=self._constraints.kinds,
-            constraint_problem=self._constraints.problem,
-        )
+        """What requests may ask for."""
+        return self._entrance.capabilities
 
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
-        """Refuse what cannot be served. Any thread.
-
-        Raises:
-            ContextLengthExceeded: prompt and one token do not fit.
-            InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
-        """
-        max_context = self._runner.capabilities.max_context
-        vocab_size = self._tokenizer.vocab_size
-        if num_prompt_tokens < 1:
-            raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
-        if num_prompt_tokens + 1 > max_context:
-            raise ContextLengthExceeded(num_prompt_tokens, max_context)
-        for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
-            bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
-            if bad_ids:
-                message = f"Token ids must lie in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
-                raise InvalidRequest(message, param)
-        bad_keys = [key for key in request.sampling.logit_bias if not 0 <= key < vocab_size]
-        if bad_keys:
-            message = f"logit_bias keys must be token ids in [0, {vocab_size}); got {', '.join(map(str, bad_keys))}."
-            raise InvalidRequest(message, f"logit_bias.{bad_keys[0]}")
-        build_steps(request.sampling, self._samplers)
-        if request.constraint is not None:
-            self._constraints.compile(request.constraint)
+        """Refuse what cannot be served; see :meth:`Entrance.check`. Any thread."""
+        self._entrance.check(request, num_prompt_tokens)
 
     def is_full(self, num_more: int = 1) -> bool:
         """Whether ``num_more`` further requests would overflow the free slots and the queue. Any thread."""
@@ -335,64 +298,17 @@ class StepEngine:
 
     def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:
         """Queue a checked request; with ``resume``, one that was answered in part before."""
-        prompt = np.array(prompt_token_ids, np.int32)
-        room = self._runner.capabilities.max_context - len(prompt)
-        limit = request.stopping.max_tokens
-        max_length = len(prompt) + (room if limit is None else min(limit, room))
-        owner = ActiveRequest(request, prompt, self._num_arrivals, self._clock())
+        owner = self._entrance.make(request, prompt_token_ids, self._num_arrivals, self._clock(), resume)
         self._num_arrivals += 1
-        choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
-        owner.sequences = [self._new_sequence(owner, choice, max_length) for choice in choices]
-        owner.num_unfinished = len(owner.sequences)
-        if resume is not None:
-            restore(owner, resume, self._clock())
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
         try:
             for sequence in owner.sequences:
-                self._take_forced(sequence)
+                if sequence.length < sequence.max_length:  # it is only scored, or has come to its end elsewhere
+                    self._take_forced(sequence)
         except Exception:
             self.cancel(request.request_id)  # whoever is told of the failure expects nothing more
             raise
-
-    def _new_sequence(self, owner: ActiveRequest, choice: int, max_length: int) -> Sequence:
-        request, tokenizer = owner.request, self._tokenizer
-        buffer = np.empty(max_length, np.int32)
-        buffer[: len(owner.prompt)] = owner.prompt
-        sampler = SequenceSampler(
-            request.sampling,
-            choice=choice,
-            vocab_size=tokenizer.vocab_size,
-            prompt_token_ids=owner.prompt,
-            steps=build_steps(request.sampling, self._samplers),
-            token_bytes=tokenizer.token_bytes,
-        )
-        text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
-        sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
-        # A prompt that is only scored leaves no room for a token that would be drawn.
-        sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
-        stopping = request.stopping
-        own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
-        sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
-        if request.reasoning is not None:
-            closing = tokenizer.encode(request.reasoning.end, special=True)
-            detokenizer = Detokenizer(tokenizer.token_bytes, self._hidden_token_ids(request))
-            sequence.reasoning = ReasoningGate(request.reasoning, tuple(closing), detokenizer)
-        if request.constraint is not None:
-            matcher = self._constraints.compile(request.constraint).start()
-            sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size)
-        sequence.speculation = self._speculation.open(owner.prompt, request.prediction_token_ids)
-        return sequence
-
-    def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
-        """Control tokens, except the markers of reasoning and calls, which the client's side must see."""
-        markers = request.shown_tokens
-        if request.reasoning is not None:
-            markers = (*markers, request.reasoning.start, request.reasoning.end)
-        if not markers:
-            return self._tokenizer.control_token_ids
-        shown = {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
-        return self._tokenizer.control_token_ids - shown
 
     def cancel(self, request_id: str) -> None:
         """Drop a request in any phase; what it has computed stays in the prefix cache. Unknown ids are ignored."""

@@ -7,6 +7,7 @@ force. Splitting the text into reasoning and answer for the client happens elsew
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from enginehouse.output.detokenizer import Detokenizer
@@ -74,6 +75,11 @@ class ReasoningGate:
         if self._phase != "inside" or self._budget is None or self.num_tokens < self._budget:
             return ()
         return self._closing_token_ids[self._num_closing :]
+
+    def is_closed_by(self, token_ids: Sequence[int]) -> bool:
+        """Whether the next tokens close the reasoning: the closing marker, or as much of it as there are."""
+        closing = self._closing_token_ids[: len(token_ids)]
+        return self._phase == "inside" and bool(closing) and tuple(token_ids[: len(closing)]) == closing
 
     def close_now(self) -> bool:
         """Use the budget up at once; False when no reasoning is open, or it is being closed already."""

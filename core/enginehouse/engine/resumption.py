@@ -22,7 +22,7 @@ def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
         Exception: whatever a grammar or a sampler raises on a token that it allowed before.
     """
     for sequence, told in zip(owner.sequences, resume.choices, strict=True):
-        _restore(sequence, told)
+        _restore(sequence, told, is_thinking_stopped=resume.is_thinking_stopped)
         owner.num_completion_tokens += len(told.token_ids)
         owner.num_forced_tokens += sequence.num_forced
         if told.token_ids:
@@ -33,10 +33,13 @@ def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
             sequence.reasoning.close_now()
 
 
-def _restore(sequence: Sequence, told: ResumedChoice) -> None:
+def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bool) -> None:
     forced: deque[int] = deque()
+    reasoning = sequence.reasoning if is_thinking_stopped else None
     probabilities = told.probabilities or (None,) * len(told.token_ids)
-    for token_id, probability in zip(told.token_ids, probabilities, strict=True):
+    for index, (token_id, probability) in enumerate(zip(told.token_ids, probabilities, strict=True)):
+        if reasoning is not None and reasoning.is_closed_by(told.token_ids[index:]):
+            reasoning.close_now()  # it was here that somebody stopped it
         if not forced:
             forced.extend(sequence.forced_token_ids())
         if forced:  # it was not drawn then, and is not counted as drawn now

@@ -40,7 +40,11 @@ class Batch:
 
 
 class Scheduler:
-    """Owns the waiting and running sequences and their runner handles."""
+    """Owns the waiting and running sequences and their runner handles.
+
+    Attributes:
+        is_in_doubt: a pass has failed, and it is not known yet what it has computed.
+    """
 
     def __init__(self, runner: Runner, settings: EngineSettings, disk: DiskTier | None = None) -> None:
         self.runner = runner
@@ -52,6 +56,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.is_in_doubt = False
         self.slots = min(settings.slots, runner.capabilities.max_sequences)
         usual = runner.capabilities.prefill_chunk_tokens
         self._chunk_tokens = settings.prefill_chunk_tokens or usual
@@ -320,6 +325,7 @@ class Scheduler:
 
     def resync(self) -> None:
         """Believe the runner about what it has computed, after a forward pass that did not finish."""
+        self.is_in_doubt = False
         for sequence in self.running:
             assert sequence.handle is not None
             sequence.num_surplus = 0

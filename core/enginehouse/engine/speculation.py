@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from attrs import define, field
-from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
 from enginehouse.drafting import NUM_GRADES, BoundDrafter, Draft, DraftTask
@@ -97,16 +96,18 @@ class Speculation:
 
     # -- sequences ---------------------------------------------------------------------------------
 
-    def open(self, prompt: NDArray[np.int32], prediction: Sequence[int]) -> SequenceDrafts | None:
-        """Begin a sequence; None when nothing will be drafted for it."""
-        drafts = SequenceDrafts()
+    def open(self, sequence: EngineSequence) -> None:
+        """A sequence begins to run, or goes on. Those that wait hold no session: second models have few places."""
+        if sequence.speculation is not None:
+            return  # it was preempted
+        owner, drafts = sequence.owner, SequenceDrafts()
         for bound in self._drafters:
             session = None
             with _noting_failures(bound):
-                session = bound.drafter.open(prompt, prediction)
+                session = bound.drafter.open(owner.prompt, owner.request.prediction_token_ids)
             if session is not None:
                 drafts.sessions.append(_Session(bound, session, AcceptanceRates(above=bound.rates)))
-        return drafts if drafts.sessions else None
+        sequence.speculation = drafts if drafts.sessions else None
 
     def close(self, sequence: EngineSequence) -> None:
         """The sequence has ended; idempotent."""
@@ -179,7 +180,7 @@ class Speculation:
         compared = min(max(1, drafts.num_used), len(written))
         expected = np.asarray(drafts.draft.token_ids[:compared], np.int32)
         agreed = int(np.cumprod(expected == written[: len(expected)]).sum())
-        drafts.drafted_by.rates.observe(_grade(drafts.draft), agreed, agreed < len(expected))
+        drafts.drafted_by.rates.observe(drafts.draft.grade, agreed, agreed < len(expected))
         drafts.draft = None
 
     def _propose(self, sequences: Sequence[EngineSequence]) -> None:
@@ -232,7 +233,7 @@ class Speculation:
         token_ids = [int(token_id) for token_id in draft.token_ids[: task.max_tokens]]
         if not all(0 <= token_id < self._runner.tokenizer.vocab_size for token_id in token_ids):
             raise ValueError("a draft holds token ids outside the vocabulary")
-        return Draft(token_ids, draft.grade) if token_ids else None
+        return Draft(token_ids, _grade(draft)) if token_ids else None
 
     def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
@@ -283,7 +284,7 @@ def _may_use(drafts: SequenceDrafts) -> bool:
 def _candidate(drafts: SequenceDrafts) -> Candidate:
     assert drafts.draft is not None and drafts.drafted_by is not None
     session = drafts.drafted_by
-    rate = session.rates.rate(_grade(drafts.draft))
+    rate = session.rates.rate(drafts.draft.grade)
     return Candidate(rate, len(drafts.draft.token_ids))  # it is there: what it cost is spent
 
 
@@ -309,4 +310,4 @@ def _paid_length(bound: _Bound) -> int:
 
 
 def _grade(draft: Draft) -> int:
-    return min(max(draft.grade, 0), NUM_GRADES - 1)
+    return min(max(int(draft.grade), 0), NUM_GRADES - 1)

@@ -24,6 +24,7 @@ _WITHOUT_WORKER = frozenset(
         "first_token_timeout_s",
         "generation_config",
         "load",
+        "load_timeout_s",
         "pin",
         "queue_timeout_s",
         "reasoning_parser",

@@ -149,6 +149,9 @@ class ModelManager:
             await self._plan(model)
         except EnginehouseError as error:
             model.fail(error.message)
+        except Exception as error:  # noqa: BLE001 - whatever stops a download, its model is not to load for ever
+            _log.error("downloading the model %s failed", model.name, exc_info=error)
+            model.fail(f"{type(error).__name__}: {error}")
         if model.plan is None:
             return
         if model.settings.load == "lazy":
@@ -162,6 +165,8 @@ class ModelManager:
         for model in sorted(eager, key=lambda model: not model.is_pinned):
             assert model.plan is not None
             footprint = await asyncio.to_thread(footprint_of, model.plan)
+            if model.is_closed:
+                continue  # a new configuration has taken it out meanwhile
             try:
                 fits = self.room.claim(model, footprint)
             except ModelTooLarge as error:

@@ -13,13 +13,14 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, frozen
 
-from enginehouse.backend import Backend, Engine, ModelSource, Progress
+from enginehouse.backend import Backend, Engine, ModelSource, Progress, Runner
 from enginehouse.config import ModelSettings, Settings, structure_options
-from enginehouse.engine.worker import ExitPolicyLoad, Load, PrefixDiskLoad, WorkerEngine
-from enginehouse.errors import ConfigError, EngineDead
+from enginehouse.engine.worker import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
+from enginehouse.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.models.choice import choose_backend, suits
 from enginehouse.models.drafters import DrafterPlan, plan_drafters
 from enginehouse.models.early_exit import plan_exit_policy
+from enginehouse.models.own_engine import check_own_engine
 from enginehouse.models.prefix_disk import plan_prefix_disk
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
@@ -86,6 +87,7 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     plan = ModelPlan(name=name, source=source, backend=choice.backend, options=options, reason=choice.reason)
     generic_names = tuple(attribute.name for attribute in attrs.fields(ModelSettings))
     structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
+    check_own_engine(name, settings, choice.backend)
     exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
     # Verified drafts run through all layers, so a model with early exit drafts nothing by itself.
     model = source, choice.backend, options
@@ -107,7 +109,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         EnginehouseError: the model could not be loaded; EngineDead when its worker died meanwhile.
     """
     if plan.backend.opens == "engine":
-        return await _open_here(plan, progress)
+        return await _open_here(plan, progress, model.load_timeout_s)
     load = Load(
         backend=plan.backend.name,
         source_text=plan.source.text,
@@ -133,24 +135,37 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         python=model.python,
         on_progress=progress,
         step_timeout_s=model.step_timeout_s,
+        load_timeout_s=model.load_timeout_s,
     )
     return OpenEngine(engine, engine.died)
 
 
-async def _open_here(plan: ModelPlan, progress: Progress) -> OpenEngine:
+async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:
     """Open a backend that is an engine by itself: it lives in this process, and only opening may block."""
     loop = asyncio.get_running_loop()
+    stuck: asyncio.Future[str] = loop.create_future()
+    watch = LoadWatch(timeout_s, progress, stuck.set_result)
 
     def report(share: float, text: str) -> None:
-        loop.call_soon_threadsafe(progress, share, text)
+        loop.call_soon_threadsafe(watch.heard, share, text)
 
     options = structure_options(plan.backend.options, plan.options, plan.options_path)
     opening = asyncio.ensure_future(asyncio.to_thread(plan.backend.open, plan.source, options, report))
     try:
-        engine = cast(Engine, await asyncio.shield(opening))
+        await asyncio.wait((opening, stuck), return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         # A thread cannot be stopped: its memory is free only when what it opens has been closed again.
-        with contextlib.suppress(Exception):
-            await cast(Engine, await opening).close()
+        await _close_opened(opening)
         raise
-    return OpenEngine(engine, loop.create_future())
+    finally:
+        watch.end()
+    if not opening.done():
+        opening.add_done_callback(lambda _: asyncio.ensure_future(_close_opened(opening)))
+        raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
+    return OpenEngine(cast(Engine, opening.result()), loop.create_future())
+
+
+async def _close_opened(opening: asyncio.Future[Runner | Engine]) -> None:
+    """Wait for an engine that nobody wants any more, and close it."""
+    with contextlib.suppress(Exception):
+        await cast(Engine, await opening).close()

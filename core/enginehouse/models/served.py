@@ -12,12 +12,12 @@ from attrs import define, evolve, field, frozen
 from enginehouse.backend import Engine
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import (
-    EngineDead,
     EnginehouseError,
     InsufficientMemory,
     ModelLoadError,
     ModelNotReady,
     ModelTooLarge,
+    ModelUnloaded,
     ServerStopping,
 )
 from enginehouse.models.condition import Condition
@@ -25,10 +25,11 @@ from enginehouse.models.departure import Departure
 from enginehouse.models.events import Publish
 from enginehouse.models.leases import Lease, Uses, Waiters
 from enginehouse.models.memory import footprint_of
-from enginehouse.models.opening import ModelPlan, open_engine
+from enginehouse.models.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.models.restarts import Restarts
 from enginehouse.models.room import Room
 from enginehouse.models.status import ModelState, ModelStatus
+from enginehouse.models.workers import Workers
 from enginehouse.types import ModelInfo
 
 __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
@@ -87,6 +88,7 @@ class ServedModel:
     _departure: Departure[LoadedModel] = field(init=False)
     _waiters: Waiters[LoadedModel] = field(factory=Waiters)
     _expiry: asyncio.TimerHandle | None = None
+    _is_closed: bool = False
 
     def __attrs_post_init__(self) -> None:
         """Hear of the first and the last of simultaneous requests."""
@@ -133,6 +135,11 @@ class ServedModel:
     def retry_after_s(self) -> float:
         """When it should be there, by what its last load took."""
         return max(1.0, self._load_s * (1 - self._condition.progress))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is not served any more, whatever was about to load it."""
+        return self._is_closed
 
     @property
     def is_leaving(self) -> bool:
@@ -190,9 +197,10 @@ class ServedModel:
 
         Raises:
             ModelNotReady: it is not restarted, but unloaded.
+            ModelUnloaded: it is not served any more.
             ModelLoadError: it could not be restarted.
         """
-        while self._condition.phase == "restarting":
+        while self._condition.phase == "restarting" and not self._is_closed:
             await self._condition.change()
         return self.get()
 
@@ -207,7 +215,7 @@ class ServedModel:
         """
         if self.loaded is not None and not self._departure.holds_back:
             return self.uses.add(self.loaded)
-        if self._condition.phase == "failed":
+        if self._condition.phase == "failed" or self._is_closed:
             raise self._refusal()
         lease = await self._waiters.wait(timeout_s)
         if lease is None:
@@ -215,6 +223,8 @@ class ServedModel:
         return lease
 
     def _refusal(self) -> EnginehouseError:
+        if self._is_closed:
+            return ModelUnloaded(f"The model {self.name!r} is not served any more.")
         if self._condition.phase == "failed":
             return ModelLoadError(f"The model {self.name!r} could not be loaded: {self._condition.error}")
         done = (
@@ -228,14 +238,14 @@ class ServedModel:
     # -- life --------------------------------------------------------------------------------------
 
     def begin(self, settings: Settings, *, on_demand: bool, after: Awaitable[object] | None = None) -> None:
-        """Start to load, once for all who ask; harmless when it is loaded, loads or is on its way out.
+        """Start to load, once for all who ask; harmless when it is loaded, loads, is on its way out or closed.
 
         Args:
             settings: those of the server.
             on_demand: requests wait for it.
             after: awaited first.
         """
-        if self._serving is None:
+        if self._serving is None and not self._is_closed:
             self.on_demand = on_demand
             self._condition.become("loading")
             self._serving = asyncio.create_task(self._serve(settings, after), name=f"model {self.name}")
@@ -246,17 +256,13 @@ class ServedModel:
             if after is not None:
                 await after
             await self._take_room()
-            has_served = False
-            while True:
-                death, ready_s = await self._serve_once(settings, has_served)
-                has_served = has_served or ready_s is not None
-                delay_s = self.restarts.died(ready_s)
-                if delay_s is None:
-                    num_starts = self.restarts.num_failed_starts
-                    raise ModelLoadError(f"given up after {num_starts} failed starts; the last one: {death}")
-                self._condition.become("restarting", death)
-                _log.warning("model %s: %s; restarting in %.1f s", self.name, death, delay_s)
-                await asyncio.sleep(delay_s)
+            await Workers(
+                condition=self._condition,
+                restarts=self.restarts,
+                open=lambda: self._open(settings),
+                on_ready=self._become_ready,
+                on_gone=self._lose_engine,
+            ).run()
         except (InsufficientMemory, ModelTooLarge) as error:
             _log.warning("%s", error.message)
             self._condition.become("unloaded", error.message)
@@ -276,28 +282,11 @@ class ServedModel:
             self._condition.report(0.0, "waiting for memory")
             await self.room.take(self, await asyncio.to_thread(footprint_of, self.plan))
 
-    async def _serve_once(self, settings: Settings, has_served: bool) -> tuple[str, float | None]:
-        """Open the engine and wait until it dies.
-
-        Args:
-            has_served: since it was loaded, the model has served.
-
-        Returns:
-            Why it died and for how many seconds it was ready; None when it never was.
-
-        Raises:
-            EnginehouseError: the load was refused, and what a backend refuses once it refuses again.
-        """
+    async def _open(self, settings: Settings) -> OpenEngine:
+        """The next engine, which nothing speaks against."""
         assert self.plan is not None
         began = time.monotonic()
-        try:
-            opened = await open_engine(self.plan, self.settings, settings, self._condition.report)
-        except EngineDead as error:
-            return error.message, None
-        except EnginehouseError as error:
-            if not has_served:
-                raise
-            return error.message, None
+        opened = await open_engine(self.plan, self.settings, settings, self._condition.report)
         self._load_s = time.monotonic() - began
         try:
             if self.check is not None:
@@ -305,37 +294,7 @@ class ServedModel:
         except BaseException:
             await opened.engine.close()
             raise
-        self._become_ready(opened.engine)
-        began = time.monotonic()
-        death = "the server is shutting down"
-        try:
-            death = await self._until_dead(opened.died)
-        finally:
-            ready_s = time.monotonic() - began
-            self.loaded = None
-            self._condition.become("restarting", death)
-            await opened.engine.close()
-        return death, ready_s
-
-    async def _until_dead(self, died: asyncio.Future[EngineDead]) -> str:
-        """Wait for the end of the engine; why it came. The state changes before any request hears of the death.
-
-        Cancelling this means to close the model and says nothing about its engine.
-        """
-        dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def note(ended: asyncio.Future[EngineDead]) -> None:
-            reason = ended.result().message
-            self.loaded = None
-            self._condition.become("restarting", reason)
-            if not dead.done():
-                dead.set_result(reason)
-
-        died.add_done_callback(note)
-        try:
-            return await dead
-        finally:
-            died.remove_done_callback(note)
+        return opened
 
     def report_download(self, share: float, text: str) -> None:
         """Note how much of its files is here, before it can be loaded."""
@@ -371,6 +330,9 @@ class ServedModel:
         _log.error("model %s failed: %s", self.name, error)
         self._condition.become("failed", error)
         self._waiters.refuse(self._refusal())
+
+    def _lose_engine(self) -> None:
+        self.loaded = None
 
     def _become_ready(self, engine: Engine) -> None:
         self._info = engine.info
@@ -425,8 +387,9 @@ class ServedModel:
             self._waiters.answer(self.uses, self.loaded)
 
     async def close(self) -> None:
-        """End at once, with the server; running requests end with EngineDead."""
-        self._condition.is_closing = True
+        """End at once and for good, as with the server; running requests end with EngineDead."""
+        self._is_closed = self._condition.is_closing = True
+        self._condition.touch()
         await self._departure.cancel()
         if self._serving is not None:
             await self._stop_serving(self._serving)

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from enginehouse.engine.worker import WorkerEngine, WorkerGeneration
 from enginehouse.errors import EngineDead, EnginehouseError, RequestKillsWorker, WorkerDied
 from enginehouse.replay.transcript import Transcript
-from enginehouse.types import EngineRequest, Event
+from enginehouse.types import CacheMiss, EngineRequest, Event
 
 __all__ = ["Home", "ReplayedGeneration"]
 
@@ -54,7 +54,7 @@ class ReplayedGeneration:
 
     Attributes:
         request: what is answered.
-        num_suspicions: see :class:`enginehouse.replay.probation.Suspect`.
+        num_suspicions: see :class:`enginehouse.replay.probation.Suspect`; so is ``num_forgiven``.
         engine: the worker that holds it; None while it is between two.
         num_replays: how often it went on in another worker.
         stage: how far it has come in that worker; what is *queued* there has run no code of its own any more.
@@ -64,6 +64,7 @@ class ReplayedGeneration:
         self.num_prompt_tokens = 0
         self.arrival = arrival
         self.num_suspicions = 0
+        self.num_forgiven = 0
         self.num_replays = 0
         self.engine: WorkerEngine | None = None
         self.stage: Literal["submitted", "accepted", "queued", "running"] = "submitted"
@@ -215,10 +216,10 @@ class ReplayedGeneration:
         """See :class:`enginehouse.engine.worker.Recorder`."""
         self.stage = "queued"
 
-    def started(self, num_cached_tokens: int) -> None:
+    def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
         self.stage = "running"
-        self._transcript.started(num_cached_tokens)
+        self._transcript.started(num_cached_tokens, num_loaded_tokens, cache_miss)
 
     def record(self, event: Event) -> Event:
         """See :class:`enginehouse.engine.worker.Recorder`."""

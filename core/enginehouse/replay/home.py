@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from enginehouse.engine.worker import WorkerEngine
-from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, Overloaded, RequestKillsWorker
+from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, ModelUnloaded, Overloaded, RequestKillsWorker
 from enginehouse.models.served import LoadedModel, ServedModel
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.poison import Poison
@@ -94,7 +94,7 @@ class ModelHome:
             raise EngineDead("The model stopped working, and is not served any more.")
         try:
             model = await served.restarted()
-        except (ModelLoadError, ModelNotReady) as error:
+        except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
             raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
         if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
             self._know(model.engine)
@@ -118,7 +118,8 @@ class ModelHome:
     def _died(self, engine: WorkerEngine, error: EngineDead) -> None:
         """A worker has died by itself: find suspects, and send everything that it held on its way to the next one."""
         held = [request for request in self._requests if request.engine is engine]
-        culprit = self._probation.died(_working(held, self._probation))
+        from_outside = engine.is_killed_from_outside
+        culprit = self._probation.died(_working(held, self._probation), from_outside=from_outside)
         if held:
             _log.warning("model %s: %s; %d requests will go on in the next worker", self._name, error, len(held))
         if isinstance(culprit, ReplayedGeneration):
@@ -132,8 +133,13 @@ class ModelHome:
     def progressed(self, request: ReplayedGeneration) -> None:
         """A request has come further while there are suspects."""
         if self._probation.progressed(request):
-            request.step_aside()
+            # Not at once: this is in the middle of a step, and what the rest of the step says is not to be lost.
+            asyncio.get_running_loop().call_soon(self._let_step_aside, request, request.engine)
         self._notify()
+
+    def _let_step_aside(self, request: ReplayedGeneration, engine: WorkerEngine | None) -> None:
+        if request in self._requests and request.engine is engine:
+            request.step_aside()
 
     def left(self, request: ReplayedGeneration) -> None:
         """A request has ended, in whatever way."""

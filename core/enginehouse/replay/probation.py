@@ -8,6 +8,9 @@ The first suspects are the likeliest: those that had come least far, the latest 
 found, the suspicion against the others ends. What had been queued was never under suspicion, and what arrives
 meanwhile waits.
 
+A worker that somebody killed from outside (``kill -9``, with memory to spare) has died of nothing that it did: that is
+held against nobody, twice. Then it is, since a watcher that kills what takes too much memory looks the same from here.
+
 "Well past" is further each time a request comes under suspicion: one that kills its worker not at once but again and
 again, some way on, is alone with it sooner or later.
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["_MARGIN_FACTOR", "_MARGIN_TOKENS", "Probation", "Suspect"]
+__all__ = ["_MARGIN_FACTOR", "_MARGIN_TOKENS", "_MAX_FORGIVEN", "Probation", "Suspect"]
 
 _MARGIN_TOKENS = 8
 """How far past its point a suspect must come the first time. Tokens that are drawn but not told of when a worker dies
@@ -28,17 +31,22 @@ are few: an unfinished character, the beginning of a stop string."""
 _MARGIN_FACTOR = 4
 """How much further it must come each further time."""
 
+_MAX_FORGIVEN = 2
+"""Deaths from outside that are not held against a request that was in the worker."""
+
 
 class Suspect(Protocol):
     """A request, as far as it matters here.
 
     Attributes:
         arrival: grows from request to request.
-        num_suspicions: how often it was under suspicion; kept here, written by :class:`Probation`.
+        num_suspicions: how often it was under suspicion; written by :class:`Probation`, as is the next.
+        num_forgiven: how often its worker was killed from outside, which it was not suspected of.
     """
 
     arrival: int
     num_suspicions: int
+    num_forgiven: int
 
     @property
     def num_tokens(self) -> int:
@@ -62,8 +70,10 @@ class Probation:
         """Whether a request may be in the worker now."""
         return not self._suspects or request is self._suspects[0]
 
-    def died(self, working: Sequence[Suspect]) -> Suspect | None:
+    def died(self, working: Sequence[Suspect], *, from_outside: bool = False) -> Suspect | None:
         """The worker died while it worked on these requests; returns the culprit when it is known."""
+        if from_outside:
+            working = [request for request in working if not _forgive(request)]
         trial = self.trial
         if trial is not None and trial in working:
             self._suspects.clear()
@@ -97,3 +107,11 @@ class Probation:
         if (trial := self.trial) is not None:
             margin = _MARGIN_TOKENS * _MARGIN_FACTOR ** (trial.num_suspicions - 1)
             self._goal = trial.num_tokens + margin
+
+
+def _forgive(request: Suspect) -> bool:
+    """Whether a request is not suspected of a death from outside."""
+    if request.num_forgiven >= _MAX_FORGIVEN:
+        return False
+    request.num_forgiven += 1
+    return True

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from enginehouse.backend import Engine
-from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, WorkerDied
+from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, ModelUnloaded, WorkerDied
 from enginehouse.models import LoadedModel
 
 __all__ = ["ask"]
@@ -35,7 +35,7 @@ async def ask(model: LoadedModel, question: Callable[[Engine], Awaitable[_T]]) -
             return await question(await _next_engine(model))
     except TimeoutError:
         raise EngineDead("The model stopped working and was not back in time; try again later.") from None
-    except (ModelLoadError, ModelNotReady) as error:
+    except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
         raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
 
 

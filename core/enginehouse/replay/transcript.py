@@ -11,6 +11,7 @@ import msgspec
 from attrs import define, field
 
 from enginehouse.types import (
+    CacheMiss,
     ChoiceFinished,
     EngineRequest,
     Event,
@@ -20,6 +21,7 @@ from enginehouse.types import (
     Resume,
     ResumedChoice,
     TextDelta,
+    WorkCounts,
 )
 
 __all__ = ["Transcript"]
@@ -58,6 +60,10 @@ class Transcript:
         self._num_stays = 0
         self._num_scored = 0
         self._num_cached_tokens = 0
+        self._num_loaded_tokens = 0
+        self._cache_miss: CacheMiss | None = None
+        self._work_before = WorkCounts()  # in the stays before this one
+        self._work = WorkCounts()  # in this one
         self._is_thinking_stopped = False
         self._accepted_s: float | None = None
         self._started_s: float | None = None
@@ -68,6 +74,7 @@ class Transcript:
     def begin_stay(self) -> Resume | None:
         """A worker is given the request: what it must know of the stays before; None on the first one."""
         self._num_stays += 1
+        self._work_before, self._work = _sum(self._work_before, self._work), WorkCounts()
         if self._num_stays == 1:
             return None
         choices = tuple(choice.resumed(i) for i, choice in enumerate(self._choices) if choice.finished is None)
@@ -78,11 +85,12 @@ class Transcript:
         if self._accepted_s is None:
             self._accepted_s = self._clock()
 
-    def started(self, num_cached_tokens: int) -> None:
-        """It has left the queue."""
+    def started(self, num_cached_tokens: int, num_loaded_tokens: int = 0, cache_miss: CacheMiss | None = None) -> None:
+        """It has left the queue. What the prefix cache had counts the first time: later it has what the first left."""
         if self._started_s is None:
             self._started_s = self._clock()
-            self._num_cached_tokens = num_cached_tokens
+            self._num_cached_tokens, self._num_loaded_tokens = num_cached_tokens, num_loaded_tokens
+            self._cache_miss = cache_miss
 
     def thinking_stopped(self) -> None:
         """Its reasoning is closed on demand."""
@@ -97,6 +105,8 @@ class Transcript:
             if event.probabilities:
                 choice.probabilities += event.probabilities
             self.num_tokens += len(event.token_ids)
+            if event.work is not None:
+                self._work = event.work
             if self._first_token_s is None:
                 self._first_token_s = self._clock()
         elif isinstance(event, ChoiceFinished):
@@ -109,18 +119,30 @@ class Transcript:
         return event
 
     def _summary(self, event: RequestFinished) -> RequestFinished:
-        """The figures of all stays together; a pause counts where it fell. Drafts are those of the last stay."""
+        """The figures of all stays together; a pause counts where it fell."""
         now_s = self._clock()
         accepted_s = self._accepted_s if self._accepted_s is not None else now_s
         started_s = self._started_s if self._started_s is not None else now_s
         first_token_s = self._first_token_s if self._first_token_s is not None else now_s
         finished = [choice.finished for choice in self._choices if choice.finished is not None]
+        before = self._work_before
         return msgspec.structs.replace(
             event,
             num_cached_tokens=self._num_cached_tokens,
+            num_loaded_tokens=self._num_loaded_tokens,
+            cache_miss=self._cache_miss,
+            num_drafted_tokens=before.num_drafted_tokens + event.num_drafted_tokens,
+            num_accepted_tokens=before.num_accepted_tokens + event.num_accepted_tokens,
+            num_early_exit_tokens=before.num_early_exit_tokens + event.num_early_exit_tokens,
+            num_skipped_layers=before.num_skipped_layers + event.num_skipped_layers,
             num_completion_tokens=sum(choice.num_tokens for choice in finished),
             num_forced_tokens=sum(choice.num_forced_tokens for choice in finished),
             queue_s=started_s - accepted_s,
             prefill_s=first_token_s - started_s,
             decode_s=now_s - first_token_s,
         )
+
+
+def _sum(one: WorkCounts, other: WorkCounts) -> WorkCounts:
+    pairs = zip(msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True)
+    return WorkCounts(*(a + b for a, b in pairs))

@@ -46,8 +46,8 @@ class InlineEngine:
         if self._engine.is_full():
             raise Overloaded("the queue is full")
         generation = _InlineGeneration(self, request.request_id, len(token_ids))
-        self._generations[request.request_id] = generation
         self._engine.add(request, token_ids)
+        self._generations[request.request_id] = generation
         return generation
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:

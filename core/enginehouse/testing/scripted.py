@@ -164,13 +164,17 @@ class _Slots:
 
     def leave(self, ticket: asyncio.Future[bool]) -> None:
         """Give the ticket back, whether its turn had come or not."""
-        if not ticket.done():
+        if ticket in self.waiting:
             self.waiting.remove(ticket)
-            ticket.set_result(False)
-        elif self.waiting:
-            self.waiting.popleft().set_result(True)
-        else:
-            self.num_running -= 1
+            if not ticket.done():  # whoever waited for it may have been cancelled
+                ticket.set_result(False)
+            return
+        while self.waiting:
+            following = self.waiting.popleft()
+            if not following.done():
+                following.set_result(True)
+                return
+        self.num_running -= 1
 
 
 class _ScriptedGeneration:

@@ -25,6 +25,7 @@ from enginehouse.types.events import (
     TextDelta,
     TokenLogprob,
     TopLogprob,
+    WorkCounts,
 )
 from enginehouse.types.parameters import Constraint, ConstraintKind, ReasoningParams, SamplingParams, StopParams
 from enginehouse.types.requests import Compression, EngineRequest, GenerateRequest, Resume, ResumedChoice, Segment
@@ -65,4 +66,5 @@ __all__ = [
     "ToolCall",
     "ToolUse",
     "TopLogprob",
+    "WorkCounts",
 ]

@@ -19,6 +19,7 @@ __all__ = [
     "TextDelta",
     "TokenLogprob",
     "TopLogprob",
+    "WorkCounts",
 ]
 
 
@@ -54,10 +55,20 @@ class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class WorkCounts(msgspec.Struct, frozen=True, array_like=True):
+    """What a request has spent and saved in its worker so far; the counts of :class:`RequestFinished`."""
+
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_early_exit_tokens: int = 0
+    num_skipped_layers: int = 0
+
+
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """New text of one choice.
 
-    With ``held`` and ``probabilities`` a reader knows all that the choice's state is made of (see :class:`Resume`).
+    With ``held`` and ``probabilities`` a reader knows all that the choice's state is made of (see :class:`Resume`),
+    with ``work`` what has been counted.
 
     Attributes:
         choice: index of the choice, 0-based.
@@ -69,6 +80,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
             stands for a token that was not drawn.
         exit_layers: how many layers each of ``token_ids`` ran through, where a model is left early; None stands for a
             token that was not drawn.
+        work: the request's counts, of all choices; None where nothing is drafted and no layer skipped.
     """
 
     choice: int
@@ -78,6 +90,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     held: HeldTokens | None = None
     probabilities: tuple[float | None, ...] = ()
     exit_layers: tuple[int | None, ...] = ()
+    work: WorkCounts | None = None
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):

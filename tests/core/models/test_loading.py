@@ -15,8 +15,10 @@ from enginehouse.errors import (
     ModelNotReady,
     ModelOverloaded,
     ModelTooLarge,
+    ModelUnloaded,
     ServerStopping,
 )
+from enginehouse.hub import HubReference
 from enginehouse.models.orders import unload_model
 
 from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
@@ -237,3 +239,47 @@ async def test_requests_that_wait_are_told_when_the_server_stops() -> None:
     with pytest.raises(ServerStopping):
         await asked
     assert backend.open_bytes == 0
+
+
+async def test_load_of_an_engine_that_does_not_get_on_is_given_up() -> None:
+    """Its thread cannot be ended; what it opens in the end is closed."""
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(gate="slow", load_timeout_s=0.2)}), backend) as manager:
+        with pytest.raises(
+            ModelLoadError, match=r"'growing' at 50%; if it needs longer, raise models\.m\.load_timeout_s"
+        ):
+            await manager.lease("m")
+        assert states(manager) == {"m": "failed"}
+        backend.gates["slow"].set()
+        await until(lambda: backend.num_opened == {"m": 1} and backend.open_bytes == 0)
+
+
+async def test_model_that_was_taken_out_is_not_loaded_any_more() -> None:
+    """Somebody was about to load it."""
+    backend = TinyBackend()
+    async with open_tiny(settings_of({"m": tiny(load="lazy"), "n": tiny(load="eager")}), backend) as manager:
+        gone = manager.find("m")
+        await gone.close()
+        gone.begin(manager.settings, on_demand=True)
+        evolved = tiny(load="eager")
+        gone.use_settings(evolved)
+        await manager.begin_eager([gone])
+
+        assert not gone.is_serving
+        assert manager.room.footprint(gone) is None
+        with pytest.raises(ModelUnloaded, match="not served any more"):
+            await gone.lease(None)
+        assert "m" not in backend.num_opened
+
+
+async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("enginehouse.models.manager.download", broken)
+    async with open_tiny(settings_of({"m": tiny()})) as manager:
+        model = manager.make("d", tiny())
+        await manager._download(model, HubReference(model_id="someone/some-model"))
+
+        assert model.state == "failed"
+        assert model.status().error == "RuntimeError: a bug"

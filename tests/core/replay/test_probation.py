@@ -6,7 +6,7 @@ from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.replay.probation import _MARGIN_FACTOR, _MARGIN_TOKENS, Probation
+from enginehouse.replay.probation import _MARGIN_FACTOR, _MARGIN_TOKENS, _MAX_FORGIVEN, Probation
 
 
 @define(eq=False)
@@ -16,6 +16,7 @@ class Request:
     arrival: int
     num_tokens: int = 0
     num_suspicions: int = 0
+    num_forgiven: int = 0
     fatal: int | None = None
 
 
@@ -95,6 +96,29 @@ def test_each_further_suspicion_asks_for_more():
         one.num_tokens += 1
         probation.progressed(one)
         assert probation.trial is None
+
+
+def test_death_from_outside_is_held_against_nobody_for_a_while():
+    one, two = Request(0), Request(1)
+    probation = Probation()
+    for _ in range(_MAX_FORGIVEN):
+        assert probation.died([one, two], from_outside=True) is None
+        assert probation.trial is None
+    three = Request(2)
+    assert probation.died([one, two, three], from_outside=True) is None
+    assert probation.trial is two
+    assert three.num_suspicions == 0
+    assert probation.died([two], from_outside=True) is two, "like any other death"
+
+
+def test_death_from_outside_does_not_convict_the_one_on_trial():
+    one, two = Request(0), Request(1)
+    probation = Probation()
+    probation.died([one, two])
+
+    assert probation.died([two], from_outside=True) is None
+    assert probation.trial is two
+    assert probation.died([two]) is two
 
 
 def play(requests: list[Request], length: int) -> tuple[list[Request], int]:

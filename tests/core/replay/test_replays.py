@@ -7,16 +7,20 @@ import contextlib
 import os
 import random
 import signal
+import string
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from attrs import define
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.engine.worker.endings import count_memory_kills
 from enginehouse.errors import EngineDead, Overloaded
 from enginehouse.models import ModelManager
 from enginehouse.models.restarts import RestartPolicy
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
+from enginehouse.replay.home import ModelHome
 from enginehouse.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
@@ -43,18 +47,28 @@ async def serving(max_waiting: int = 100, **fields) -> AsyncIterator[Server]:
         await manager.close()
 
 
+@define(eq=False)
+class Stranger:
+    """Another suspect."""
+
+    arrival: int = -1
+    num_tokens: int = 1000
+    num_suspicions: int = 0
+    num_forgiven: int = 0
+
+
 class Server:
     def __init__(self, manager: ModelManager, replays: Replays) -> None:
         self.manager, self.replays = manager, replays
         self.num_events = 0
 
-    async def ask(self, number: int, max_tokens: int = 30) -> Told:
+    async def ask(self, number: int, max_tokens: int = 30, stop: tuple[str, ...] = ()) -> Told:
         """The whole answer of a request: text, token ids, and how many tokens it counts."""
         request = EngineRequest(
             request_id=f"r{number}-{random.random()}",
             segments=(Segment(f"story number {number % 5}"),),
             sampling=SamplingParams(temperature=1.0, seed=number),
-            stopping=StopParams(max_tokens=max_tokens, ignore_eos=True),
+            stopping=StopParams(max_tokens=max_tokens, ignore_eos=True, stop=stop),
         )
         generation = await self.replays.submit(await self.manager.wait("m"), request)
         text, token_ids, count = "", [], -1
@@ -74,10 +88,51 @@ class Server:
     def is_suspicious(self) -> bool:
         return any(home.is_suspicious for home in self.replays._homes.values())
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
         loaded = self.manager.find("m").loaded
         if loaded is not None:
-            os.kill(loaded.engine._carrier.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(loaded.engine._carrier.pid, number)  # type: ignore[attr-defined]
+
+    @property
+    def home(self) -> ModelHome:
+        (home,) = self.replays._homes.values()
+        return home
+
+
+@pytest.mark.skipif(count_memory_kills() is None, reason="the system does not say whom it kills for want of memory")
+async def test_request_whose_worker_is_killed_again_is_not_blamed():
+    """It is alone in the second worker as well, and has not come further."""
+    async with asyncio.timeout(60), serving(options={"step_delay_s": 0.1}) as server:
+        asked = asyncio.create_task(server.ask(0, 20))
+        await until(lambda: server.num_events >= 3)
+        first = server.manager.get("m").engine
+        server.kill()
+        await until(lambda: server.home._engine is not first)
+        seen = server.num_events
+        await until(lambda: server.num_events > seen)
+        server.kill()
+
+        assert (await asked)[2] == 20
+
+
+@pytest.mark.parametrize("max_tokens", [7, 8, 9, 10])
+async def test_request_that_ends_as_it_passes_its_trial_is_not_told_twice(max_tokens):
+    """The last step says several things: visible text, what had been held back, the end."""
+    stop = tuple(f"{letter}~" for letter in string.printable)
+    async with asyncio.timeout(60), serving(isolation="thread", options={"step_delay_s": 0.05}) as server:
+        expected = await server.ask(0, max_tokens, stop)
+        asked = asyncio.create_task(server.ask(0, max_tokens, stop))
+        await until(lambda: bool(server.home._requests))
+        (request,) = server.home._requests
+        other = Stranger()
+        server.home._probation.died([request, other])
+        assert server.home._probation.trial is request
+        await until(lambda: server.home._probation.trial is other)
+        await asyncio.sleep(0.2)  # it is alone outside, and would stay there
+        server.home._probation.left(other)
+        server.home._notify()
+
+        assert await asked == expected
 
 
 @pytest.mark.parametrize("step_delay_s", [0.0, 0.002])
@@ -117,7 +172,7 @@ async def test_crowd_outside_is_bounded_while_suspects_are_on_trial():
         running = [asyncio.create_task(server.ask(number, 60)) for number in range(3)]
         await until(lambda: server.num_events >= 12)
         model = server.manager.get("m")
-        server.kill()
+        server.kill(signal.SIGABRT)
         await model.engine.died  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="recovering from a crash"):
@@ -142,3 +197,28 @@ async def test_closing_the_server_is_no_death():
         await server.manager.close()
         with pytest.raises(EngineDead, match="shutting down"):
             await asked
+
+
+async def test_closing_the_server_ends_those_who_wait_for_the_next_worker():
+    async with asyncio.timeout(60), serving(options={"step_delay_s": 0.01, "open_delay_s": 2.0}) as server:
+        asked = asyncio.create_task(server.ask(0, 500))
+        await until(lambda: server.num_events >= 4)
+        model = server.manager.get("m")
+        server.kill()
+        await model.engine.died  # type: ignore[attr-defined]
+        await server.manager.close()
+        with pytest.raises(EngineDead, match="not served any more"):
+            await asked
+
+
+async def test_reasoning_that_nobody_could_stop_is_not_stopped_in_the_next_worker():
+    async with asyncio.timeout(60), serving(isolation="thread", options={"step_delay_s": 0.02}) as server:
+        asked = asyncio.create_task(server.ask(0, 20))
+        await until(lambda: server.num_events >= 2)
+        (request,) = server.home._requests
+        assert await server.manager.get("m").engine.stop_thinking(request.request.request_id) == 0  # type: ignore[attr-defined]
+        resume = request._transcript.begin_stay()
+        await asked
+
+        assert resume is not None
+        assert not resume.is_thinking_stopped

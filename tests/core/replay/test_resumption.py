@@ -19,6 +19,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.replay.transcript import Transcript
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
+    CacheMiss,
     ChoiceFinished,
     Constraint,
     EngineRequest,
@@ -33,6 +34,7 @@ from enginehouse.types import (
     SamplingParams,
     StopParams,
     TextDelta,
+    WorkCounts,
 )
 
 _ids = itertools.count()
@@ -272,6 +274,34 @@ def test_stopped_thinking_stays_stopped():
     assert finished.num_reasoning_tokens == 3
 
 
+@pytest.mark.parametrize("num_logprobs", [None, 1])
+def test_stopped_thinking_counts_the_same_in_the_next_worker(num_logprobs):
+    """The marker was written by force; it is no reasoning, and what was forced counts as forced."""
+    sampling = SamplingParams(temperature=1.2, seed=7, num_logprobs=num_logprobs)
+    request, prompt = make_request(sampling, reasoning=ReasoningParams(is_open=True)), prompt_of(10)
+    found = []
+    for place in (None, *range(7, 20, 2)):
+        transcript = Transcript(request, clock=iter(np.arange(0, 1e6)).__next__)
+        transcript.begin_stay()
+        transcript.started(0)
+        engine, events = make_engine(), []
+        engine.add(request, prompt)
+        for number, batch in enumerate(steps(engine)):
+            events += map(transcript.record, batch)
+            if number == 5:
+                assert engine.stop_thinking(request.request_id) == 1
+                transcript.thinking_stopped()
+            if number == place:
+                break
+        if place is not None and not transcript.is_finished:
+            engine = make_engine()
+            engine.add(request, prompt, transcript.begin_stay())
+            events += [transcript.record(event) for batch in steps(engine) for event in batch]
+        found.append(merged(events))
+
+    assert all(one == found[0] for one in found)
+
+
 def test_events_tell_what_is_held_back():
     """A reader that knows all events of a choice knows all its tokens up to the last one."""
     held = [
@@ -296,3 +326,27 @@ def _added(request: EngineRequest) -> StepEngine:
     engine = make_engine()
     engine.add(request, prompt_of(20))
     return engine
+
+
+def test_figures_are_those_of_all_workers_together():
+    """Work is added up; what the prefix cache had is what it had the first time."""
+    transcript = Transcript(make_request(), clock=iter(np.arange(0, 1e6)).__next__)
+    miss = CacheMiss(3, b"a", b"b")
+    transcript.begin_stay()
+    transcript.accepted()
+    transcript.started(5, 2, miss)
+    transcript.record(TextDelta(0, "a", (97,), work=WorkCounts(8, 5, 1, 4)))
+    transcript.record(TextDelta(0, "b", (98,), work=WorkCounts(9, 6, 1, 4)))
+    transcript.begin_stay()
+    transcript.begin_stay()
+    transcript.started(40, 40, None)
+    transcript.record(TextDelta(0, "c", (99,), work=WorkCounts(3, 1)))
+    transcript.record(ChoiceFinished(0, "stop", 3))
+    last = RequestFinished(45, 40, 1, num_drafted_tokens=4, num_accepted_tokens=1, num_loaded_tokens=40)
+    summary = transcript.record(last)
+
+    assert isinstance(summary, RequestFinished)
+    assert (summary.num_cached_tokens, summary.num_loaded_tokens, summary.cache_miss) == (5, 2, miss)
+    assert (summary.num_drafted_tokens, summary.num_accepted_tokens) == (13, 7)
+    assert (summary.num_early_exit_tokens, summary.num_skipped_layers) == (1, 4)
+    assert summary.num_completion_tokens == 3

@@ -3,7 +3,8 @@
 The modules, in the order in which a request passes them: ``client`` and ``connection`` (server side),
 ``messages`` and ``link`` (between), ``host`` and ``intake`` (worker side), and back to ``generation`` (server
 side), from which its events are read. ``carrier`` starts and ends the process, ``handshake`` makes sure that both
-sides speak the same language, ``watchdog`` notices a worker that hangs, ``backlog`` knows what is to be done.
+sides speak the same language, ``load_watch`` notices a load that does not get on and ``watchdog`` a worker that hangs,
+``endings`` says how one ended, ``backlog`` knows what is to be done.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.client import WorkerEngine
 from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
+from enginehouse.engine.worker.load_watch import LoadWatch
 from enginehouse.engine.worker.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "DrafterLoad",
     "ExitPolicyLoad",
     "Load",
+    "LoadWatch",
     "ModelLoad",
     "PrefixDiskLoad",
     "Recorder",

@@ -16,11 +16,12 @@ import sys
 import threading
 from typing import Protocol
 
+from enginehouse.engine.worker.endings import Ending, count_memory_kills, ending_of
 from enginehouse.engine.worker.host import WorkerHost
 from enginehouse.engine.worker.link import Link, socket_pair
 from enginehouse.errors import ModelLoadError
 
-__all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "describe_exit", "start_carrier", "worker_command"]
+__all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worker_command"]
 
 # Python's stderr file descriptor: what a library prints must not end up in the server's output.
 _STDERR = 2
@@ -31,11 +32,11 @@ class Carrier(Protocol):
 
     Attributes:
         socket: the server's end of the link; the client takes it over.
-        ended: how the host ended, in words; done as soon as it has.
+        ended: how the host ended; done as soon as it has.
     """
 
     socket: socket.socket
-    ended: asyncio.Future[str]
+    ended: asyncio.Future[Ending]
 
     def kill(self) -> None:
         """End it now, if that is possible."""
@@ -71,6 +72,8 @@ class ProcessCarrier:
     def __init__(self, python: str | None) -> None:
         if os.name != "posix":
             raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
+        self._num_memory_kills = count_memory_kills()
+        self._is_killed = False
         self.socket, theirs = socket_pair()
         try:
             with theirs:
@@ -86,18 +89,23 @@ class ProcessCarrier:
             raise ModelLoadError(f"the worker process could not be started: {error}") from error
         self.pid = self._process.pid
         self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.ended: asyncio.Future[Ending] = self._loop.create_future()
         # A thread in waitpid costs nothing and works on every event loop, unlike child watchers.
         threading.Thread(target=self._wait, name="worker exit", daemon=True).start()
 
     def _wait(self) -> None:
-        text = describe_exit(self._process.wait())
+        returncode, before, now = self._process.wait(), self._num_memory_kills, count_memory_kills()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it started and left behind may hold its memory
+        num_memory_kills = now - before if now is not None and before is not None else None
+        ending = ending_of(returncode, num_memory_kills, is_own=self._is_killed)
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody asks any more
-            self._loop.call_soon_threadsafe(_resolve, self.ended, text)
+            self._loop.call_soon_threadsafe(_resolve, self.ended, ending)
 
     def kill(self) -> None:
         """Kill the process and whatever it started."""
         if not self.ended.done():
+            self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -108,7 +116,7 @@ class ThreadCarrier:
     def __init__(self) -> None:
         self.socket, self._theirs = socket_pair()
         self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.ended: asyncio.Future[Ending] = self._loop.create_future()
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def _run(self) -> None:
@@ -118,24 +126,12 @@ class ThreadCarrier:
             text = "the engine thread ended"
         finally:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_resolve, self.ended, text)
+                self._loop.call_soon_threadsafe(_resolve, self.ended, Ending(text))
 
     def kill(self) -> None:
         """Do nothing: closing the link, which the client does next, asks the thread to end."""
 
 
-def describe_exit(returncode: int) -> str:
-    """How a process ended, in words."""
-    if returncode >= 0:
-        return f"the worker process exited with code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = f"signal {-returncode}"
-    hint = " (out of memory, or killed by someone)" if name == "SIGKILL" else ""
-    return f"the worker process was ended by {name}{hint}"
-
-
-def _resolve(future: asyncio.Future[str], text: str) -> None:
+def _resolve(future: asyncio.Future[Ending], ending: Ending) -> None:
     if not future.done():
-        future.set_result(text)
+        future.set_result(ending)

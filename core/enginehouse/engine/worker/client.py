@@ -16,8 +16,10 @@ from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.calls import NOBODY, Calls, settle
 from enginehouse.engine.worker.carrier import Carrier, start_carrier
 from enginehouse.engine.worker.connection import Connection
+from enginehouse.engine.worker.endings import Ending
 from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
 from enginehouse.engine.worker.handshake import check_hello, explain
+from enginehouse.engine.worker.load_watch import LoadWatch
 from enginehouse.engine.worker.messages import (
     Accepted,
     CallFailed,
@@ -87,21 +89,21 @@ class WorkerEngine:
     Attributes:
         info: the loaded model's.
         died: the reason, once the worker has ended without being asked to.
+        is_killed_from_outside: it ended because somebody killed it, and not because of what it was doing.
         figures: what the worker last said that it has counted.
         backlog: what it has to do; with it requests are refused before their prompts are made.
     """
 
     info: ModelInfo
 
-    def __init__(
-        self, carrier: Carrier, on_progress: Progress, settings: EngineSettings, step_timeout_s: float = 0.0
-    ) -> None:
+    def __init__(self, carrier: Carrier, settings: EngineSettings, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
         self._carrier = carrier
-        self._on_progress = on_progress
+        self._load_watch: LoadWatch | None = None
         self._connection = Connection(self._handle, self._on_lost)
         self.figures = EngineFigures()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
+        self.is_killed_from_outside = False
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self.backlog = Backlog(settings)
@@ -141,6 +143,7 @@ class WorkerEngine:
         python: str | None,
         on_progress: Progress,
         step_timeout_s: float = 0.0,
+        load_timeout_s: float = 0.0,
     ) -> WorkerEngine:
         """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
 
@@ -151,9 +154,11 @@ class WorkerEngine:
             on_progress: called on the event loop while the model loads.
             step_timeout_s: how long a step, or tokenizing one prompt, may take before the worker is killed; 0 is for
                 ever.
+            load_timeout_s: how long the load may say nothing new before the worker is killed; 0 is for ever.
 
         Raises:
-            ModelLoadError, MissingDependency, ConfigError: the worker says why it cannot load the model.
+            ModelLoadError, MissingDependency, ConfigError: the worker says why it cannot load the model, or it does not
+                get on.
             EngineDead: the worker died while loading.
         """
         path = f"{load.options_path}.python"
@@ -161,14 +166,14 @@ class WorkerEngine:
             carrier = start_carrier(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else ModelLoadError(f"{path}: {error.message}") from error
-        engine = cls(carrier, on_progress, load.engine, step_timeout_s)
+        engine = cls(carrier, load.engine, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
         try:
             await engine._connection.open(carrier.socket)
             await engine._greet(python, path)
             engine._connection.send(load)
-            engine.info = await engine._loaded
+            engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
             engine._is_ready = True
         except BaseException as error:
             carrier.kill()
@@ -190,6 +195,18 @@ class WorkerEngine:
                 raise
             raise await explain(python, path, error.message) from error
         check_hello(hello, path)
+
+    async def _wait_loaded(self, timeout_s: float, on_progress: Progress, path: str) -> ModelInfo:
+        """Wait until the model is there; a load that does not get on is refused, and its worker killed."""
+
+        def refuse(why: str) -> None:
+            settle(self._loaded, ModelLoadError(f"{why}; if it needs longer, raise {path}.load_timeout_s"))
+
+        self._load_watch = watch = LoadWatch(timeout_s, on_progress, refuse)
+        try:
+            return await self._loaded
+        finally:
+            watch.end()
 
     def _end_hung(self, reason: str) -> None:
         """A thread of the worker hangs: nothing but the end of the process ends that."""
@@ -224,8 +241,9 @@ class WorkerEngine:
         """The worker is dead, or useless because its link is: end everything that waits for it."""
         if self._is_closing or self.died.done():
             return
-        ended = self._carrier.ended
-        reason = self._reason or (ended.result() if ended.done() else "the worker closed its link")
+        ending = self._carrier.ended.result() if self._carrier.ended.done() else Ending("the worker closed its link")
+        reason = self._reason or ending.text
+        self.is_killed_from_outside = ending.is_from_outside and self._reason is None
         self._carrier.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
@@ -315,9 +333,9 @@ class WorkerEngine:
     async def stop_thinking(self, request_id: str) -> int:
         """Close the reasoning of a request's choices by force; returns of how many, 0 when none is thinking."""
         link_id, generation = self._requests.find(request_id)
-        if generation is not None and generation.recorder is not None:
-            generation.recorder.thinking_stopped()
         num_choices: int = await self._call(lambda call: StopThinking(call, link_id))
+        if num_choices and generation is not None and generation.recorder is not None:
+            generation.recorder.thinking_stopped()
         return num_choices
 
     async def _call(self, message_for: Callable[[int], ToWorker]) -> Any:
@@ -357,13 +375,15 @@ class WorkerEngine:
             case Hello():
                 settle(self._greeted, message)
             case LoadProgress():
-                self._on_progress(message.share, message.text)
+                if self._load_watch is not None:
+                    self._load_watch.heard(message.share, message.text)
             case Ready():
                 settle(self._loaded, message.info)
             case LoadFailed():
                 settle(self._loaded, message.failure.to_error())
             case Died():
                 self._reason = message.reason
+                self._on_lost(None)  # its link may stay open for as long as one of its threads is busy
             case _:
                 self._calls.handle(message)
 

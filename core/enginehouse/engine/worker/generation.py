@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from enginehouse.errors import EnginehouseError
-from enginehouse.types import Event, RequestFinished
+from enginehouse.types import CacheMiss, Event, RequestFinished
 
 __all__ = ["Recorder", "WorkerGeneration"]
 
@@ -19,8 +19,8 @@ class Recorder(Protocol):
         """The worker has accepted the request."""
         ...
 
-    def started(self, num_cached_tokens: int) -> None:
-        """The request has left the queue."""
+    def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
+        """The request has left the queue, with what the prefix cache had of its prompt."""
         ...
 
     def entered(self) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 
 import msgspec
 from attrs import frozen
 
 from enginehouse.backend import Runner
+from enginehouse.drafting import BoundDrafter
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
@@ -52,6 +53,7 @@ from enginehouse.engine.worker.messages import (
     decode_to_worker,
     encode,
     failure_of,
+    printable,
 )
 from enginehouse.errors import EnginehouseError, GenerationFailed, ModelLoadError
 from enginehouse.plugins import PluginRegistry
@@ -101,8 +103,6 @@ class WorkerHost:
             engine = self._load(first) if isinstance(first, Load) else None
             return engine is None or self._serve(engine)
         finally:
-            if self._intake is not None:
-                self._intake.close()
             self._is_ended = True  # the reader thread sees the link's end now, but it is not the server's doing
             self._link.close()
 
@@ -127,6 +127,7 @@ class WorkerHost:
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
         registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
         runner = open_runner(find_backend(registry, message.backend), message, self._report)
+        drafters: Mapping[str, BoundDrafter] = {}
         try:
             slots = message.engine.slots
             if message.exit_policy is not None:
@@ -134,31 +135,33 @@ class WorkerHost:
             if message.prefix_disk is not None:
                 self._disk = open_disk(message.prefix_disk, message, runner)
             drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
+            engine = StepEngine(
+                runner,
+                message.engine,
+                registry.samplers,
+                registry.structured_decoders.values(),
+                drafters=drafters,
+                on_started=self._report_started,
+                disk=self._disk,
+            )
         except BaseException:
+            for drafter in drafters.values():
+                drafter.shutdown()
             if self._disk is not None:
                 self._disk.close()
             runner.close()
             raise
-        decoders = registry.structured_decoders.values()
-        engine = StepEngine(
-            runner,
-            message.engine,
-            registry.samplers,
-            decoders,
-            drafters=drafters,
-            on_started=self._report_started,
-            disk=self._disk,
-        )
         return runner, engine
 
     def _report_started(self, request: ActiveRequest) -> None:
-        self._send(Started(request.request.request_id, request.num_cached_tokens or 0))
+        request_id, num_cached = request.request.request_id, request.num_cached_tokens or 0
+        self._send(Started(request_id, num_cached, request.num_loaded_tokens, request.cache_miss))
 
     def _report(self, share: float, text: str) -> None:
         """Pass on a load's progress, but not more often than it can be seen."""
         last = self._last_progress
         if text != last.text or abs(share - last.share) >= 0.01:
-            self._last_progress = LoadProgress(share, text)
+            self._last_progress = LoadProgress(share, printable(text))
             self._send(self._last_progress)
 
     def _serve(self, engine: StepEngine) -> bool:
@@ -172,9 +175,11 @@ class WorkerHost:
                 reports.after_step()
         except Exception as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
-            self._send(Died(f"the engine failed: {type(error).__name__}: {error}"))
+            self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
             return False
         finally:
+            assert self._intake is not None
+            self._intake.close()  # first: its threads use the model's tokenizer
             engine.close()
         return True
 
@@ -232,12 +237,15 @@ class WorkerHost:
     # -- reader thread -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Receive until the server is gone; a server that breaks the protocol is treated as gone."""
+        """Receive until the server is gone. A worker that cannot receive any more ends, whatever the reason."""
         try:
             while (payload := self._link.receive()) is not None:
                 self._dispatch(decode_to_worker(payload))
         except (FrameTooLarge, msgspec.DecodeError):
             _log.exception("the server sent something that is no message")
+        except Exception:  # noqa: BLE001 - a runner's abort(), for example: a deaf worker would keep all waiting
+            _log.exception("receiving failed")
+            self._send(Died("the worker could not receive any more"))
         if self._on_server_gone is not None and not self._is_ended:
             self._on_server_gone()
         self._inbox.put(Close())

@@ -71,6 +71,7 @@ class Intake:
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
         self._num_entering = 0  # handed over, not yet added by the engine thread
         self._num_entering_tokens = 0  # of their prompts
+        self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
             for queue, name in ((self._queue, "intake"), (self._constrained, "constrained intake"))
@@ -83,6 +84,7 @@ class Intake:
 
     def close(self) -> None:
         """Stop after what is being tokenized and compiled now; waits for that."""
+        self._is_closing = True
         for queue in (self._queue, self._constrained):
             queue.put(None)
         for thread in self._threads:
@@ -127,7 +129,7 @@ class Intake:
     # -- intake threads ----------------------------------------------------------------------------
 
     def _run(self, queue: _Queue) -> None:
-        while (message := queue.get()) is not None:
+        while (message := queue.get()) is not None and not self._is_closing:
             if isinstance(message, Submit):
                 self._take(message.request, message.resume)
             elif queue is self._constrained:

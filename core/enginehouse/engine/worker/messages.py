@@ -12,7 +12,7 @@ import msgspec
 from enginehouse.config import PluginsSettings
 from enginehouse.errors import EnginehouseError, error_from_fields
 from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Resume, Segment
+from enginehouse.types import CacheMiss, EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Resume, Segment
 
 __all__ = [
     "Accepted",
@@ -52,6 +52,7 @@ __all__ = [
     "decode_to_worker",
     "encode",
     "failure_of",
+    "printable",
 ]
 
 
@@ -67,7 +68,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
 
 def failure_of(error: EnginehouseError) -> Failure:
     """The error as a value that crosses the link."""
-    return Failure(error.to_fields())
+    return Failure({name: printable(value) for name, value in error.to_fields().items()})
+
+
+def printable(value: Any) -> Any:
+    """A text without lone surrogates, as file names and libraries' messages may hold them; other values as they are."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 # -- server to worker ------------------------------------------------------------------------------
@@ -258,10 +264,14 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
     Attributes:
         num_cached_tokens: tokens of its prompt that need not be computed.
+        num_loaded_tokens: of these, how many came from the disk.
+        cache_miss: why there are no more.
     """
 
     request_id: str
     num_cached_tokens: int
+    num_loaded_tokens: int = 0
+    cache_miss: CacheMiss | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -93,7 +93,7 @@ class Requests:
             case Entered():
                 generation.recorder.entered()
             case Started():
-                generation.recorder.started(message.num_cached_tokens)
+                generation.recorder.started(message.num_cached_tokens, message.num_loaded_tokens, message.cache_miss)
 
     def distribute(self, message: StepOutputs) -> None:
         """Give each request its events of one step."""

@@ -1,0 +1,139 @@
+"""The way of a request into the engine: whether it can be served, and the sequences that will answer it.
+
+``check`` is for whoever tokenizes, on any thread; ``make`` is called by the loop, on the engine thread. Nothing is
+queued or computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from enginehouse.backend import Runner
+from enginehouse.engine.constraints import Constraints, ConstraintState
+from enginehouse.engine.device_draws import can_draw
+from enginehouse.engine.reasoning import ReasoningGate
+from enginehouse.engine.resumption import restore
+from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.errors import ContextLengthExceeded, InvalidRequest
+from enginehouse.output.detokenizer import Detokenizer
+from enginehouse.output.text_stream import TextStream
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
+from enginehouse.types import EngineCapabilities, EngineRequest, Resume
+
+__all__ = ["Entrance"]
+
+
+class Entrance:
+    """Makes sequences of requests, with everything that follows their tokens.
+
+    Args:
+        runner: asked for its tokenizer and capabilities only.
+        samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
+        decoders: plugins that enforce ``EngineRequest.constraint``.
+    """
+
+    def __init__(
+        self, runner: Runner, samplers: Mapping[str, SamplerPlugin], decoders: Iterable[StructuredDecoder]
+    ) -> None:
+        self._runner = runner
+        self._tokenizer = runner.tokenizer
+        self._samplers = samplers
+        self._constraints = Constraints(decoders, runner.tokenizer)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What requests may ask for: core draws what the runner does not, and stops; plugins do the rest."""
+        return EngineCapabilities(
+            native=tuple(sorted(self._runner.capabilities.sampling)),
+            samplers=tuple(sorted(self._samplers)),
+            constraint_kinds=self._constraints.kinds,
+            constraint_problem=self._constraints.problem,
+        )
+
+    def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
+        """Refuse what cannot be served. Any thread.
+
+        Raises:
+            ContextLengthExceeded: prompt and one token do not fit.
+            InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
+        """
+        max_context = self._runner.capabilities.max_context
+        vocab_size = self._tokenizer.vocab_size
+        if num_prompt_tokens < 1:
+            raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
+        if num_prompt_tokens + 1 > max_context:
+            raise ContextLengthExceeded(num_prompt_tokens, max_context)
+        for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
+            bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
+            if bad_ids:
+                message = f"Token ids must lie in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
+                raise InvalidRequest(message, param)
+        bad_keys = [key for key in request.sampling.logit_bias if not 0 <= key < vocab_size]
+        if bad_keys:
+            message = f"logit_bias keys must be token ids in [0, {vocab_size}); got {', '.join(map(str, bad_keys))}."
+            raise InvalidRequest(message, f"logit_bias.{bad_keys[0]}")
+        build_steps(request.sampling, self._samplers)
+        if request.constraint is not None:
+            self._constraints.compile(request.constraint)
+
+    def make(
+        self, request: EngineRequest, prompt_token_ids: list[int], arrival: int, now_s: float, resume: Resume | None
+    ) -> ActiveRequest:
+        """A checked request with its sequences; with ``resume``, at the point where it goes on.
+
+        Raises:
+            Exception: whatever a plugin raises.
+        """
+        prompt = np.array(prompt_token_ids, np.int32)
+        room = self._runner.capabilities.max_context - len(prompt)
+        limit = request.stopping.max_tokens
+        max_length = len(prompt) + (room if limit is None else min(limit, room))
+        owner = ActiveRequest(request, prompt, arrival, now_s)
+        choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
+        owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]
+        owner.num_unfinished = len(owner.sequences)
+        if resume is not None:
+            restore(owner, resume, now_s)
+        return owner
+
+    def _make_sequence(self, owner: ActiveRequest, choice: int, max_length: int) -> Sequence:
+        request, tokenizer = owner.request, self._tokenizer
+        buffer = np.empty(max_length, np.int32)
+        buffer[: len(owner.prompt)] = owner.prompt
+        sampler = SequenceSampler(
+            request.sampling,
+            choice=choice,
+            vocab_size=tokenizer.vocab_size,
+            prompt_token_ids=owner.prompt,
+            steps=build_steps(request.sampling, self._samplers),
+            token_bytes=tokenizer.token_bytes,
+        )
+        text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
+        sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
+        # A prompt that is only scored leaves no room for a token that would be drawn.
+        sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
+        stopping = request.stopping
+        own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
+        sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
+        if request.reasoning is not None:
+            closing = tokenizer.encode(request.reasoning.end, special=True)
+            detokenizer = Detokenizer(tokenizer.token_bytes, self._hidden_token_ids(request))
+            sequence.reasoning = ReasoningGate(request.reasoning, tuple(closing), detokenizer)
+        if request.constraint is not None:
+            matcher = self._constraints.compile(request.constraint).start()
+            sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size)
+        return sequence
+
+    def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
+        """Control tokens, except the markers of reasoning and calls, which the client's side must see."""
+        markers = request.shown_tokens
+        if request.reasoning is not None:
+            markers = (*markers, request.reasoning.start, request.reasoning.end)
+        if not markers:
+            return self._tokenizer.control_token_ids
+        shown = {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
+        return self._tokenizer.control_token_ids - shown

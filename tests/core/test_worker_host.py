@@ -1,0 +1,149 @@
+"""The worker's threads as they end: in the right order, and never without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from enginehouse.config import PluginsSettings
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker import Load, WorkerEngine
+from enginehouse.engine.worker.messages import LoadFailed, decode_from_worker, encode, failure_of
+from enginehouse.errors import EngineDead, ModelLoadError
+from enginehouse.testing.fake_runner import FakeRunner
+from enginehouse.testing.fake_tokenizer import FakeTokenizer
+from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams
+
+
+@contextlib.asynccontextmanager
+async def open_thread(**options: Any) -> AsyncIterator[WorkerEngine]:
+    load = Load("fake", "fake", None, options, "models.m", EngineSettings(slots=2), PluginsSettings(allow=()))
+    engine = await WorkerEngine.open(load, isolation="thread", python=None, on_progress=lambda share, text: None)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def make_request(request_id: str, text: str = "tell me", max_tokens: int = 5) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        segments=(Segment(text),),
+        sampling=SamplingParams(temperature=0),
+        stopping=StopParams(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - conditions of other threads
+            await asyncio.sleep(0.002)
+
+
+class Gate:
+    """Holds up the tokenizer at each prompt that says "slow"; notes whether the model was closed meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_open, self.is_reached, self.is_model_closed = (threading.Event() for _ in range(3))
+        encode_, close = FakeTokenizer.encode, FakeRunner.close
+        self.found_closed: list[bool] = []
+
+        def slow_encode(tokenizer: FakeTokenizer, text: str, special: bool) -> list[int]:
+            if "slow" in text:
+                self.is_reached.set()
+                assert self.is_open.wait(20)
+                self.found_closed.append(self.is_model_closed.is_set())
+            return encode_(tokenizer, text, special)
+
+        def noted_close(runner: FakeRunner) -> None:
+            self.is_model_closed.set()
+            close(runner)
+
+        monkeypatch.setattr(FakeTokenizer, "encode", slow_encode)
+        monkeypatch.setattr(FakeRunner, "close", noted_close)
+
+
+async def test_model_is_not_closed_while_its_tokenizer_is_at_work(monkeypatch):
+    gate = Gate(monkeypatch)
+    async with open_thread() as engine:
+        asked = asyncio.create_task(engine.submit(make_request("r", "slow")))
+        await asyncio.to_thread(gate.is_reached.wait, 5)
+        closing = asyncio.create_task(engine.close())
+        with pytest.raises(EngineDead):
+            await asked
+        await asyncio.sleep(0.1)
+        gate.is_open.set()
+        await closing
+        await until(gate.is_model_closed.is_set)
+
+        assert gate.found_closed == [False]
+
+
+async def test_engine_that_breaks_is_heard_of_though_the_tokenizer_is_busy(monkeypatch):
+    gate = Gate(monkeypatch)
+
+    def broken(engine: StepEngine) -> list[Any]:
+        raise ZeroDivisionError("a bug")
+
+    async with open_thread() as engine:
+        slow = asyncio.create_task(engine.submit(make_request("slow", "slow")))
+        await asyncio.to_thread(gate.is_reached.wait, 5)
+        monkeypatch.setattr(StepEngine, "step", broken)
+        monkeypatch.setattr(StepEngine, "has_work", lambda engine: True)
+        call = asyncio.create_task(engine.stats())
+        began = time.monotonic()
+        async with asyncio.timeout(8):
+            with pytest.raises(EngineDead, match="ZeroDivisionError: a bug"):
+                await slow
+        await asyncio.gather(call, return_exceptions=True)
+
+        assert time.monotonic() - began < 5
+        gate.is_open.set()
+
+
+async def test_runner_whose_abort_fails_does_not_deafen_its_worker(monkeypatch, caplog):
+    """The server is told, where it would have waited for a worker that hears nothing any more."""
+
+    def broken(runner: FakeRunner) -> None:
+        raise RuntimeError("no abort today")
+
+    monkeypatch.setattr(FakeRunner, "abort", broken)
+    async with open_thread(step_delay_s=0.2) as engine:
+        generation = await engine.submit(make_request("r", max_tokens=200))
+        await until(lambda: bool(generation._events))
+        generation.cancel()
+        async with asyncio.timeout(8):
+            died = await engine.died
+
+        assert "could not receive any more" in died.message
+        assert "no abort today" in caplog.text
+
+
+async def test_engine_that_cannot_be_made_closes_what_was_opened(monkeypatch):
+    closed = threading.Event()
+    monkeypatch.setattr(FakeRunner, "close", lambda runner: closed.set())
+
+    def broken(engine: StepEngine, *arguments: Any, **fields: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(StepEngine, "__init__", broken)
+    with pytest.raises(ModelLoadError, match="ZeroDivisionError: a bug"):
+        async with open_thread():
+            pass
+
+    assert closed.is_set()
+
+
+def test_errors_with_halves_of_characters_can_be_told():
+    """Names of files may hold bytes that are no text."""
+    error = ModelLoadError("there is no file m\udcff.gguf")
+    message = decode_from_worker(encode(LoadFailed(failure_of(error))))
+
+    assert isinstance(message, LoadFailed)
+    assert message.failure.to_error().message == "there is no file m\\udcff.gguf"
