@@ -289,6 +289,10 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
             settings names the one that is used.
         options, add_plugin: see above; may be left out.
 
+    A router whose own settings name models, or depend on their number, has ``check_models`` as well (see
+    ``enginehouse.router.ChecksModels``), which is called at the start where this router decides, and may raise
+    ConfigError.
+
     An exception is recorded as this plugin's load error. An exception while deciding is logged with the router's name,
     and the default model is taken.
 

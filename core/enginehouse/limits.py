@@ -28,10 +28,10 @@ class LimitsSettings:
         max_queue_tokens: prompt tokens that wait per model; a request that brings more is refused, unless none waits.
         requests_per_minute: of the whole server; unset is no limit, here and below.
         tokens_per_minute: of prompts and answers together, of the whole server.
-        max_concurrent: generating requests at once, of the whole server.
+        max_concurrent: requests at once that generate, tokenize, render or ask for a route, of the whole server.
         key_requests_per_minute: of each key that names no limit of its own.
         key_tokens_per_minute: of prompts and answers together, of each such key.
-        key_max_concurrent: generating requests at once, of each such key.
+        key_max_concurrent: such requests at once, of each such key.
         queue_timeout_s: longest wait for a place in the batch; unset is no limit. A request that must be expected to
             wait longer is refused at once.
         first_token_timeout_s: longest time from a request's arrival to the first sign of its answer.

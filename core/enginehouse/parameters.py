@@ -27,6 +27,7 @@ from enginehouse.types import GenerateRequest, SamplingParams, StopParams
 
 __all__ = [
     "INT64_MAX",
+    "MAX_STOP_CHARS",
     "MAX_STOP_TOKENS",
     "Defaults",
     "Layer",
@@ -53,6 +54,8 @@ int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
 """Validator of whole numbers that cross the worker link."""
 
 MAX_STOP_TOKENS = 1024
+MAX_STOP_CHARS = 1000
+"""Of one stop string: searching for it takes memory for each character, as long as the answer is written."""
 
 StopField = str | tuple[str, ...] | None
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -68,8 +71,12 @@ def _check_logit_bias(_: Any, attribute: Any, value: dict[str, float] | None) ->
 
 
 def _check_stop(_: Any, attribute: Any, value: StopField) -> None:
-    if value == "" or (isinstance(value, tuple) and "" in value):
+    texts = (value,) if isinstance(value, str) else value or ()
+    if "" in texts:
         raise ValueError(f"'{attribute.name}' must not hold an empty string")
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_STOP_CHARS:
+        raise ValueError(f"'{attribute.name}' must hold strings of at most {MAX_STOP_CHARS} characters, not {longest}")
 
 
 def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...] | None) -> None:

@@ -18,7 +18,7 @@ from enginehouse.chat_formats import ChatFormats
 from enginehouse.compressing import Compressed, PromptCompressor
 from enginehouse.config import Settings
 from enginehouse.engine.worker.backlog import Backlog
-from enginehouse.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from enginehouse.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from enginehouse.media import MediaReader
 from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.model_defaults import ModelDefaults
@@ -158,7 +158,10 @@ class Pipeline:
         accepted: dict[str, RunningRequest] = {}
 
         async def submit(model: str, is_probed: bool) -> Generation:
-            accepted[model] = await self._submit(with_logprobs(request) if is_probed else request, model)
+            asked = with_logprobs(request) if is_probed else request
+            if model in accepted:  # the engine may not be rid of the first attempt yet, which had this id
+                asked = evolve(asked, request_id=f"{request.request_id}-again")
+            accepted[model] = await self._submit(asked, model)
             return accepted[model].generation
 
         generation, routed = await run_attempts(plan, submit, self._planner.experience)
@@ -339,7 +342,14 @@ def _chat(request: GenerateRequest) -> Chat | None:
 
 
 async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int] | None:
-    """The tokens of a predicted answer, in which control-token strings are text."""
-    if prediction is None:
-        return None
-    return await ask(model, lambda engine: engine.tokenize((Segment(prediction),), False)) if prediction else ()
+    """The tokens of a predicted answer, in which control-token strings are text.
+
+    Raises:
+        InvalidRequest: there are more than any answer of this model could have.
+    """
+    if not prediction:
+        return None if prediction is None else ()
+    token_ids = await ask(model, lambda engine: engine.tokenize((Segment(prediction),), False))
+    if len(token_ids) > (most := model.info.max_context):
+        raise InvalidRequest(f"prediction: must have at most {most} tokens, not {len(token_ids)}", "prediction")
+    return token_ids

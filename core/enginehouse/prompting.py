@@ -161,6 +161,6 @@ def _check_leaves_chats_alone(name: str, settings: ModelSettings) -> None:
 def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
     if not token_ids:
         raise InvalidRequest("prompt: must not be empty", "prompt")
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    wrong = next((token_id for token_id in (min(token_ids), max(token_ids)) if not 0 <= token_id < vocab_size), None)
     if wrong is not None:
         raise InvalidRequest(f"prompt: the token id {wrong} is not in 0 to {vocab_size - 1}", "prompt")

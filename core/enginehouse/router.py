@@ -6,15 +6,25 @@ model once an answer has begun; so a router needs to know nothing of engines, st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
 from attrs import field, frozen
 from attrs.validators import ge, le
 
 from enginehouse.types import GenerateRequest
 
-__all__ = ["MAX_PROBE_TOKENS", "Acceptance", "Attempt", "Candidate", "Probe", "Route", "RouteQuestion", "Router"]
+__all__ = [
+    "MAX_PROBE_TOKENS",
+    "Acceptance",
+    "Attempt",
+    "Candidate",
+    "ChecksModels",
+    "Probe",
+    "Route",
+    "RouteQuestion",
+    "Router",
+]
 
 MAX_PROBE_TOKENS = 16
 """Most tokens of an answer that are held back to judge it by."""
@@ -122,4 +132,20 @@ class Router(Protocol):
 
     def route(self, question: RouteQuestion) -> Route:
         """Decide, without waiting for anything and within a millisecond or two; called on the event loop."""
+        ...
+
+
+@runtime_checkable
+class ChecksModels(Protocol):
+    """What a router may have besides: settings of its own that name models or depend on their number."""
+
+    def check_models(self, models: Sequence[str]) -> None:
+        """Refuse settings that could not be followed; called at the start, only where this router decides.
+
+        Args:
+            models: what ``auto`` may mean, the weakest first.
+
+        Raises:
+            ConfigError: names the setting.
+        """
         ...

@@ -40,6 +40,8 @@ _NOUNS = {
     type(None): "null",
 }
 
+_MAX_NAME_CHARS = 200
+
 # How attrs' validators begin their messages: 'name' must be ...
 _VALIDATOR_MESSAGE = re.compile(r"^'(\w+)' ")
 
@@ -57,6 +59,8 @@ class Problem:
 
 def closest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     """A hint such as `` (did you mean 'port'?)`` for a misspelt name, or "" when nothing is close."""
+    if len(name) > _MAX_NAME_CHARS:
+        return ""  # no name is so long, and comparing takes a while
     matches = get_close_matches(name, list(known), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
@@ -91,7 +95,8 @@ def find_problems(error: Exception, path: str = "") -> Iterator[Problem]:
         for name in sorted(error.extra_fields):
             yield Problem(_join(path, name), f"unknown setting{closest(name, known)}")
     elif isinstance(error, ConfigError):
-        yield Problem(error.path or path, error.message)
+        where = error.path or path
+        yield Problem(where, error.message.removeprefix(f"{where}: "))
     elif isinstance(error, KeyError):
         yield Problem(path, "is required")
     else:

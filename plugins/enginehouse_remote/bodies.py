@@ -22,6 +22,7 @@ from enginehouse.types import (
     Message,
     SamplingParams,
     Thinking,
+    Tool,
     ToolCall,
     ToolUse,
 )
@@ -163,10 +164,18 @@ def _tools(use: ToolUse) -> dict[str, Any]:
     choice: Any = use.choice
     if use.only is not None:
         choice = {"type": "function", "function": {"name": use.only}}
-    data: dict[str, Any] = {"tools": [tool.definition for tool in use.tools], "tool_choice": choice}
-    if not use.parallel:
-        data["parallel_tool_calls"] = False
+    data: dict[str, Any] = {"tools": [_tool(tool) for tool in use.tools], "tool_choice": choice}
+    parallel = use.parallel if use.only is None else False
+    if parallel is not None:
+        data["parallel_tool_calls"] = parallel
     return data
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """As the client wrote it; the definition, which templates show, does not say that calls are checked."""
+    if not tool.strict:
+        return tool.definition
+    return {**tool.definition, "function": {**tool.definition["function"], "strict": True}}
 
 
 def _constraint(constraint: Constraint, kind: KindOfServer) -> dict[str, Any]:

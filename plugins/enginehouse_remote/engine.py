@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+import msgspec
 
 from enginehouse.backend import Generation
-from enginehouse.errors import EngineDead, Overloaded, UnsupportedParameter
+from enginehouse.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
 from enginehouse.types import EngineRequest, EngineStats, Segment
 from enginehouse_remote.bodies import body_of
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response
@@ -20,6 +21,20 @@ from enginehouse_remote.servers import Server, Servers
 from enginehouse_remote.stream import AnswerStream
 
 __all__ = ["RemoteEngine"]
+
+_A = TypeVar("_A")
+
+
+class _Tokens(msgspec.Struct):
+    """An answer of ``/tokenize``."""
+
+    tokens: list[int]
+
+
+class _Text(msgspec.Struct):
+    """An answer of ``/detokenize``."""
+
+    content: str
 
 
 class RemoteEngine:
@@ -61,11 +76,11 @@ class RemoteEngine:
         text = "".join(segment.text for segment in segments)
         trusted = bool(segments) and segments[0].trusted
         data = {"content": text, "add_special": add_special, "parse_special": trusted}
-        return [int(token_id) for token_id in (await self._ask("/tokenize", data, "prompt"))["tokens"]]
+        return (await self._ask("/tokenize", data, "prompt", _Tokens)).tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Ask a server."""
-        return str((await self._ask("/detokenize", {"tokens": list(token_ids)}, "tokens"))["content"])
+        return (await self._ask("/detokenize", {"tokens": list(token_ids)}, "tokens", _Text)).content
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         """The server does not tell bytes of ids without a text."""
@@ -83,7 +98,7 @@ class RemoteEngine:
             generation.end(EngineDead("the engine was closed"))
         await self.servers.close()
 
-    async def _ask(self, path: str, data: dict[str, Any], param: str) -> dict[str, Any]:
+    async def _ask(self, path: str, data: dict[str, Any], param: str, kind: type[_A]) -> _A:
         """A question that is answered at once, to the first server that does."""
         if not self._found.tokenizes:
             raise UnsupportedParameter(f"{param}: the server behind this model offers no {path}", param)
@@ -94,7 +109,7 @@ class RemoteEngine:
         while (server := self.servers.choose(tried)) is not None:
             tried.add(server)
             try:
-                return await self._ask_server(server, path, content)
+                return await self._ask_server(server, path, content, kind)
             except ServerFailed as failed:
                 if failed.is_down:
                     self.servers.mark_down(server, failed.final.message)
@@ -102,7 +117,7 @@ class RemoteEngine:
         assert last is not None
         raise last.final from last
 
-    async def _ask_server(self, server: Server, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def _ask_server(self, server: Server, path: str, content: dict[str, Any], kind: type[_A]) -> _A:
         try:
             answer = await self.servers.client.post(
                 server.url + path, json=content, timeout=self._options.idle_timeout_s
@@ -111,6 +126,7 @@ class RemoteEngine:
             raise of_exception(error, server.url) from error
         if answer.status_code != 200:
             raise of_response(answer.status_code, answer.content, server.url)
-        found = answer.json()
-        assert isinstance(found, dict)
-        return found
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise GenerationFailed(f"The server {server.url} answered {path} with nonsense: {error}") from error

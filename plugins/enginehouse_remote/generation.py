@@ -112,7 +112,7 @@ class RemoteGeneration:
         assert last is not None
         if len(self._tried) > 1:
             number = f"none of the {len(self._tried)} servers of this model can serve the request; the last one: "
-            raise type(last.final)(number + last.final.message) from last
+            raise type(last.final)(number + last.final.message, **last.final.fields) from last
         raise last.final from last
 
     async def _ask(self, server: Server) -> None:

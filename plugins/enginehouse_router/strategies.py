@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from attrs import field, frozen
 
+from enginehouse.errors import ConfigError
 from enginehouse.router import Acceptance, Attempt, Candidate, Probe, Route, RouteQuestion
+from enginehouse.structuring import closest
 from enginehouse_router.features import WEIGHTS, Reading, difficulty, features_of, has_code, read_request
 from enginehouse_router.options import RouterOptions, Rule
 
@@ -22,6 +24,14 @@ class RulesRouter:
     options: RouterOptions = field(factory=RouterOptions)
     name: str = "rules"
     api_version: int = 1
+
+    def check_models(self, models: Sequence[str]) -> None:
+        """Refuse rules for models that `auto` never means: they would never hold."""
+        for index, rule in enumerate(self.options.rules):
+            if rule.model not in models:
+                path = f"plugins.router.rules[{index}].model"
+                hint = closest(rule.model, tuple(models))
+                raise ConfigError(f"{path}: {rule.model!r} is none of the models of the router{hint}", path)
 
     def route(self, question: RouteQuestion) -> Route:
         """The model of the first rule that holds and whose model can serve the request, then the others."""
@@ -60,13 +70,20 @@ class DifficultyRouter:
     name: str = "difficulty"
     api_version: int = 1
 
+    def check_models(self, models: Sequence[str]) -> None:
+        """Refuse thresholds that do not divide these models."""
+        given, path = len(self.options.thresholds), "plugins.router.thresholds"
+        if given and given != len(models) - 1:
+            message = f"{path}: {len(models)} models have {len(models) - 1} thresholds between them, not {given}"
+            raise ConfigError(message, path)
+
     def route(self, question: RouteQuestion) -> Route:
         """The model whose part of the scale the score falls in, then stronger ones, then weaker ones."""
         features = features_of(read_request(question.request))
         weights = {**WEIGHTS, **self.options.weights}
         score = difficulty(features, weights)
         candidates = question.candidates
-        chosen = sum(score >= threshold for threshold in self._thresholds(len(candidates)))
+        chosen = self._choose(score, candidates)
         ordered = [*candidates[chosen:], *reversed(candidates[:chosen])]
         seen_features = [name for name in features if name != "base"]
         effects = sorted(seen_features, key=lambda name: -abs(weights[name] * features[name]))
@@ -78,11 +95,12 @@ class DifficultyRouter:
             features={**features, "difficulty": score},
         )
 
-    def _thresholds(self, num_models: int) -> Sequence[float]:
-        """Where the next model's part begins; the settings' where they are as many as needed, else even parts."""
-        if len(self.options.thresholds) == num_models - 1:
-            return self.options.thresholds
-        return [number / num_models for number in range(1, num_models)]
+    def _choose(self, score: float, candidates: Sequence[Candidate]) -> int:
+        """The place of the model whose part the score falls in; of one that is no candidate, the next stronger's."""
+        if self.options.thresholds:
+            rank = sum(score >= threshold for threshold in self.options.thresholds)
+            return min(sum(candidate.rank < rank for candidate in candidates), len(candidates) - 1)
+        return min(int(score * len(candidates)), len(candidates) - 1)
 
 
 @frozen

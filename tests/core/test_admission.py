@@ -184,6 +184,24 @@ async def test_requests_at_once_are_counted_until_they_end(clock: Clock) -> None
     await enter(admission, ALICE)
 
 
+async def test_other_work_counts_among_the_requests_at_once_only(clock: Clock) -> None:
+    """It uses up no rate, and that it ends quickly does not say how soon an answer ends."""
+    settings = LimitsSettings(key_requests_per_minute=2, key_tokens_per_minute=5, key_max_concurrent=1)
+    admission = Admission(settings, clock)
+    for _ in range(5):
+        ticket = admission.ticket(ALICE, is_generating=False)
+        await admission.enter(ticket)
+        assert ticket.states == ()
+        await admission.close(ticket)
+    held = await enter(admission, ALICE)
+    with pytest.raises(RateLimited, match="1 requests running") as refused:
+        await admission.enter(admission.ticket(ALICE, is_generating=False))
+    assert refused.value.retry_after_s == 1.0  # as when none has ended yet
+    await admission.close(held)
+
+    await admission.enter(admission.ticket(ALICE, is_generating=False))
+
+
 async def test_when_to_come_again_follows_how_fast_requests_end(clock: Clock) -> None:
     admission = Admission(LimitsSettings(max_concurrent=1), clock)
     for _ in range(5):

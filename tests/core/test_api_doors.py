@@ -13,6 +13,7 @@ from enginehouse.admission import Admission
 from enginehouse.api.app import build_app
 from enginehouse.api.doors import PUBLIC, SCOPES, scope_of
 from enginehouse.api.exchange import OpenExchanges
+from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState
 from enginehouse.auth import KeySettings
 from enginehouse.config import (
@@ -82,9 +83,8 @@ def client(settings: Settings) -> Iterator[httpx.Client]:
     yield from connect(settings)
 
 
-@pytest.fixture(scope="module")
-def routes(settings: Settings) -> list[tuple[str, set[str]]]:
-    """Every registered address with its methods."""
+def guarded(settings: Settings) -> Guard:
+    """The application, without a server and without loaded models."""
     registry = PluginRegistry.for_settings(settings)
     manager, renderer = ModelManager(settings, registry), Renderer(1.0, 1000)
     pipeline = Pipeline(settings, registry, manager, renderer)
@@ -97,7 +97,52 @@ def routes(settings: Settings) -> list[tuple[str, set[str]]]:
         keys=KeyStore(settings.auth),
         admission=Admission(settings.limits),
     )
-    return [(route.path_format, set(route.methods)) for route in build_app(state).app.routes]
+    return build_app(state)
+
+
+@pytest.fixture(scope="module")
+def routes(settings: Settings) -> list[tuple[str, set[str]]]:
+    """Every registered address with its methods."""
+    return [(route.path_format, set(route.methods)) for route in guarded(settings).app.routes]
+
+
+@pytest.mark.parametrize(("peer", "status"), [("127.0.0.1", 200), ("::1", 200), ("192.0.2.7", 403), (None, 403)])
+async def test_without_keys_only_this_machine_manages_the_server(
+    settings: Settings, tmp_path: Path, peer: str | None, status: int
+) -> None:
+    """``insecure`` lets everyone use the models, not unload them or read what others are answered."""
+    open_to_all = evolve(settings, auth=AuthSettings(), server=ServerSettings(host="0.0.0.0", insecure=True))
+    app = guarded(open_to_all)
+
+    async def call(method: str, path: str) -> int:
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1")],
+            "client": None if peer is None else (peer, 50000),
+            "server": ("127.0.0.1", 80),
+            "scheme": "http",
+            "http_version": "1.1",
+            "root_path": "",
+        }
+        sent = []
+
+        async def receive() -> dict:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent[0]["status"]
+
+    assert await call("GET", "/admin/models") == status
+    assert await call("GET", "/admin/requests") == status
+    assert await call("GET", "/v1/models") == 200
+    assert await call("GET", "/metrics") == 200
 
 
 def test_every_route_is_in_one_list(routes) -> None:

@@ -155,6 +155,22 @@ def test_requests_at_once(connect) -> None:
     assert served.status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/detokenize", "/v1/apply-template", "/v1/route"])
+def test_requests_at_once_cannot_be_passed_by_at_another_address(connect, path: str) -> None:
+    client = connect(key("alice", max_concurrent=1, requests_per_minute=1))
+    endless = chat(model="endless", max_tokens=100_000, stream=True)
+    with client.stream("POST", "/v1/chat/completions", json=endless, headers=bearer("alice")) as first:
+        begin(first)
+        refused = client.post(path, json={}, headers=bearer("alice"))
+    assert refused.status_code == 429 and "retry-after" in refused.headers
+    for _ in range(100):  # whoever left is noticed soon; what is no answer uses up no rate
+        answer = client.post(path, json={"no": "body"}, headers=bearer("alice"))
+        if answer.status_code != 429:
+            break
+    assert answer.status_code == 400
+    assert "x-ratelimit-limit-requests" not in answer.headers
+
+
 def test_limits_are_looked_at_before_the_body(connect) -> None:
     """A refusal must cost nothing."""
     client = connect(key("alice", requests_per_minute=1))
@@ -218,6 +234,14 @@ def test_other_models_do_not_exist_for_a_key(connect) -> None:
                 assert response.status_code == expected, (name, model, path, response.text)
             if model is not None:
                 assert client.get(f"/v1/models/{model}", headers=bearer(name)).status_code == expected
+
+
+def test_a_key_for_a_model_that_is_not_served_is_told_at_the_start(connect, caplog: pytest.LogCaptureFixture) -> None:
+    connect(key("batch", models=("m", "also", "mm")))
+
+    assert [record.message for record in caplog.records if "batch" in record.message] == [
+        "the key 'batch' may use the model 'mm', which is not served"
+    ]
 
 
 def test_a_model_that_is_hidden_is_answered_like_one_that_does_not_exist(connect) -> None:

@@ -47,6 +47,14 @@ def test_load_settings_overrides_file_by_environment_by_command_line(tmp_path: P
         ("[server]\nunsupported_parameters = 'ignore'", "server.unsupported_parameters", "'reject', 'report'"),
         ("[server]\nallowed_hosts = 'example'", "server.allowed_hosts", "a list, not a string"),
         ("[server]\nallowed_hosts = ['a', 1]", "server.allowed_hosts[1]", "a string, not 1"),
+        (
+            "[server]\nallowed_hosts = ['a.example:8080']",
+            "server.allowed_hosts",
+            "without a port, not 'a.example:8080'",
+        ),
+        ("[server]\nallowed_hosts = ['https://a.example']", "server.allowed_hosts", "names such as app.example"),
+        ("[server]\nallowed_hosts = ['[::1]']", "server.allowed_hosts", "not '[::1]'"),
+        ("[media]\nallowed_hosts = ['https://a.example']", "media.allowed_hosts", "hosts such as images.example"),
         ("server = 1", "server", "a table"),
         ("[models]\nsmall = 'x'", "models.small", "a table"),
         ("[models.small]\nslots = 2", "models.small.source", "is required"),
@@ -58,6 +66,8 @@ def test_load_settings_overrides_file_by_environment_by_command_line(tmp_path: P
         ("[server]\ncors_origins = ['app.example']", "server.cors_origins", "https://app.example"),
         ("[server]\ncors_origins = ['https://app.example/page']", "server.cors_origins", "origins such as"),
         ("[models.a]\nsource='x'\n[models.b]\nsource='x'\naliases=['a']", "models.b.aliases", "'a' is taken"),
+        ('[models."a\\r\\nset-cookie: b"]\nsource="x"', "models", "can be printed"),
+        ("[models.a]\nsource='x'\naliases=[' ']", "models.a.aliases", "can be printed"),
         (
             "[models.a]\nsource='x'\naliases=['c']\n[models.b]\nsource='x'\naliases=['c']",
             "models.b.aliases",
@@ -78,6 +88,20 @@ def test_load_settings_names_what_is_wrong(tmp_path: Path, text: str, path: str,
     assert words in caught.value.message
     assert "enginehouse.toml" in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_hosts_in_every_form_that_can_match(tmp_path: Path) -> None:
+    hosts = "['*', 'app.example', '192.0.2.1', '2001:db8::1', 'host_name']"
+    media = "['*', '.example.org', 'a.example:8443', '[2001:db8::1]:80', '127.0.0.1']"
+
+    settings = load(tmp_path, f"[server]\nallowed_hosts = {hosts}\n[media]\nallowed_hosts = {media}")
+
+    assert (len(settings.server.allowed_hosts), len(settings.media.allowed_hosts)) == (5, 5)
+
+
+def test_load_settings_names_a_setting_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^router\.models: no model 'y' is served \(in "):
+        load(tmp_path, "[models.x]\nsource = 'x'\n[router]\nmodels = ['y']")
 
 
 def test_load_settings_reports_every_problem(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from enginehouse.admission.rates import Rate, Rates, RateState, Taken
 from enginehouse.config import LimitsSettings
@@ -55,12 +55,14 @@ class Ticket:
         states: what is left of its rates; of several of one unit the one that gives less. Also of a refused request.
         owners: whose limits hold for it; the door's own, as are the tokens that were taken.
         is_in: whether it counts among the requests that are running.
+        is_generating: whether its end says how soon another one may begin; the others take no time to speak of.
     """
 
     used: int | None = None
     states: tuple[RateState, ...] = ()
     owners: tuple[_Limits, ...] = ()
     is_in: bool = False
+    is_generating: bool = True
     taken: list[Taken] = field(factory=list)
 
 
@@ -82,9 +84,16 @@ class Admission:
         """Let other limits hold from now on; requests that are in keep what they have."""
         self._settings = settings
 
-    def ticket(self, caller: Identity | None) -> Ticket:
-        """A ticket for one request, which is not in yet; close it in any case."""
-        return Ticket(owners=self._owners(caller))
+    def ticket(self, caller: Identity | None, *, is_generating: bool = True) -> Ticket:
+        """A ticket for one request, which is not in yet; close it in any case.
+
+        Args:
+            is_generating: else it only counts among the requests at once.
+        """
+        owners = self._owners(caller)
+        if not is_generating:
+            owners = tuple(evolve(owner, requests=None, tokens=None) for owner in owners)
+        return Ticket(owners=owners, is_generating=is_generating)
 
     async def enter(self, ticket: Ticket) -> None:
         """Let the request in.
@@ -121,7 +130,7 @@ class Admission:
         if ticket.is_in:
             ticket.is_in = False
             for owner in ticket.owners:
-                self._count(owner.owner, -1)
+                self._count(owner.owner, -1, tells_pace=ticket.is_generating)
         if ticket.used is not None:
             for taken in ticket.taken:
                 await self._rates.settle(taken, ticket.used)
@@ -153,12 +162,12 @@ class Admission:
         message = f"This key has {running.count} requests running, as many as it may; try again when one has ended."
         raise RateLimited(message, "concurrent", retry_after_s)
 
-    def _count(self, owner: str, more: int) -> None:
+    def _count(self, owner: str, more: int, *, tells_pace: bool = False) -> None:
         running = self._running.get(owner)
         if running is None:
             self._forget_idle()
             running = self._running[owner] = _Running(Throughput(self._clock))
-        if more < 0:
+        if tells_pace:
             running.ended.count()
         running.count += more
         running.ended.run(running.count > 0)

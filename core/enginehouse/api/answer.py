@@ -63,7 +63,8 @@ class Choice:
         if piece.call is not None:
             self._add_call(piece.call)
         if piece.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *piece.logprobs]
+            self.logprobs = self.logprobs if self.logprobs is not None else []
+            self.logprobs += piece.logprobs
         self.finish_reason = self.finish_reason or piece.finish_reason
 
     def note(self, piece: Piece) -> None:

@@ -13,6 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.answer import Assembly, Dialect
+from enginehouse.api.aside import aside
 from enginehouse.api.body import KEEPS_NULLS, read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat_dialect import ChatDialect, ChatOptions
@@ -24,7 +25,13 @@ from enginehouse.api.prediction import check_prediction, find_ignored_in_predict
 from enginehouse.api.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
 from enginehouse.api.state import ApiState
 from enginehouse.api.thinking import Effort, check_template_variables, read_thinking
-from enginehouse.api.tools import MAX_TOOLS, ToolBody, find_ignored_in_tools, read_tool_use
+from enginehouse.api.tools import (
+    MAX_TOOLS,
+    ToolBody,
+    find_ignored_in_choice,
+    find_ignored_in_tools,
+    read_tool_use,
+)
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
@@ -86,6 +93,7 @@ class ChatBody(GenerationBody):
         yield from GenerationBody.find_ignored(data)
         yield from find_ignored_in_messages(data.get("messages"))
         yield from find_ignored_in_tools(data.get("tools"))
+        yield from find_ignored_in_choice(data.get("tool_choice"))
         yield from find_ignored_in_prediction(data.get("prediction"))
 
     def check_prompt(self) -> None:
@@ -177,7 +185,7 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
             chat = ChatDialect(request_id, assembly, options)
             return HeldUsage(chat) if body.include_usage and not own_chunk else chat
 
-        requests = [decoded.request(request_id, **decoded.body.chat())]
-        return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect)
+        request_made = await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
+        return GenerationResponse(state=state, decoded=decoded, requests=[request_made], dialect=dialect)
 
     return create_chat_completion

@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs.validators import ge, le, optional
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.answer import Assembly
+from enginehouse.api.aside import aside
 from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.completion_dialect import CompletionDialect
@@ -29,6 +30,10 @@ from enginehouse.pipeline import RunningRequest
 from enginehouse.types import GenerateRequest
 
 __all__ = ["CompletionBody", "completion_route"]
+
+_MAX_SHARED_CHARS = 2**24
+_MAX_SHARED_MEMBERS = 2**17
+"""Of what several prompts have in common, times the prompts."""
 
 
 @frozen(kw_only=True)
@@ -135,14 +140,34 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
         def dialect(assembly: Assembly) -> CompletionDialect:
             return CompletionDialect(request_id, assembly, decoded.body, echoes)
 
-        requests = _requests(decoded, request_id, max(1, settings.limits.max_queue))
+        most = max(1, settings.limits.max_queue)
+        requests = await aside(decoded.is_large, lambda: _requests(decoded, request_id, most))
         return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect, prepare=prepare)
 
     return create_completion
 
 
 def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:
-    """One request per prompt, with ids of their own."""
-    prompts = decoded.body.prompts(max_prompts)
-    ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
-    return [decoded.request(name, **prompt) for name, prompt in zip(ids, prompts, strict=True)]
+    """One request per prompt, with ids of their own.
+
+    Raises:
+        InvalidRequest: a prompt is wrong, or there is too much that each of them would bring along.
+    """
+    first, *others = decoded.body.prompts(max_prompts)
+    request = decoded.request(request_id, **first)
+    _check_shared(request, 1 + len(others))
+    further = (evolve(request, request_id=f"{request_id}-{number}", **other) for number, other in enumerate(others, 1))
+    return [request, *further]
+
+
+def _check_shared(request: GenerateRequest, num_prompts: int) -> None:
+    """Refuse what is large and goes to the model with each of many prompts: a small body would become gigabytes."""
+    constraint, bias = request.constraint, request.sampling.get("logit_bias", ())
+    if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
+        most = _MAX_SHARED_CHARS // num_prompts
+        message = f"with {num_prompts} prompts it may have at most {most} characters, not {len(constraint.text)}"
+        raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
+    if num_prompts * len(bias) > _MAX_SHARED_MEMBERS:
+        most = _MAX_SHARED_MEMBERS // num_prompts
+        message = f"with {num_prompts} prompts it may have at most {most} members, not {len(bias)}"
+        raise InvalidRequest(f"logit_bias: {message}", "logit_bias")

@@ -31,7 +31,8 @@ _UNSUPPORTED = {
 }
 _JSON_SCHEMA_KNOWN = {"name", "description", "strict", "schema"}
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+# White space within a line only: what may span lines would be tried anew at each of many empty ones.
+_GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 
 
 @frozen(kw_only=True)

@@ -6,7 +6,6 @@ coerced; errors carry the path of the field. Knows no endpoint.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
@@ -15,6 +14,7 @@ from attrs import field, frozen
 from attrs.validators import ge, le, optional
 from cattrs import Converter
 
+from enginehouse.api.aside import aside
 from enginehouse.api.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
 from enginehouse.api.caller import Caller
 from enginehouse.api.compression import find_ignored_in_compression, read_compression
@@ -162,6 +162,7 @@ class Decoded(Generic[_B_co]):
         given: the fields of the body and of plugins that the client gave.
         ignored: paths of fields that nobody knows.
         unsupported: paths of fields that cannot be honoured; empty unless the settings say ``report``.
+        is_large: what is made of it may take long, so it is made beside the event loop.
     """
 
     body: _B_co
@@ -170,6 +171,7 @@ class Decoded(Generic[_B_co]):
     given: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
+    is_large: bool = False
 
     def request(self: Decoded[GenerationBody], request_id: str, **prompt: Any) -> GenerateRequest:
         """The request that this body makes; ``prompt`` is messages, text or token_ids, and what goes with these."""
@@ -237,10 +239,8 @@ class BodyDecoder(Generic[_B_co]):
         )
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
-        """:meth:`decode`; a large body on another thread, so that the event loop goes on meanwhile."""
-        if len(body) < _LARGE_BYTES:
-            return self.decode(body, caller)
-        return await asyncio.to_thread(self.decode, body, caller)
+        """:meth:`decode`; a large body beside the event loop."""
+        return await aside(len(body) >= _LARGE_BYTES, lambda: self.decode(body, caller))
 
     def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Decode and check.
@@ -274,6 +274,7 @@ class BodyDecoder(Generic[_B_co]):
             given=frozenset(known),
             ignored=(*self._find_ignored(data), *self._body_class.find_ignored(known)),
             unsupported=tuple(unsupported),
+            is_large=len(body) >= _LARGE_BYTES,
         )
 
     def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:

@@ -47,11 +47,16 @@ def asks_for_details(headers: Iterable[tuple[bytes, bytes]], by_default: bool) -
 
 @frozen(eq=False)
 class AnswerDetails:
-    """What there is to say about one answer; complete once the assembly is."""
+    """What there is to say about one answer; complete once the assembly is.
+
+    Attributes:
+        shows_kept_text: whether the caller may see text that other requests left in the prefix cache.
+    """
 
     decoded: Decoded[GenerationBody]
     assembly: Assembly
     plugin_fields: Mapping[str, RequestField]
+    shows_kept_text: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """The member as plain data."""
@@ -66,7 +71,7 @@ class AnswerDetails:
             "tokens_per_second": self._speeds(),
             "optimizations": _optimizations(self.assembly),
             "compression": shown_compressed(self.assembly.running),
-            "prefix_cache": _prefix_cache(self.assembly),
+            "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
             "ignored": list(decoded.ignored),
         }
@@ -169,13 +174,17 @@ def _optimizations(assembly: Assembly) -> dict[str, int]:
     }
 
 
-def _prefix_cache(assembly: Assembly) -> dict[str, Any]:
-    """What came from the disk, and why no more was reused: of several prompts, the first that something differs in."""
+def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
+    """What came from the disk, and why no more was reused: of several prompts, the first that something differs in.
+
+    What the kept sequence has there was perhaps somebody else's, and asking again and again would tell all of it.
+    """
     missed = next((event.cache_miss for event in assembly.finished if event.cache_miss is not None), None)
     difference: dict[str, Any] | None = None
     if missed is not None:
-        expected = None if missed.expected is None else missed.expected.decode("utf-8", "replace")
-        difference = {"index": missed.index, "expected": expected, "got": missed.got.decode("utf-8", "replace")}
+        difference = {"index": missed.index, "got": missed.got.decode("utf-8", "replace")}
+        if shows_kept_text:
+            difference["expected"] = None if missed.expected is None else missed.expected.decode("utf-8", "replace")
     return {
         "loaded_tokens": sum(event.num_loaded_tokens for event in assembly.finished),
         "first_difference": difference,

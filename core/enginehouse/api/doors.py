@@ -1,7 +1,7 @@
 """What each address asks of its callers: nothing, or a scope of their key. The one list of both.
 
-An address that is not listed needs the scope ``admin``, so a route that somebody forgets here is shut, not open. Only
-servers with keys ask; without keys everyone who may reach the server may do everything.
+An address that is not listed needs the scope ``admin``, so a route that somebody forgets here is shut, not open.
+Without keys everyone who reaches the server may use the models and read figures; only its own machine may manage it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from litestar.types import Scope as AsgiScope
 from enginehouse.admission import Admission, Ticket
 from enginehouse.api.access import record_of
 from enginehouse.api.caller import caller_of
-from enginehouse.api.errors import MissingScope
+from enginehouse.api.errors import MissingScope, NotLocal
+from enginehouse.config import is_loopback
 from enginehouse.identity import Scope
 
-__all__ = ["API_PREFIXES", "METERED", "PUBLIC", "SCOPES", "open_doors", "scope_of", "ticket_of"]
+__all__ = ["API_PREFIXES", "COUNTED", "METERED", "PUBLIC", "SCOPES", "is_local", "open_doors", "scope_of", "ticket_of"]
 
 _TICKET_KEY = "enginehouse.ticket"
 
@@ -59,7 +60,12 @@ SCOPES: dict[str, Scope] = {
 """Address of a route, with the names of its parameters, to the scope that it needs."""
 
 METERED = frozenset(f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/chat/completions", "/completions"))
-"""Addresses whose requests count against the limits of callers."""
+"""Addresses whose requests count against all limits of callers."""
+
+COUNTED = METERED | {
+    f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/tokenize", "/detokenize", "/apply-template", "/route")
+}
+"""Addresses whose requests are work, and so count among those that a caller may have running at once."""
 
 
 def scope_of(template: str) -> Scope | None:
@@ -73,8 +79,8 @@ _Connection = ASGIConnection[Any, Any, Any, Any]
 def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
     """Litestar's guard of every route; runs when the route is known and its caller has been let in.
 
-    What it refuses is refused before the body is read. It raises MissingScope when the key may not do this, RateLimited
-    and ServerOverloaded when limits are used up.
+    What it refuses is refused before the body is read. It raises MissingScope when the key may not do this, NotLocal
+    where there are no keys and the caller is elsewhere, RateLimited and ServerOverloaded when limits are used up.
     """
 
     async def open_door(connection: _Connection, _: BaseRouteHandler) -> None:
@@ -84,11 +90,20 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
         key = caller_of(connection.scope).key
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
-        if template in METERED and connection.scope.get("method") == "POST":
-            ticket = connection.scope[_TICKET_KEY] = admission.ticket(key)  # type: ignore[literal-required]
+        if key is None and needed == "admin" and not is_local(connection.scope):
+            raise NotLocal
+        if template in COUNTED and connection.scope.get("method") == "POST":
+            ticket = admission.ticket(key, is_generating=template in METERED)
+            connection.scope[_TICKET_KEY] = ticket  # type: ignore[literal-required]
             await admission.enter(ticket)
 
     return open_door
+
+
+def is_local(scope: AsgiScope) -> bool:
+    """Whether a request comes from the server's own machine."""
+    client = scope.get("client")
+    return client is not None and is_loopback(client[0].removeprefix("::ffff:"))
 
 
 def ticket_of(scope: AsgiScope) -> Ticket | None:

@@ -15,6 +15,7 @@ __all__ = [
     "chat_logprobs",
     "encode_json",
     "encode_line",
+    "finite_logprob",
     "legacy_logprob",
     "legacy_top_logprobs",
     "token_text",
@@ -54,17 +55,18 @@ def token_text(token: bytes) -> str:
 
 def legacy_logprob(entry: TokenLogprob) -> float:
     """The log-probability of a token, as JSON can hold it."""
-    return _logprob(entry.logprob)
+    return finite_logprob(entry.logprob)
 
 
 def legacy_top_logprobs(entry: TokenLogprob) -> dict[str, float]:
     """The alternatives by text; the token itself is always among them."""
-    ranked = {token_text(other.token): _logprob(other.logprob) for other in entry.top}
-    ranked.setdefault(token_text(entry.token), _logprob(entry.logprob))
+    ranked = {token_text(other.token): finite_logprob(other.logprob) for other in entry.top}
+    ranked.setdefault(token_text(entry.token), finite_logprob(entry.logprob))
     return ranked
 
 
-def _logprob(value: float) -> float:
+def finite_logprob(value: float) -> float:
+    """A log-probability as JSON can hold it; minus infinity has no place there."""
     return value if value > _LOWEST_LOGPROB else _LOWEST_LOGPROB
 
 
@@ -81,7 +83,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _chat_entry(token: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": token_text(token), "logprob": _logprob(logprob), "bytes": list(token)}
+    return {"token": token_text(token), "logprob": finite_logprob(logprob), "bytes": list(token)}
 
 
 class LegacyLogprobs:

@@ -50,6 +50,7 @@ __all__ = [
     "ClientLeft",
     "ErrorAnswer",
     "MissingScope",
+    "NotLocal",
     "NotThinking",
     "RequestNotRunning",
     "describe",
@@ -86,6 +87,13 @@ class MissingScope(EnginehouseError):
         self.needed = needed
 
 
+class NotLocal(EnginehouseError):
+    """There are no keys, and the caller, who wants to manage the server, is on another machine."""
+
+    def __init__(self) -> None:
+        super().__init__("Without API keys this server is managed from its own machine only; set auth.key_file.")
+
+
 _log = logging.getLogger("enginehouse.server")
 
 # Most specific first: status, type, code.
@@ -98,6 +106,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
     (RequestError, 400, "invalid_request_error", "invalid_request"),
     (MissingScope, 403, "invalid_request_error", "insufficient_scope"),
+    (NotLocal, 403, "invalid_request_error", "insufficient_scope"),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
     (RequestCancelled, 410, "cancelled_error", "request_cancelled"),
     (NotThinking, 409, "invalid_request_error", "not_thinking"),

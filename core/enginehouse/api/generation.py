@@ -11,17 +11,18 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.admission import Ticket
 from enginehouse.api.access import AccessRecord, record_of
 from enginehouse.api.answer import Assembly, Dialect, event_batches
+from enginehouse.api.aside import aside
 from enginehouse.api.compressed import compression_headers
 from enginehouse.api.deadlines import deadlines
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
-from enginehouse.api.doors import ticket_of
+from enginehouse.api.doors import is_local, ticket_of
 from enginehouse.api.exchange import Exchange
 from enginehouse.api.metering import estimate_tokens, used_tokens
 from enginehouse.api.open_answers import OpenAnswer
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
-from enginehouse.api.rights import check_model, check_priority
+from enginehouse.api.rights import check_model, check_priority, may_see_prompts
 from enginehouse.api.routed import routed_headers
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
@@ -31,6 +32,8 @@ from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Event, GenerateRequest
 
 __all__ = ["GenerationResponse"]
+
+_MANY_LOGPROBS = 500  # with twenty rivals each written in some 10 ms
 
 
 @frozen(eq=False, kw_only=True)
@@ -76,7 +79,8 @@ class GenerationResponse:
         if not self.state.pipeline.is_routed(body.model):  # a router is asked about allowed models only
             check_model(caller, body.model, self.state.manager)
         check_priority(caller, body.priority)
-        await self.state.admission.reserve(ticket, estimate_tokens(self.requests))
+        num_tokens = await aside(self.decoded.is_large, lambda: estimate_tokens(self.requests))
+        await self.state.admission.reserve(ticket, num_tokens)
 
     def _timeouts(self) -> Timeouts:
         model = self.state.manager.find(self.state.pipeline.usual_model(self.decoded.body.model))
@@ -95,7 +99,7 @@ class GenerationResponse:
         assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
         if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
             assembly.scores = PromptScores(self.decoded.body, len(running))
-        dialect = self._open_dialect(assembly, asks_for_details(scope["headers"], server.details))
+        dialect = self._open_dialect(assembly, scope)
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.decoded.caller.profile
         headers = self.decoded.headers(left_out) + routed_headers(running, profile)
@@ -118,7 +122,9 @@ class GenerationResponse:
             return
         assembly.complete()
         headers += optimization_headers(assembly, self.decoded.caller.profile)
-        await _send_json(send, dialect.whole(choices, assembly.usage()), headers)
+        usage = assembly.usage()
+        body = await aside(_is_long(assembly), lambda: dialect.whole(choices, usage))
+        await _send_json(send, body, headers)
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Write into the record what is known before the request is submitted."""
@@ -129,11 +135,12 @@ class GenerationResponse:
         record.num_choices = len(self.requests) * self.decoded.body.num_choices
         return record
 
-    def _open_dialect(self, assembly: Assembly, is_detailed: bool) -> Dialect:
-        dialect = self.dialect(assembly)
-        if not is_detailed:
+    def _open_dialect(self, assembly: Assembly, scope: Scope) -> Dialect:
+        dialect, server = self.dialect(assembly), self.state.settings.server
+        if not asks_for_details(scope["headers"], server.details):
             return dialect
-        details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields)
+        shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=is_local(scope))
+        details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
         return DetailedDialect(dialect, details)
 
     async def _submit(self, exchange: Exchange) -> list[RunningRequest] | None:
@@ -159,6 +166,12 @@ class GenerationResponse:
             await exchange.until_ended(self.prepare(submitted))
             return None if exchange.is_ended else submitted
         return submitted
+
+
+def _is_long(assembly: Assembly) -> bool:
+    """Whether an answer takes long to write: each log-probability becomes an object, with its rivals beside it."""
+    num_scored = sum(len(choice.logprobs or ()) for choice in assembly.choices)
+    return num_scored + sum(map(len, assembly.prompt_logprobs)) > _MANY_LOGPROBS
 
 
 def _has_begun(answer: OpenAnswer) -> bool:

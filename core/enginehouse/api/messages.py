@@ -13,7 +13,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from enginehouse.api.tool_turns import read_tool_calls, with_function_names
+from enginehouse.api.tool_turns import find_ignored_in_calls, read_tool_calls, with_function_names
 from enginehouse.api.unsupported import refuse
 from enginehouse.errors import InvalidRequest
 from enginehouse.types import MediaPart, Message
@@ -47,6 +47,11 @@ class MessageBody:
     compress: bool | None = None
 
 
+_KNOWN = frozenset(attribute.name for attribute in attrs.fields(MessageBody))
+_OF_ROLE = {"reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
+"""Fields that only messages of one role have."""
+
+
 def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
     """The messages.
 
@@ -60,11 +65,26 @@ def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 
 def find_ignored_in_messages(data: Any) -> Iterator[str]:
-    """Paths of fields in messages that nobody knows."""
-    known = {attribute.name for attribute in attrs.fields(MessageBody)}
+    """Paths of fields in messages that nobody knows, or that mean nothing where they stand."""
     for index, message in enumerate(data if isinstance(data, list) else ()):
         if isinstance(message, Mapping):
-            yield from (f"messages[{index}].{key}" for key in message if key not in known)
+            path = f"messages[{index}]"
+            yield from (f"{path}.{key}" for key, value in message.items() if not _has_effect(key, value, message))
+            yield from _ignored_in_parts(message.get("content"), f"{path}.content")
+            yield from find_ignored_in_calls(message.get("tool_calls"), f"{path}.tool_calls")
+
+
+def _has_effect(key: str, value: Any, message: Mapping[str, Any]) -> bool:
+    if key in _OF_ROLE:
+        return message.get("role") == _OF_ROLE[key] and (key != "reasoning" or isinstance(value, str))
+    return key in _KNOWN and not (key in ("annotations", "audio") and value)
+
+
+def _ignored_in_parts(content: Any, path: str) -> Iterator[str]:
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, Mapping):
+            known = ("type", "compress", part.get("type"))
+            yield from (f"{path}[{index}].{key}" for key in part if key not in known)
 
 
 def _read_message(body: MessageBody, path: str) -> Message:

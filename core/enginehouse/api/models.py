@@ -38,7 +38,8 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
     async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """List all models that the caller may use."""
         models = _models(state, caller_of(request.scope))
-        return {"object": "list", "data": models + ([_routed(models)] if models and _lists_auto(state) else [])}
+        behind_auto = _behind_auto(state, models)
+        return {"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])}
 
     @get("/models/{model_id:path}")
     async def show_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
@@ -49,8 +50,8 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
             names = shown_as(caller, status)
             if name in names:
                 return _model(state, status, names, name, caller)
-        if name == AUTO and _lists_auto(state) and (models := _models(state, caller)):
-            return _routed(models)
+        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, caller))):
+            return _routed(behind_auto)
         raise ModelNotFound(name)
 
     return [list_models, show_model]
@@ -88,9 +89,16 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
     }
 
 
-def _lists_auto(state: ApiState) -> bool:
-    """Whether the settings ask for a router; without that `auto` is served all the same, but not offered."""
-    return state.settings.router.strategy is not None and state.pipeline.is_routed(AUTO)
+def _behind_auto(state: ApiState, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of a caller's models that a router may choose; none where the settings ask for no router.
+
+    Without that ``auto`` is served all the same, but not offered.
+    """
+    router = state.settings.router
+    if router.strategy is None or not state.pipeline.is_routed(AUTO):
+        return []
+    meant = router.models or state.settings.models
+    return [model for model in models if model["id"] in meant]
 
 
 def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:

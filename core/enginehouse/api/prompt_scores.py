@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from enginehouse.api.encoding import chat_logprobs, encode_json
+from enginehouse.api.encoding import chat_logprobs, encode_json, finite_logprob
 from enginehouse.types import PromptLogprobs, TokenLogprob
 
 __all__ = ["PromptScores", "ScoreFields"]
@@ -78,7 +78,7 @@ class PromptScores:
 
 
 def _scored(token: bytes, logprob: float, rank: int) -> dict[str, Any]:
-    return {"logprob": logprob, "rank": rank, "decoded_token": token.decode("utf-8", "replace")}
+    return {"logprob": finite_logprob(logprob), "rank": rank, "decoded_token": token.decode("utf-8", "replace")}
 
 
 def _alone(entry: TokenLogprob) -> TokenLogprob:

@@ -1,4 +1,4 @@
-"""What a caller may ask for beyond the scopes of addresses: which models, and how urgently.
+"""What a caller may ask for and see beyond the scopes of addresses: which models, how urgently, and whose prompts.
 
 A model that a caller may not use does not exist for it: it is answered like any unknown name, so that nobody learns
 what else is served.
@@ -7,10 +7,11 @@ what else is served.
 from __future__ import annotations
 
 from enginehouse.api.caller import Caller
+from enginehouse.config import ServerSettings
 from enginehouse.errors import InvalidRequest, ModelNotFound
 from enginehouse.models import ModelManager, ModelStatus
 
-__all__ = ["check_model", "check_priority", "may_use", "shown_as"]
+__all__ = ["check_model", "check_priority", "may_see_prompts", "may_use", "shown_as"]
 
 
 def may_use(caller: Caller, name: str, asked: str | None = None) -> bool:
@@ -37,6 +38,11 @@ def check_model(caller: Caller, asked: str | None, manager: ModelManager) -> Non
 def shown_as(caller: Caller, status: ModelStatus) -> list[str]:
     """The names by which a caller may ask for a model, the one that it is listed by first; none where it may not."""
     return [name for name in (status.name, *status.aliases) if may_use(caller, status.name, name)]
+
+
+def may_see_prompts(caller: Caller, server: ServerSettings, *, is_local: bool) -> bool:
+    """Whether a caller may see text of other requests: if the operator allows it, those to whom ``/admin`` is open."""
+    return server.show_prompts and (is_local if caller.key is None else "admin" in caller.key.scopes)
 
 
 def check_priority(caller: Caller, priority: int) -> None:

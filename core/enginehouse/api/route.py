@@ -9,6 +9,7 @@ from attrs import evolve
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.aside import aside
 from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import ChatBody
@@ -34,7 +35,8 @@ def route_route(state: ApiState) -> HTTPRouteHandler:
         asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
             check_model(caller, asked, state.manager)
-        plan = state.pipeline.plan(evolve(decoded.request("", **decoded.body.chat()), model=asked))
+        chat = await aside(decoded.is_large, lambda: decoded.request("", **decoded.body.chat()))
+        plan = state.pipeline.plan(evolve(chat, model=asked))
         shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
         return Response(shown, headers=dict(decoded.headers()))
 

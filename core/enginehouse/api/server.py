@@ -172,6 +172,8 @@ async def serve(
         renderer,
         reread,
     )
+    for name, unknown in keys.ring.unknown_models(settings.served_names()):
+        _log.warning("the key %r may use the model %r, which is not served", name, unknown)
     server = _Server(_uvicorn_config(app, WireBounds.of(settings)))
     _log.info("listening on %s", url_of(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

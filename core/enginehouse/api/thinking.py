@@ -76,7 +76,8 @@ def read_thinking(
     if effort == "none":
         said["reasoning_effort"], effort = False, None
     first = next(iter(said), None)
-    for name, value in said.items():
+    none_left = {"thinking_budget": False} if budget == 0 else {}
+    for name, value in {**said, **none_left}.items():
         if first is not None and value != said[first]:
             raise InvalidRequest(f"{name}: contradicts {first}; give one of them", name)
     enabled = None if first is None else said[first]

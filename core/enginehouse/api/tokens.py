@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.access import RECORD_KEY
+from enginehouse.api.aside import aside
 from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import ChatBody
@@ -28,9 +29,13 @@ from enginehouse.errors import InvalidRequest
 from enginehouse.models import LoadedModel
 from enginehouse.prompting import Prompt
 from enginehouse.replay import ask
-from enginehouse.types import Segment
+from enginehouse.types import GenerateRequest, Segment
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
+
+_C = TypeVar("_C", bound=ChatBody)
+
+_MANY_TOKENS = 20_000  # written in some 10 ms
 
 _SHAPES_PROMPT = frozenset(
     {
@@ -161,28 +166,26 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         async with state.manager.use(body.model) as model:
             prompt = await _tokenized_prompt(state, decoded, model)
             token_ids = await prompt.tokenize()
-            answer: dict[str, Any] = {
-                "tokens": token_ids,
-                "count": len(token_ids),
-                "max_model_len": model.info.max_context,
-            }
+            pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
                 pieces = await ask(model, lambda engine: engine.pieces(token_ids))
-                if body.with_pieces:
-                    answer["tokens"] = _with_pieces(token_ids, pieces)
-                if body.return_token_strs:
-                    answer["token_strs"] = [token_text(piece) for piece in pieces]
-        return _answer(request, decoded, model, answer, prompt.unsupported)
+        written = await aside(
+            len(token_ids) > _MANY_TOKENS,
+            lambda: encode_json(_tokenized(body, token_ids, pieces, model.info.max_context)),
+        )
+        return _answer(request, decoded, model, written, prompt.unsupported)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The text of token ids, control tokens by name."""
         decoded = await detokenize_decoder.read(await read(request), caller_of(request.scope))
-        token_ids = read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
+        token_ids = await aside(
+            decoded.is_large, lambda: read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
+        )
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
             text = await ask(model, lambda engine: engine.detokenize(token_ids))
-        return _answer(request, decoded, model, {"content": text, "prompt": text})
+        return _answer(request, decoded, model, encode_json({"content": text, "prompt": text}))
 
     @post("/apply-template", status_code=200)
     async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -190,9 +193,9 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         decoded = await template_decoder.read(await read(request), caller_of(request.scope))
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
-            prompt = await state.pipeline.prompt(decoded.request(_new_id(), **decoded.body.chat()), model)
+            prompt = await state.pipeline.prompt(await _chat(decoded), model)
         text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, decoded, model, {"prompt": text}, prompt.unsupported)
+        return _answer(request, decoded, model, encode_json({"prompt": text}), prompt.unsupported)
 
     return [tokenize, detokenize, apply_template]
 
@@ -201,11 +204,31 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], mod
     """What ``model`` is to tokenize."""
     body = decoded.body
     if body.messages is not None:
-        prompt = await state.pipeline.prompt(decoded.request(_new_id(), **body.chat()), model)
+        prompt = await state.pipeline.prompt(await _chat(decoded), model)
         return evolve(prompt, token_ids=None, add_special=body.prefixed)
     text = (body.content if body.content is not None else body.prompt) or ""
     segments = (Segment(text, trusted=body.parse_special is not False),)
     return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed)
+
+
+async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
+    """The chat that a body holds."""
+    request_id = f"prompt-{uuid.uuid4().hex}"
+    return await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
+
+
+def _tokenized(
+    body: TokenizeBody, token_ids: Sequence[int], pieces: Sequence[bytes], max_context: int
+) -> dict[str, Any]:
+    """The answer of ``/tokenize``."""
+    answer: dict[str, Any] = {
+        "tokens": _with_pieces(token_ids, pieces) if body.with_pieces else token_ids,
+        "count": len(token_ids),
+        "max_model_len": max_context,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [token_text(piece) for piece in pieces]
+    return answer
 
 
 def _with_pieces(token_ids: Sequence[int], pieces: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -224,14 +247,10 @@ def _answer(
     request: Request[Any, Any, Any],
     decoded: Decoded[RequestBody],
     model: LoadedModel,
-    answer: Mapping[str, Any],
+    written: bytes,
     left_out: Sequence[str] = (),
 ) -> Response[bytes]:
-    """``answer`` as JSON, its model noted in the log; ``left_out`` is what the model could not honour."""
+    """An answer in JSON, its model noted in the log; ``left_out`` is what the model could not honour."""
     request.scope[RECORD_KEY].model = model.name  # type: ignore[literal-required]
     headers = dict(decoded.headers(left_out))
-    return Response(encode_json(answer), media_type="application/json", headers=headers)
-
-
-def _new_id() -> str:
-    return f"prompt-{uuid.uuid4().hex}"
+    return Response(written, media_type="application/json", headers=headers)

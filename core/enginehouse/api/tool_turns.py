@@ -6,7 +6,7 @@ may stand where none was asked for: all of that is passed on. Only what has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from attrs import evolve
 from enginehouse.errors import InvalidRequest
 from enginehouse.types import Message, ToolCall
 
-__all__ = ["read_tool_calls", "with_function_names"]
+__all__ = ["find_ignored_in_calls", "read_tool_calls", "with_function_names"]
 
 
 def read_tool_calls(calls: Any, path: str) -> tuple[ToolCall, ...]:
@@ -29,6 +29,17 @@ def read_tool_calls(calls: Any, path: str) -> tuple[ToolCall, ...]:
     if not isinstance(calls, list):
         raise InvalidRequest(f"{path}: must be a list", path)
     return tuple(_read_call(call, index, f"{path}[{index}]") for index, call in enumerate(calls))
+
+
+def find_ignored_in_calls(calls: Any, path: str) -> Iterator[str]:
+    """Paths of fields in calls that nobody knows; ``index`` is a place in a stream that clients have put together."""
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        if isinstance(call, Mapping):
+            yield from (f"{path}[{number}].{key}" for key in call if key not in ("id", "type", "function", "index"))
+            function = call.get("function")
+            if isinstance(function, Mapping):
+                inner = f"{path}[{number}].function"
+                yield from (f"{inner}.{key}" for key in function if key not in ("name", "arguments"))
 
 
 def with_function_names(messages: Iterable[Message]) -> tuple[Message, ...]:

@@ -15,7 +15,7 @@ from attrs import frozen
 from enginehouse.errors import InvalidRequest
 from enginehouse.types import Tool, ToolUse
 
-__all__ = ["MAX_TOOLS", "FunctionBody", "ToolBody", "find_ignored_in_tools", "read_tool_use"]
+__all__ = ["MAX_TOOLS", "FunctionBody", "ToolBody", "find_ignored_in_choice", "find_ignored_in_tools", "read_tool_use"]
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -71,6 +71,15 @@ def find_ignored_in_tools(tools: Any) -> Iterator[str]:
             function = tool.get("function")
             if isinstance(function, Mapping):
                 yield from _unknown(function, FunctionBody, f"tools[{index}].function")
+
+
+def find_ignored_in_choice(choice: Any) -> Iterator[str]:
+    """Paths of unknown fields in ``tool_choice``."""
+    if isinstance(choice, Mapping):
+        yield from (f"tool_choice.{name}" for name in choice if name not in ("type", "function"))
+        function = choice.get("function")
+        if isinstance(function, Mapping):
+            yield from (f"tool_choice.function.{name}" for name in function if name != "name")
 
 
 def _unknown(data: Mapping[str, Any], body: type[Any], path: str) -> Iterator[str]:

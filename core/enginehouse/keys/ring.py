@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from attrs import field, frozen
 
@@ -43,6 +43,12 @@ class KeyRing:
     def is_empty(self) -> bool:
         """Whether there are no keys."""
         return not self._by_salt
+
+    def unknown_models(self, served: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Names of keys, each with a model that it may use and that is not among ``served``, names and aliases."""
+        for records in self._by_salt.values():
+            for record in records:
+                yield from ((record.name, model) for model in sorted(record.models or ()) if model not in served)
 
     def find(self, given: bytes) -> KeyRecord | None:
         """The record of a key. Every record is compared, on bytes of equal length, so that time tells nothing."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from enginehouse.media.reading import MediaReader
+from enginehouse.media.reading import MediaReader, check_media
 
-__all__ = ["MediaReader"]
+__all__ = ["MediaReader", "check_media"]

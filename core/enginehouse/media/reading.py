@@ -20,7 +20,7 @@ from enginehouse.media.fetching import FetchFailed, ImageFetcher, Resolve, resol
 from enginehouse.media.image_header import NoImage, read_image_header
 from enginehouse.types import EngineCapabilities, Image, MediaPart, Message
 
-__all__ = ["MediaReader"]
+__all__ = ["MediaReader", "check_media"]
 
 _DETAILS = ("auto", "low", "high")
 
@@ -44,9 +44,8 @@ class MediaReader:
             UnsupportedParameter: the engine does not take such parts.
             InvalidRequest: a part is wrong, or what it links to cannot be read.
         """
+        check_media(messages, engine)
         parts = list(_media(messages))
-        for _, part in parts:
-            _check_kind(part, engine)
         if len(parts) > self._settings.max_images:
             message = f"more than {self._settings.max_images} images in one request (media.max_images)"
             raise InvalidRequest(f"messages: {message}", "messages")
@@ -75,6 +74,16 @@ class MediaReader:
             size = f"{header.width} x {header.height}"
             raise NoImage(f"it has {size} pixels, more than {most} (media.max_pixels)")
         return Image(media_type=f"image/{header.format}", data=data, detail=detail)
+
+
+def check_media(messages: Sequence[Message], engine: EngineCapabilities) -> None:
+    """Refuse what messages hold besides text where an engine does not take it; nothing is read.
+
+    Raises:
+        UnsupportedParameter: names the part.
+    """
+    for _, part in _media(messages):
+        _check_kind(part, engine)
 
 
 def _media(messages: Sequence[Message]) -> Iterator[tuple[str, MediaPart]]:

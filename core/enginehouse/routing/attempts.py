@@ -1,15 +1,16 @@
 """The one loop that tries models: it goes on to the next one until a model has begun an answer that is accepted.
 
-What a model has said is held back until it is taken, so nothing switches after the first byte.
+What a model has said is held back until it is taken, so nothing switches after the first byte. A model whose beginning
+was not accepted is better than none: it is asked again, and taken, when all others have failed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 
-import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.backend import Generation
@@ -19,10 +20,12 @@ from enginehouse.errors import (
     EnginehouseError,
     ModelNotFound,
     Overloaded,
+    QueueTimeout,
     RequestKillsWorker,
     UnsupportedParameter,
 )
-from enginehouse.router import Acceptance, Probe
+from enginehouse.router import Acceptance, Attempt, Probe
+from enginehouse.routing.begun import BegunGeneration
 from enginehouse.routing.experience import Experience
 from enginehouse.routing.planning import Plan
 from enginehouse.types import (
@@ -35,7 +38,7 @@ from enginehouse.types import (
     TextDelta,
 )
 
-__all__ = ["BegunGeneration", "FailedAttempt", "Routed", "Submit", "run_attempts", "with_logprobs"]
+__all__ = ["FailedAttempt", "Routed", "Submit", "run_attempts", "with_logprobs"]
 
 
 @frozen
@@ -63,56 +66,6 @@ class Routed:
     decision_s: float = 0.0
 
 
-class BegunGeneration:
-    """A generation whose first batches have been read already. Implements :class:`enginehouse.backend.Generation`."""
-
-    def __init__(self, generation: Generation, *, shows_logprobs: bool) -> None:
-        self.num_prompt_tokens = generation.num_prompt_tokens
-        self._shows_logprobs = shows_logprobs
-        self._generation = generation
-        self._iterator = generation.__aiter__()
-        self._held: list[Sequence[Event]] = []
-        self._is_over = False
-
-    @property
-    def num_replays(self) -> int:
-        """How often the request went on in another worker."""
-        return getattr(self._generation, "num_replays", 0)
-
-    async def read(self) -> Sequence[Event]:
-        """One batch more, which is held back; empty when there is none. Raises what the generation raises."""
-        try:
-            batch = await anext(self._iterator)
-        except StopAsyncIteration:
-            self._is_over = True
-            return ()
-        self._held.append(batch)
-        return batch
-
-    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Everything, what was held back first."""
-        try:
-            while self._held:
-                yield self._shown(self._held.pop(0))
-            if not self._is_over:
-                async for batch in self._iterator:
-                    yield self._shown(batch)
-        finally:
-            self.cancel()
-
-    def _shown(self, batch: Sequence[Event]) -> Sequence[Event]:
-        """The batch without what only the probe needed."""
-        if self._shows_logprobs:
-            return batch
-        return [
-            msgspec.structs.replace(event, logprobs=None) if isinstance(event, TextDelta) else event for event in batch
-        ]
-
-    def cancel(self) -> None:
-        """Stop generating; idempotent."""
-        self._generation.cancel()
-
-
 Submit = Callable[[str, bool], Awaitable[Generation]]
 """Brings the request to the model of that name, with log-probabilities or as it is; returns when it is accepted."""
 
@@ -123,72 +76,131 @@ def with_logprobs(request: GenerateRequest) -> GenerateRequest:
 
 
 async def run_attempts(plan: Plan, submit: Submit, experience: Experience) -> tuple[Generation, Routed]:
-    """Try the models of a plan until one has begun; the last one only has to accept the request.
+    """Try the models of a plan until one has begun; the very last one only has to accept the request.
 
     Raises:
         EnginehouseError: that of the last attempt, or one that every other model would give as well.
     """
-    failed: list[FailedAttempt] = []
-    num_discarded = 0
-    *others, last = plan.route.attempts
-    for attempt in others:
-        began = time.perf_counter()
+    tries = _Tries(plan, submit, experience)
+    generation = None
+    while generation is None:
+        generation = await tries.next()
+    return generation, tries.routed()
+
+
+class _Tries:
+    """The attempts of one request.
+
+    An attempt is judged while another one is left that may do better: what only stands in for a model that fails, or
+    seems hopeless now, would not. Attempts that were not accepted wait behind all others.
+    """
+
+    def __init__(self, plan: Plan, submit: Submit, experience: Experience) -> None:
+        self._plan, self._submit, self._experience = plan, submit, experience
+        self._left = deque(plan.route.attempts)
+        self._unsure: list[str] = []  # models whose beginning was not accepted
+        self._failed: list[FailedAttempt] = []
+        self._num_discarded = 0
+        self._model = ""
+
+    async def next(self) -> Generation | None:
+        """Try the next model; None when it is not the one.
+
+        Raises:
+            EnginehouseError: no other one is left, or each would give the same.
+        """
+        attempt = self._left.popleft() if self._left else Attempt(self._unsure.pop())
+        self._model, is_last = attempt.model, not (self._left or self._unsure)
+        accept = attempt.accept if self._may_be_better() else None
         try:
-            accepted = await submit(attempt.model, attempt.accept is not None)
-            generation = BegunGeneration(accepted, shows_logprobs=plan.has_logprobs)
+            generation = await self._submit_to(attempt.model, is_probed=accept is not None, is_last=is_last)
+            if is_last:
+                return generation
             with _cancelling(generation):
-                probe, num_tokens = await _begin(generation, attempt.accept)
+                probe, num_tokens = await _begin(generation, accept)
         except EnginehouseError as error:
-            if _is_fault_of_model(error):
-                experience.failed(attempt.model)
-            elif not (plan.is_free and isinstance(error, UnsupportedParameter | ContextLengthExceeded)):
+            self._note(attempt.model, error)
+            if is_last or not self._is_passed_over(error):
                 raise
-            failed.append(FailedAttempt(attempt.model, error.message))
-            continue
-        experience.answered(attempt.model, time.perf_counter() - began)
-        if attempt.accept is None or attempt.accept.is_good(probe):
-            return generation, _routed(plan, attempt.model, failed, num_discarded)
+            self._failed.append(FailedAttempt(attempt.model, error.message))
+            return None
+        if accept is None or accept.is_good(probe):
+            return generation
         generation.cancel()
-        num_discarded += num_tokens
-        failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
-    try:
-        return await submit(last.model, False), _routed(plan, last.model, failed, num_discarded)
-    except EnginehouseError as error:
-        if _is_fault_of_model(error):
-            experience.failed(last.model)
-        raise
+        self._num_discarded += num_tokens
+        self._unsure.append(attempt.model)
+        self._failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
+        self._left = deque(sorted(self._left, key=lambda other: other.model in self._plan.last_resorts))
+        return None
 
+    def routed(self) -> Routed:
+        """How the model was found that was tried last."""
+        return Routed(
+            strategy=self._plan.strategy,
+            model=self._model,
+            reason=self._plan.route.reason,
+            tried=tuple(self._failed),
+            num_discarded_tokens=self._num_discarded,
+            decision_s=self._plan.decision_s,
+        )
 
-def _routed(plan: Plan, model: str, failed: Sequence[FailedAttempt], num_discarded: int) -> Routed:
-    return Routed(
-        strategy=plan.strategy,
-        model=model,
-        reason=plan.route.reason,
-        tried=tuple(failed),
-        num_discarded_tokens=num_discarded,
-        decision_s=plan.decision_s,
-    )
+    async def _submit_to(self, model: str, *, is_probed: bool, is_last: bool) -> BegunGeneration:
+        """Bring the request to a model. Nobody waits here for the first words of the last one: then they are noted."""
+        began = time.perf_counter()
+        return BegunGeneration(
+            await self._submit(model, is_probed),
+            shows_logprobs=not is_probed or self._plan.has_logprobs,
+            on_begun=lambda: self._experience.answered(model, time.perf_counter() - began),
+            on_failed=lambda error: self._note(model, error) if is_last else None,
+        )
+
+    def _note(self, model: str, error: EnginehouseError) -> None:
+        """The model has failed; one that is only busy says so at once, and may be free the next moment."""
+        if _is_fault_of_model(error) and not isinstance(error, Overloaded):
+            self._experience.failed(model)
+
+    def _may_be_better(self) -> bool:
+        return any(other.model not in self._plan.last_resorts for other in self._left)
+
+    def _is_passed_over(self, error: EnginehouseError) -> bool:
+        """Whether the next model is tried after this."""
+        cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded)
+        return _is_fault_of_model(error) or (self._plan.is_free and cannot)
 
 
 async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> tuple[Probe, int]:
-    """Read until the answer has begun, or so much of it is there as its judge needs."""
+    """Read until the answer has begun, or so much of its first choice is there as its judge needs.
+
+    Returns:
+        What is judged, and the tokens that all choices have made until then.
+    """
     wanted = 1 if accept is None else accept.num_tokens
     texts: list[str] = []
     logprobs: list[float] = []
-    num_tokens, is_whole = 0, False
-    while num_tokens < wanted and not is_whole:
+    num_judged, num_tokens, is_whole = 0, 0, False
+    while num_judged < wanted and not is_whole:
         batch = await generation.read()
-        is_whole = not batch
-        for event in batch:
-            if isinstance(event, TextDelta) and event.choice == 0:
-                texts.append(event.text)
-                num_tokens += max(1, len(event.token_ids))
-                logprobs += [token.logprob for token in event.logprobs or ()]
-            elif isinstance(event, ChoiceFinished | RequestFinished):
+        is_whole = batch is None
+        for event in batch or ():
+            made = _tokens_of(event)
+            num_tokens += made
+            if isinstance(event, RequestFinished):
                 is_whole = True
-            elif isinstance(event, ReasoningDelta | CallDelta):
-                num_tokens += 1
+            elif getattr(event, "choice", 0) != 0:
+                continue
+            elif isinstance(event, TextDelta):
+                texts.append(event.text)
+                logprobs += [token.logprob for token in event.logprobs or ()]
+            is_whole = is_whole or isinstance(event, ChoiceFinished)
+            num_judged += made
     return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole), num_tokens
+
+
+def _tokens_of(event: Event) -> int:
+    """Tokens that an event tells of; engines that do not know ids tell of one at least."""
+    if isinstance(event, TextDelta):
+        return max(1, len(event.token_ids))
+    return 1 if isinstance(event, ReasoningDelta | CallDelta) else 0
 
 
 @contextlib.contextmanager
@@ -205,4 +217,4 @@ def _is_fault_of_model(error: EnginehouseError) -> bool:
     """Whether another model may do better. Not where workers die of the request: it must not reach another one."""
     if isinstance(error, RequestKillsWorker):
         return False
-    return isinstance(error, EngineError | Overloaded | ModelNotFound)
+    return isinstance(error, EngineError | Overloaded | QueueTimeout | ModelNotFound)

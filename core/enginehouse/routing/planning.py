@@ -14,8 +14,9 @@ from attrs import evolve, field, frozen
 from enginehouse.capabilities import Capability, check_parameters
 from enginehouse.config import Settings
 from enginehouse.errors import ConfigError, ModelNotFound, UnsupportedParameter
+from enginehouse.media import check_media
 from enginehouse.models import ModelManager, ModelStatus
-from enginehouse.router import Attempt, Candidate, Route, RouteQuestion, Router
+from enginehouse.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
 from enginehouse.routing.experience import Experience
 from enginehouse.structuring import closest
 from enginehouse.types import GenerateRequest, ModelInfo
@@ -45,6 +46,8 @@ class Plan:
         route: the decision; of its attempts those that seem hopeless now stand last.
         candidates: whom the router was asked about.
         refused: models that were left out, and why.
+        last_resorts: models that are tried only because others fail, never because an answer was not good enough: those
+            that stand in, and those that seem hopeless now.
         decision_s: seconds that the decision took.
         has_logprobs: the client has asked for log-probabilities.
     """
@@ -53,6 +56,7 @@ class Plan:
     route: Route
     candidates: tuple[Candidate, ...] = ()
     refused: Mapping[str, str] = field(factory=dict)
+    last_resorts: frozenset[str] = frozenset()
     decision_s: float = 0.0
     has_logprobs: bool = False
 
@@ -70,7 +74,7 @@ class Planner:
         capabilities_of: asked about models that have been loaded once.
 
     Raises:
-        ConfigError: no plugin registers the router that the settings name.
+        ConfigError: no plugin registers the router that the settings name, or its own settings do not suit the models.
     """
 
     def __init__(
@@ -89,6 +93,8 @@ class Planner:
             message = f"router.strategy: no plugin registers a router {strategy!r}{closest(strategy, tuple(routers))}"
             raise ConfigError(message, "router.strategy")
         self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
+        if isinstance(self._router, ChecksModels):
+            self._router.check_models(self._models)
         self._manager = manager
         self._capabilities_of = capabilities_of
         self.experience = Experience(settings.router)
@@ -144,13 +150,16 @@ class Planner:
                 attempts=tuple(Attempt(candidate.name) for candidate in ordered),
                 reason=f"the router failed: {type(error).__name__}",
             )
-        route = self._hopeful_first(self._with_chain(request, route))
+        stand_ins = self._stand_ins(request, route)
+        route = self._hopeful_first(evolve(route, attempts=(*route.attempts, *map(Attempt, stand_ins))))
+        hopeless = self._hopeless(route)
         decision_s = time.perf_counter() - began
         return Plan(
             strategy=strategy,
             route=route,
             candidates=candidates,
             refused=refused,
+            last_resorts=hopeless.union(stand_ins),
             decision_s=decision_s,
             has_logprobs=_has_logprobs(request),
         )
@@ -167,6 +176,8 @@ class Planner:
             capabilities = self._capabilities_of(name, status.info) if status.info is not None else {}
             try:
                 check_parameters(request, capabilities)
+                if status.info is not None:
+                    check_media(request.messages or (), status.info.engine)
             except UnsupportedParameter as error:
                 refused[name] = error.message
                 first = first or error
@@ -197,24 +208,25 @@ class Planner:
             first_token_s=self.experience.first_token_s(status.name),
         )
 
-    def _with_chain(self, request: GenerateRequest, route: Route) -> Route:
-        """The attempts, with what stands in for the first one behind them."""
+    def _stand_ins(self, request: GenerateRequest, route: Route) -> tuple[str, ...]:
+        """What the settings put behind the first model, besides what is tried anyway."""
         chain = self._settings.fallbacks.get(route.attempts[0].model, ())
         tried = {attempt.model for attempt in route.attempts}
-        more = [Attempt(name) for name in chain if name not in tried and _may_use(request, name)]
-        return evolve(route, attempts=(*route.attempts, *more)) if more else route
+        return tuple(dict.fromkeys(name for name in chain if name not in tried and _may_use(request, name)))
 
     def _hopeful_first(self, route: Route) -> Route:
         """The same attempts; models that cannot answer now stand behind those that can."""
         if len(route.attempts) == 1:
             return route
-        states = {status.name: status.state for status in self._manager.statuses()}
-
-        def is_hopeless(attempt: Attempt) -> bool:
-            return states.get(attempt.model) in _BEHIND or self.experience.has_failed(attempt.model)
-
-        ordered: Sequence[Attempt] = sorted(route.attempts, key=is_hopeless)
+        hopeless = self._hopeless(route)
+        ordered: Sequence[Attempt] = sorted(route.attempts, key=lambda attempt: attempt.model in hopeless)
         return evolve(route, attempts=tuple(ordered))
+
+    def _hopeless(self, route: Route) -> frozenset[str]:
+        """The models of a route that cannot answer now."""
+        states = {status.name: status.state for status in self._manager.statuses()}
+        models = {attempt.model for attempt in route.attempts}
+        return frozenset(model for model in models if states.get(model) in _BEHIND or self.experience.has_failed(model))
 
 
 def _may_use(request: GenerateRequest, name: str) -> bool:

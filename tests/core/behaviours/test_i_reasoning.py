@@ -269,6 +269,7 @@ def test_h26_no_limit(thinking, budget) -> None:
             "chat_template_kwargs.enable_thinking",
         ),
         ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"enable_thinking": True, "thinking_budget": 0}, "thinking_budget"),
         ({"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "none"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
+import msgspec
 import pytest
+
+from enginehouse.api.chat import ChatBody
+from enginehouse.api.prompt_scores import PromptScores
+from enginehouse.types import PromptLogprobs, TokenLogprob
 
 from .conftest import Endpoints
 
@@ -124,6 +130,15 @@ def test_long_prompts_are_reported_in_pieces_that_join(fake: Endpoints) -> None:
 
     assert [int(next(iter(entry))) for entry in whole[1:]] == prompt[1:]
     assert [entry for choice in choices for entry in choice.get("prompt_logprobs", ())] == whole
+
+
+def test_a_token_that_could_not_come_has_a_number_all_the_same() -> None:
+    """JSON has no minus infinity, and null would say that the token was the first one."""
+    scores = PromptScores(ChatBody(prompt="x", prompt_logprobs=0, loglikelihood=True), 1)
+    members = scores.push(0, PromptLogprobs((TokenLogprob(5, b"x", -math.inf),), (9,)))
+    written = json.loads(msgspec.json.encode(members))
+
+    assert written["prompt_logprobs"][1]["5"]["logprob"] == written["loglikelihood"]["content"][0]["logprob"] == -9999.0
 
 
 def test_not_asked_for_is_not_there(fake: Endpoints) -> None:

@@ -220,6 +220,19 @@ def test_settings_that_name_what_does_not_exist_are_refused(serve: Serve, router
         pass
 
 
+def test_settings_of_the_router_that_do_not_suit_the_models_stop_the_start(serve: Serve) -> None:
+    """Only where that router decides: rules that nobody reads harm nobody."""
+    plugins = PluginsSettings(options={"router": {"rules": [{"model": "bgi"}]}})
+    models = {"small": ["s"], "big": ["b"]}
+    with (
+        pytest.raises(ConfigError, match=r"plugins\.router\.rules\[0\]\.model: 'bgi'.*'big'"),
+        serve(models, RouterSettings(strategy="rules"), plugins=plugins),
+    ):
+        pass
+    with serve(models, RouterSettings(strategy="load"), plugins=plugins) as client:
+        assert client.chat().status_code == 200
+
+
 # -- who may and who can ---------------------------------------------------------------------------
 
 
@@ -240,11 +253,20 @@ def test_keys_get_no_model_that_they_may_not_use(serve: Serve) -> None:
         answers = [ask(key) for key in (SMALL_KEY, NO_KEY, "key-of-one-for-everything")]
         explained = ask(SMALL_KEY, "/v1/route")
         named = ask(SMALL_KEY, "/v1/route", model="big")
+        listed = {
+            key: client.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).json()["data"]
+            for key in (SMALL_KEY, NO_KEY)
+        }
+        shown = client.http.get("/v1/models/auto", headers={"Authorization": f"Bearer {NO_KEY}"})
 
     assert [answer.status_code for answer in answers] == [500, 404, 200]  # no fallback to a model that is not allowed
     assert "big" not in explained.text
     assert explained.json()["attempts"] == ["small"]
     assert named.status_code == 404
+    # The router is offered only to whom it can give a model.
+    assert [model["id"] for model in listed[SMALL_KEY]] == ["small", "auto"]
+    assert [model["id"] for model in listed[NO_KEY]] == ["other"]
+    assert shown.status_code == 404
 
 
 def test_model_whose_context_is_too_small_is_passed_over(serve: Serve) -> None:
@@ -416,6 +438,29 @@ def test_cascade_gives_the_same_text_as_the_model_alone(serve: Serve) -> None:
 
     assert said(both[0]) == said(both[1])
     assert len({answer.json()["usage"]["completion_tokens"] for answer in both}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cascade_takes_a_weak_answer_where_no_stronger_model_can_answer(serve: Serve, stream: bool) -> None:
+    plugins = PluginsSettings(options={"router": {"probe_tokens": 4, "min_probability": 1.0}})
+    router = RouterSettings(strategy="cascade", max_failures=2, pause_s=1000)
+    with serve({"small": fake(), "big": [{"error": "boom"}]}, router, plugins=plugins) as client:
+        answers = [client.chat(stream=stream, max_tokens=12, ignore_eos=True) for _ in range(3)]
+    last = [
+        [
+            json.loads(line.removeprefix("data: "))
+            for line in answer.text.splitlines()
+            if line.startswith(("{", "data: {"))
+        ]
+        for answer in answers
+    ]
+    told = [chunks[-1]["enginehouse"] for chunks in last]
+
+    assert [answer.headers["x-octomil-routed-model"] for answer in answers] == ["small"] * 3
+    assert [[one["model"] for one in details["routed"]["tried"]] for details in told] == [["small", "big"]] * 2 + [[]]
+    assert told[0]["routed"]["discarded_tokens"] >= 4
+    assert told[2]["routed"]["discarded_tokens"] == 0  # nothing is thrown away for a model that is left aside
+    assert all(chunks[-1]["choices"][0]["finish_reason"] == "length" for chunks in last)
 
 
 # -- explanations ----------------------------------------------------------------------------------

@@ -335,6 +335,48 @@ async def test_calls_reasoning_and_logprobs_are_read(small_server: Any) -> None:
     assert (request["logprobs"], request["top_logprobs"]) == (True, 1)
 
 
+@pytest.mark.parametrize(
+    ("only", "parallel", "sent"),
+    [(None, None, None), (None, True, True), (None, False, False), ("lamp", None, False)],
+)
+async def test_tools_are_sent_as_they_were_asked_for(
+    small_server: Any, only: str | None, parallel: bool | None, sent: bool | None
+) -> None:
+    """Nothing is said of parallel calls where the client said nothing, and `strict` reaches who could follow it."""
+
+    async def answer(request: Any, wire: Any) -> None:
+        wire.head(content_type="text/event-stream")
+        call = {"index": 0, "id": "a", "function": {"name": "lamp", "arguments": "{}"}}
+        await wire.chunk({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+        await wire.end("tool_calls", prompt_tokens=1, completion_tokens=1)
+
+    server = await small_server(answer)
+    engine = await open_engine(server)
+    tools = tuple(
+        Tool(name=name, parameters={}, definition={"type": "function", "function": {"name": name}}, strict=strict)
+        for name, strict in (("lamp", True), ("door", False))
+    )
+    await read(engine, chat(tool_use=ToolUse(tools=tools, choice="required", only=only, parallel=parallel)))
+    await engine.close()
+
+    (request,) = server.requests
+    assert request.get("parallel_tool_calls") is sent
+    assert [tool["function"] for tool in request["tools"]] == [{"name": "lamp", "strict": True}, {"name": "door"}]
+
+
+async def test_the_last_of_several_servers_says_when_to_come_again(small_server: Any) -> None:
+    async def busy(request: Any, wire: Any) -> None:
+        wire.head(429, content_type="application/json", retry_after="17")
+        wire.writer.write(b'{"error": {"message": "busy"}}')
+
+    engine = await open_engine(await small_server(busy), await small_server(busy))
+    with pytest.raises(Overloaded, match="none of the 2 servers") as refused:
+        await engine.submit(chat())
+    await engine.close()
+
+    assert refused.value.retry_after_s == 17.0
+
+
 async def test_raw_prompts_go_to_completions(small_server: Any) -> None:
     async def answer(request: Any, wire: Any) -> None:
         wire.head(content_type="text/event-stream")

@@ -18,6 +18,7 @@ import pytest
 from attrs import define, field
 
 from enginehouse.config import MediaSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.router_settings import RouterSettings
 from enginehouse.testing.server_thread import server_thread
 
 pytestmark = pytest.mark.remote
@@ -122,7 +123,8 @@ def serve(upstream: Upstream, **media: Any) -> Iterator[httpx.Client]:
     settings = Settings(
         models={"eye": model(images=True), "blind": model()},
         media=MediaSettings(**media),
-        plugins=PluginsSettings(allow=("remote",)),
+        plugins=PluginsSettings(allow=("remote", "router")),
+        router=RouterSettings(models=("blind", "eye")),
     )
     with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
         while client.get("/health").status_code != 200:
@@ -153,6 +155,20 @@ def post(client: httpx.Client, part: Any, role: str = "user", **fields: Any) -> 
 
 def image(url: Any, **more: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def test_the_router_asks_only_models_that_take_images(closed: httpx.Client) -> None:
+    """And says so; a text goes to either."""
+
+    def ask(content: Any) -> dict[str, Any]:
+        body = {"model": "auto", "messages": [{"role": "user", "content": content}]}
+        return closed.post("/v1/route", json=body).json()
+
+    seeing = ask([{"type": "text", "text": "What is this?"}, image(link(png()))])
+    refused = {one["model"]: one["refused"] for one in seeing["candidates"]}
+    assert seeing["attempts"] == ["eye"]
+    assert refused["eye"] is None and "text only" in refused["blind"]
+    assert sorted(ask("Hello")["attempts"]) == ["blind", "eye"]
 
 
 def refused(response: httpx.Response) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from enginehouse.cli import main
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router import Candidate, Probe, RouteQuestion, Router
+from enginehouse.router import Candidate, ChecksModels, Probe, RouteQuestion, Router
 from enginehouse.testing.router_contract import RouterContract
 from enginehouse.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse_router.features import WEIGHTS
@@ -127,6 +127,36 @@ def test_difficulty_divides_the_scale_among_the_models() -> None:
     assert order(DifficultyRouter(options(thresholds=[0.0, 1.0])), request("Hello"), three) == ["m", "l", "s"]
     never = DifficultyRouter(options(weights={"reasoning": -50.0}))
     assert order(never, hard, three)[0] == "s"
+
+
+def test_thresholds_hold_for_the_models_that_are_left() -> None:
+    """A key may not use one of them, say: the parts of the others stay where the settings put them."""
+    three = candidates("s", "m", "l")
+    router = DifficultyRouter(options(thresholds=[0.001, 0.002]))  # all but the very easiest is for the large one
+
+    assert order(router, request("Hello"), three) == ["l", "m", "s"]
+    assert order(router, request("Hello"), (three[0], three[2])) == ["l", "s"]
+    assert order(router, request("Hello"), three[:2]) == ["m", "s"]
+
+
+@pytest.mark.parametrize(
+    ("router", "problem"),
+    [
+        (RulesRouter(options(rules=[{"model": "s"}, {"model": "lagre"}])), r"rules\[1\]\.model: 'lagre'.*'large'"),
+        (DifficultyRouter(options(thresholds=[0.2, 0.4])), r"thresholds: 2 models have 1 thresholds.*not 2"),
+    ],
+    ids=["rules", "difficulty"],
+)
+def test_settings_that_do_not_suit_the_models_are_refused(router: Any, problem: str) -> None:
+    assert isinstance(router, ChecksModels)
+    with pytest.raises(ConfigError, match=rf"plugins\.router\.{problem}"):
+        router.check_models(("s", "large"))
+
+
+def test_settings_that_suit_the_models_are_not() -> None:
+    RulesRouter(options(rules=[{"model": "s"}])).check_models(("s", "large"))
+    DifficultyRouter(options(thresholds=[0.2])).check_models(("s", "large"))
+    DifficultyRouter().check_models(("s", "m", "large"))
 
 
 def test_load_takes_who_has_most_room_then_who_answers_soonest() -> None:

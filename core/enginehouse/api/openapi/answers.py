@@ -112,7 +112,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         ),
         prefix_cache=object_of(
             loaded_tokens=_COUNT,
-            first_difference=_nullable(object_of(index=_COUNT, expected=_TEXT_OR_NULL, got=_TEXT)),
+            first_difference=_nullable(object_of({"expected": _TEXT_OR_NULL}, index=_COUNT, got=_TEXT)),
         ),
         unsupported=_list_of(_TEXT),
         ignored=_list_of(_TEXT),

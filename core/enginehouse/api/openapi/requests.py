@@ -13,7 +13,7 @@ from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
 from enginehouse.api.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.tools import MAX_TOOLS
 from enginehouse.config import LimitsSettings
-from enginehouse.parameters import MAX_STOP_TOKENS
+from enginehouse.parameters import MAX_STOP_CHARS, MAX_STOP_TOKENS
 from enginehouse.sampler import SamplerPlugin
 
 __all__ = ["request_schemas"]
@@ -22,6 +22,7 @@ _TOKEN_ID: JsonSchema = {"type": "integer", "minimum": 0}
 _NAME: JsonSchema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
 _SCHEMA: JsonSchema = {"type": ["object", "boolean", "string"], "description": "A JSON Schema, or one as JSON text."}
 _SOME_TEXT: JsonSchema = {"type": "string", "minLength": 1}
+_STOP: JsonSchema = {**_SOME_TEXT, "maxLength": MAX_STOP_CHARS}
 _CHOICES: JsonSchema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _TEXT_PART: JsonSchema = {
     "type": "object",
@@ -174,8 +175,8 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         },
         ("ParameterFields", "stop"): {
             "anyOf": [
-                _SOME_TEXT,
-                {"type": "array", "items": _SOME_TEXT, "maxItems": limits.max_stop},
+                _STOP,
+                {"type": "array", "items": _STOP, "maxItems": limits.max_stop},
                 {"type": "null"},
             ]
         },

@@ -1,0 +1,190 @@
+"""The loop that tries models: what is judged, what is taken when others fail, and what counts as a failure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import pytest
+from attrs import define, field
+
+from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed, InvalidRequest, Overloaded, QueueTimeout
+from enginehouse.router import Acceptance, Attempt, Probe, Route
+from enginehouse.router_settings import RouterSettings
+from enginehouse.routing import Plan, Routed, run_attempts
+from enginehouse.routing.experience import Experience
+from enginehouse.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
+
+
+@define
+class Answer:
+    """A generation: its batches, and the error that ends it."""
+
+    batches: Sequence[Sequence[Event]] = ()
+    error: EnginehouseError | None = None
+    num_prompt_tokens: int = 3
+    is_cancelled: bool = False
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        for batch in self.batches:
+            yield batch
+        if self.error is not None:
+            raise self.error
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def says(*texts: str, choice: int = 0) -> list[list[Event]]:
+    """One token in each batch."""
+    logprob = (TokenLogprob(0, b"x", -0.1),)
+    return [[TextDelta(choice, text, (0,), logprob)] for text in texts]
+
+
+ENDED: list[list[Event]] = [[ChoiceFinished(0, "stop", 1), RequestFinished(3, 0, 1)]]
+
+
+@define
+class Models:
+    """What each model says, or how it refuses."""
+
+    by_name: Mapping[str, Answer | EnginehouseError]
+    asked: list[str] = field(factory=list)
+    experience: Experience = field(factory=lambda: Experience(RouterSettings(max_failures=1, pause_s=1000)))
+
+    async def submit(self, model: str, is_probed: bool) -> Answer:
+        self.asked.append(f"{model} probed" if is_probed else model)
+        found = self.by_name[model]
+        if isinstance(found, EnginehouseError):
+            raise found
+        return found
+
+    async def run(self, *attempts: Attempt, strategy: str = "cascade", last_resorts: Sequence[str] = ()) -> Ended:
+        route = Route(attempts=attempts, reason="as told")
+        plan = Plan(strategy=strategy, route=route, last_resorts=frozenset(last_resorts))
+        generation, routed = await run_attempts(plan, self.submit, self.experience)
+        events = [event async for batch in generation for event in batch]
+        return Ended("".join(event.text for event in events if isinstance(event, TextDelta)), routed)
+
+
+@define
+class Ended:
+    text: str
+    routed: Routed
+
+
+def never(num_tokens: int = 2) -> Acceptance:
+    return Acceptance(num_tokens, lambda probe: False)
+
+
+# -- beginnings that are not good enough -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [EngineDead("gone"), Overloaded("full")])
+async def test_a_weak_answer_is_better_than_none(error: EnginehouseError) -> None:
+    """The small model was not sure, and the big one cannot answer: the small one is asked again and taken."""
+    models = Models({"small": Answer([*says("a", "b"), *ENDED]), "big": error})
+    ended = await models.run(Attempt("small", never()), Attempt("big", never()))
+
+    assert (ended.text, ended.routed.model) == ("ab", "small")
+    assert models.asked == ["small probed", "big", "small"]
+    assert [one.model for one in ended.routed.tried] == ["small", "big"]
+    assert ended.routed.num_discarded_tokens == 2
+
+
+async def test_the_last_one_is_waited_for_while_another_could_be_asked_again() -> None:
+    """It accepts the request and dies before its first word; of several unsure ones the strongest is taken."""
+    models = Models(
+        {
+            "small": Answer([*says("s"), *ENDED]),
+            "middle": Answer([*says("m"), *ENDED]),
+            "big": Answer(error=EngineDead("gone")),
+        }
+    )
+    ended = await models.run(*(Attempt(name, never(1)) for name in ("small", "middle", "big")))
+
+    assert (ended.text, ended.routed.model) == ("m", "middle")
+
+
+async def test_what_no_model_could_do_better_is_raised_at_once() -> None:
+    models = Models({"small": Answer(says("a", "b")), "big": InvalidRequest("seed: wrong", "seed")})
+    with pytest.raises(InvalidRequest):
+        await models.run(Attempt("small", never()), Attempt("big", never()))
+
+    assert models.asked == ["small probed", "big"]
+
+
+async def test_stand_ins_are_no_reason_to_throw_an_answer_away() -> None:
+    models = Models({"small": Answer(says("s")), "big": Answer(says("b")), "spare": Answer(says("x"))})
+    attempts = (Attempt("small", never(1)), Attempt("spare"), Attempt("big", never(1)))
+    ended = await models.run(*attempts, last_resorts=["spare"])
+
+    assert ended.text == "b"
+    assert models.asked == ["small probed", "big"]
+
+
+async def test_stand_ins_are_tried_where_a_model_fails() -> None:
+    models = Models({"small": EngineDead("gone"), "big": EngineDead("gone"), "spare": Answer(says("x"))})
+    attempts = (Attempt("small", never(1)), Attempt("big", never(1)), Attempt("spare"))
+
+    assert (await models.run(*attempts, last_resorts=["spare"])).text == "x"
+
+
+async def test_the_end_of_another_choice_does_not_end_the_probe() -> None:
+    probes: list[Probe] = []
+    accept = Acceptance(3, lambda probe: bool(probes.append(probe)))
+    others: list[list[Event]] = [*says("z", choice=1), [ChoiceFinished(1, "stop", 1)]]
+    small = Answer([*says("a"), *others, *says("b", "c", "d"), *ENDED])
+    ended = await Models({"small": small, "big": Answer(says("!"))}).run(Attempt("small", accept), Attempt("big"))
+
+    assert (probes[0].text, probes[0].is_whole, len(probes[0].logprobs)) == ("abc", False, 3)
+    assert ended.routed.num_discarded_tokens == 4  # those of the other choice were computed, too
+    assert small.is_cancelled
+
+
+# -- what counts as a failure ----------------------------------------------------------------------
+
+
+async def test_an_answer_of_the_last_one_closes_its_circuit() -> None:
+    models = Models({"only": Answer([*says("a"), *ENDED])})
+    models.experience.failed("only")
+    await models.run(Attempt("only"))
+
+    assert not models.experience.has_failed("only")
+    assert models.experience.first_token_s("only") is not None
+
+
+@pytest.mark.parametrize("text", ["", "begun"])
+async def test_the_last_one_fails_where_it_has_not_begun(text: str) -> None:
+    models = Models({"only": Answer(says(text) if text else (), GenerationFailed("boom"))})
+    with pytest.raises(GenerationFailed):
+        await models.run(Attempt("only"))
+
+    assert models.experience.has_failed("only") is not bool(text)
+
+
+async def test_a_probe_that_breaks_off_is_a_failure() -> None:
+    models = Models({"small": Answer(says("a"), EngineDead("gone")), "big": Answer(says("b"))})
+    ended = await models.run(Attempt("small", never(5)), Attempt("big"))
+
+    assert ended.text == "b"
+    assert models.experience.has_failed("small")
+
+
+@pytest.mark.parametrize(("error", "has_failed"), [(Overloaded("full"), False), (QueueTimeout("slow"), True)])
+async def test_who_is_busy_is_passed_over_and_not_left_aside(error: EnginehouseError, has_failed: bool) -> None:
+    """A full queue says so at once; one that moves too slowly has cost the request its time."""
+    models = Models({"main": error, "spare": Answer(says("s"))})
+    ended = await models.run(Attempt("main"), Attempt("spare"), strategy="fallback")
+
+    assert ended.text == "s"
+    assert models.experience.has_failed("main") is has_failed
+
+
+async def test_counts_that_an_engine_learns_at_the_end_are_seen() -> None:
+    answer = Answer([*says("a"), *ENDED], num_prompt_tokens=0)
+    models = Models({"main": answer, "spare": Answer()})
+    plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"), Attempt("spare")), reason=""))
+    generation, _ = await run_attempts(plan, models.submit, models.experience)
+    answer.num_prompt_tokens = 7
+
+    assert generation.num_prompt_tokens == 7
