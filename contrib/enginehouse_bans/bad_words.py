@@ -102,10 +102,10 @@ class _Session:
     def _end_of_answer(self, history: History) -> bytes:
         """As many bytes of the answer as the longest word has."""
         wanted, end = max(map(len, self.words)) - 1, b""
-        for token_id in history.token_ids[history.num_prompt_tokens :][::-1].tolist():
-            if len(end) >= wanted:
-                break
-            end = history.token_bytes[token_id] + end
+        place = len(history.token_ids)
+        while place > history.num_prompt_tokens and len(end) < wanted:
+            place -= 1
+            end = history.token_bytes[int(history.token_ids[place])] + end
         return end
 
 

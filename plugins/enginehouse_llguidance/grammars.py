@@ -8,10 +8,12 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 __all__ = ["GrammarProblem", "lark_of_gbnf", "read_lark"]
 
-# Strings, expressions and comments are skipped; what is left may hold a directive.
+# Strings, expressions and comments are skipped as the library reads them (an expression may span lines); what is left
+# may hold a directive. One that is never closed, which the library refuses, is skipped as far as it reaches: it is
+# looked at once only, so that the time stays proportional to the text.
 _LARK = re.compile(
-    r'"(?:\\.|[^"\\\n])*"i?|/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*|#[^\n]*'
-    r"|(?P<directive>%\w+)|(?P<special><[^>\n]*>)|^[ \t]*[?!]?\w+\[(?P<attributes>[^\]\n]*)\]",
+    r'"(?:\\.|[^"\\\n])*+(?:"i?)?|/(?!/)(?:\\[\s\S]|[^/\\])++(?:/[imslux]*)?|//[^\n]*|#[^\n]*'
+    r"|(?P<directive>%\w+)|(?P<special><[^>\n]*+>?)|^[ \t]*+[?!]?\w++\[(?P<attributes>[^\]\n]*+)\]",
     re.MULTILINE,
 )
 _DIRECTIVES = {"%ignore", "%regex"}

@@ -15,10 +15,11 @@ from enginehouse_parsers.tags import is_remnant, split_at_tag
 
 __all__ = ["LiteralScanner", "PythonicCallSession", "read_literal"]
 
-_NAME = re.compile(r"\s*([\w.-]+)\s*\(", re.ASCII)
-_NAME_BEGINNING = re.compile(r"\s*([\w.-]*)\s*", re.ASCII)
-_KEYWORD = re.compile(r"\s*(?:([^\W\d]\w*)\s*=(?!=)|(\*\*))\s*")
-_KEYWORD_BEGINNING = re.compile(r"\s*(?:(?:[^\W\d]\w*)?\s*=?|\*{0,2})\s*")
+# Nothing gives back what it took: a model may well write white space for a long time.
+_NAME = re.compile(r"\s*+([\w.-]++)\s*+\(", re.ASCII)
+_NAME_BEGINNING = re.compile(r"\s*+([\w.-]*+)\s*+", re.ASCII)
+_KEYWORD = re.compile(r"\s*+(?:([^\W\d]\w*+)\s*+=(?!=)|(\*\*))\s*+")
+_KEYWORD_BEGINNING = re.compile(r"\s*+(?:(?:[^\W\d]\w*+)?\s*+=?|\*{0,2})\s*+")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MAX_NAME_CHARS = 200
 

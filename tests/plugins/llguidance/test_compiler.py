@@ -103,6 +103,7 @@ def test_lark(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
         ("choice", "[1]", "at least one string"),
         ("choice", json.dumps([str(n) for n in range(20_001)]), "20000"),
         ("lark", 'start: "a" %json {"type": "string"}', "%json"),
+        ("lark", 'start: /a\n"/ %json {"type": "string"} "b"', "%json"),  # the quote is a part of the expression
         ("lark", "start: <|im_end|>", "<|im_end|>"),
         ("lark", "start: <[5]>", "<[5]>"),
         ("lark", "start[temperature=0.5]: /a+/", "temperature"),
