@@ -133,6 +133,20 @@ def test_without_an_address_the_model_is_served_for_this_command(folder: Path) -
     assert piped("Hi").stdout == piped("Hi", "demo").stdout == "From my own server\n"
 
 
+def test_what_the_settings_say_of_other_models_does_not_matter(folder: Path) -> None:
+    """One model is served: neither a router nor a compressor's scorer can have the others."""
+    (folder / "script.json").write_text(json.dumps({"tokens": [{"text": "Alone"}]}))
+    (folder / "enginehouse.toml").write_text(
+        "[router]\nmodels = ['other', 'demo']\nfallbacks = { demo = ['other'] }\n"
+        "[models.other]\nsource = 'script.json'\nbackend = 'scripted'\n"
+        "[models.demo]\nsource = 'script.json'\nbackend = 'scripted'\n"
+        "compressor = { method = 'scored', scorer = 'other' }\n"
+    )
+    done = piped("Hi", "demo")
+
+    assert (done.returncode, done.stdout) == (0, "Alone\n"), done.stderr
+
+
 def test_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
     (folder / "broken.json").write_text("{")
     done = piped("Hi", "broken.json", "--backend", "scripted")

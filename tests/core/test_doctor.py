@@ -63,6 +63,36 @@ def test_settings_that_cannot_be_used_are_one_problem_among_others() -> None:
     assert of(findings, "memory")
 
 
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ('[router]\nstrategy = "dificulty"\n', "no plugin registers a router 'dificulty'"),
+        ('[models.x]\nsource = "."\nbackend = "fake"\ntool_parser = "nope"\n', "models.x.tool_parser"),
+        ('[models.x]\nsource = "."\nbackend = "fake"\ncompressor = "nope"\n', "models.x.compressor"),
+        ('[models.x]\nsource = "."\nbackend = "fake"\ndefaults = { heat = 1 }\n', "models.x.defaults.heat"),
+        ('[plugins.router]\nrules = [{ model = "y" }]\n[router]\nstrategy = "rules"\n', "plugins.router.rules[0]"),
+    ],
+)
+def test_what_would_stop_the_start_is_a_problem(config: str, problem: str) -> None:
+    code, findings, problems = examine(config)
+
+    assert code == 1 and problem in problems[0]
+    assert of(findings, "settings")["state"] == "problem"
+
+
+def test_named_models_are_looked_at_alone() -> None:
+    """Also by an alias, and whatever the settings say of the others."""
+    Path("enginehouse.toml").write_text(
+        f'[router]\nfallbacks = {{ m = ["other"] }}\n{_MODEL}aliases = ["also"]\n'
+        '[models.other]\nsource = "nowhere"\nbackend = "fake"\n',
+        encoding="utf-8",
+    )
+    for named in ("m", "also"):
+        result = CliRunner().invoke(main, ["doctor", named, "--json"], catch_exceptions=False)
+        report = json.loads(result.stdout)
+        assert (result.exit_code, [model["name"] for model in report["models"]]) == (0, ["m"])
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -125,3 +155,28 @@ def test_a_key_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "keys.txt").write_text("nonsense\n", encoding="utf-8")
     code, findings, _ = examine('[auth]\nkey_file = "keys.txt"\n')
     assert code == 1 and "line 1" in of(findings, "keys")["text"]
+
+    (tmp_path / "keys.txt").write_text("# no key, so that the server does not start\n", encoding="utf-8")
+    code, findings, _ = examine('[auth]\nkey_file = "keys.txt"\n')
+    assert code == 1 and "holds no key" in of(findings, "keys")["text"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the home folder is Unix's")
+def test_a_key_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CliRunner().invoke(main, ["keys", "add", "alice", "--file", "keys.txt"], catch_exceptions=False)
+    code, findings, _ = examine('[auth]\nkey_file = "~/keys.txt"\n')
+
+    assert (code, of(findings, "keys")["state"]) == (0, "ok")
+
+
+def test_keys_for_models_that_are_not_served() -> None:
+    keys = '[[auth.keys]]\nname = "batch"\nkey = "a-long-random-string"\nmodels = ["m", "also", "mm"]\n'
+    code, findings, _ = examine(keys)
+    told = [found["text"] for found in findings if found["subject"] == "keys"]
+
+    assert code == 0
+    assert told == [
+        "'batch' may use 'also', which is not served",
+        "'batch' may use 'mm', which is not served (did you mean 'm'?)",
+    ]

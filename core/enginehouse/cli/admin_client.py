@@ -18,6 +18,17 @@ class ServerRefusal(EnginehouseError):
     """The server said no, or nothing that we understand."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The key is for the server that was named, and for no other."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow nothing: the redirect is the answer."""
+
+
+# Proxies of the environment are for the user's browsing; the server is usually on this machine.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+
 def ask_server(
     url: str, key: str | None, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -40,7 +51,7 @@ def ask_server(
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address, data, headers, method=method)
     try:
-        with urllib.request.urlopen(request) as answer:
+        with _OPENER.open(request) as answer:
             return _object(answer.read(), address)
     except urllib.error.HTTPError as error:
         with error:

@@ -21,9 +21,13 @@ from enginehouse.config import ServerSettings, Settings
 from enginehouse.errors import ConfigError, EnginehouseError
 from enginehouse.keys import load_keys
 from enginehouse.memory_budget import MAIN_MEMORY, format_bytes
+from enginehouse.models import ModelManager
 from enginehouse.models.memory import default_budget, footprint_of
 from enginehouse.models.opening import plan_model
+from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
+from enginehouse.prompt.renderer import Renderer
+from enginehouse.structuring import closest
 
 __all__ = ["Finding", "check_all", "check_settings"]
 
@@ -53,17 +57,34 @@ def check_settings(error: ConfigError) -> Finding:
     return Finding("settings", "problem", error.message, "docs/configuration.md lists every setting")
 
 
-def check_all(settings: Settings, registry: PluginRegistry) -> tuple[Finding, ...]:
-    """Everything, in the order in which it matters at a start."""
+def check_all(settings: Settings, registry: PluginRegistry, served: tuple[str, ...]) -> tuple[Finding, ...]:
+    """Everything, in the order in which it matters at a start.
+
+    Args:
+        settings: with the models that are looked at.
+        served: names and aliases of all models that the settings hold.
+    """
     return (
+        *_check_start(settings, registry),
         *_check_compiler(),
         *_check_plugins(registry),
         *_check_memory(settings, registry),
         *_check_port(settings.server),
         *_check_reach(settings),
-        *_check_keys(settings.auth),
+        *_check_keys(settings.auth, served),
         *_check_open_files(),
     )
+
+
+def _check_start(settings: Settings, registry: PluginRegistry) -> Iterator[Finding]:
+    """What the server itself refuses when it starts, apart from its models: parsers, routers, defaults, ..."""
+    try:
+        manager = ModelManager(settings, registry)
+        renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
+        Pipeline(settings, registry, manager, renderer)
+        registry.check_authenticators(settings.auth.authenticators)
+    except EnginehouseError as error:
+        yield Finding("settings", "problem", error.message, "docs/configuration.md lists every setting")
 
 
 def _check_compiler() -> Iterator[Finding]:
@@ -134,15 +155,18 @@ def _check_reach(settings: Settings) -> Iterator[Finding]:
         yield Finding("reach", "advice", "every web page may use the models", "list the origins in server.cors_origins")
 
 
-def _check_keys(auth: AuthSettings) -> Iterator[Finding]:
+def _check_keys(auth: AuthSettings, served: tuple[str, ...]) -> Iterator[Finding]:
     try:
-        load_keys(auth, may_be_empty=True)
+        ring = load_keys(auth)
     except ConfigError as error:
         yield Finding("keys", "problem", error.message)
         return
+    for name, unknown in ring.unknown_models(served) if served else ():
+        text = f"{name!r} may use {unknown!r}, which is not served{closest(unknown, served)}"
+        yield Finding("keys", "advice", text, "correct the name; until then it opens nothing")
     if auth.key_file is None:
         return
-    path = Path(auth.key_file)
+    path = Path(auth.key_file).expanduser()
     mode = stat.S_IMODE(path.stat().st_mode)
     if sys.platform != "win32" and mode & (stat.S_IWGRP | stat.S_IWOTH):
         text = f"{path} can be changed by others (mode {mode:o}): they could let themselves in"

@@ -47,6 +47,9 @@ def conform(
     Exit code 1: a check failed. What a server refuses honestly, or what could not be tried, is no failure.
     """
     checks = _chosen(numbers)
+    for file in (json_file, markdown_file):
+        if file is not None and not file.absolute().parent.is_dir():  # better now than when all checks have run
+            raise ConfigError(f"there is no folder {file.absolute().parent} for {file.name}")
     target = connect(url, model, key, origin)
     console = Console()
     console.print(Text(f"{target.url}, model {target.model}: {len(checks)} checks"), soft_wrap=True)

@@ -24,6 +24,7 @@ from enginehouse.models.choice import judge_all
 from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
+from enginehouse.router_settings import RouterSettings
 
 __all__ = ["doctor"]
 
@@ -103,7 +104,9 @@ def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | N
         settings = Settings()
         registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
     asked = _asked(settings, models, backend, registry)
-    findings = (*unusable, *check_all(evolve(settings, models=asked), registry))
+    # What is said of other models is no business of those that are named.
+    router = RouterSettings() if models else settings.router
+    findings = (*unusable, *check_all(evolve(settings, models=asked, router=router), registry, settings.served_names()))
     return _report(asked, registry, findings)
 
 
@@ -111,8 +114,12 @@ def _asked(
     settings: Settings, models: tuple[str, ...], backend: str | None, registry: PluginRegistry
 ) -> dict[str, ModelSettings]:
     """The models to look at: those that are named, else the configured ones, else those that plugins offer."""
-    asked = {name: settings.models.get(name, ModelSettings(source=name)) for name in models} or dict(settings.models)
-    asked = asked or {name: ModelSettings(source=name) for name in registry.model_sources}
+    names = {known: name for name, model in settings.models.items() for known in (name, *model.aliases)}
+    asked = {
+        names.get(name, name): settings.models[names[name]] if name in names else ModelSettings(source=name)
+        for name in models
+    }
+    asked = asked or dict(settings.models) or {name: ModelSettings(source=name) for name in registry.model_sources}
     return asked if backend is None else {name: evolve(model, backend=backend) for name, model in asked.items()}
 
 

@@ -88,10 +88,10 @@ def _add(name: str, key_file: Path | None, config_file: Path | None, **options: 
     A new key is made and shown once, on standard error. The file is made where there is none.
     """
     path = _find(key_file, config_file)
-    key = _given(options)
-    add_key(path, _line(name, key or (made := new_key()), options))
+    key, new = _given(options), new_key()
+    add_key(path, _line(name, new if key is None else key, options))
     if key is None:
-        _show(name, made)
+        _show(name, new)
     click.echo(f"{name} is in {path}.")
 
 

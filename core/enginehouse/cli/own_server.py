@@ -18,9 +18,10 @@ from rich.text import Text
 from enginehouse.api.server import listen, run_loop, serve, url_of
 from enginehouse.auth import AuthSettings
 from enginehouse.cli.choosing import choose_models
-from enginehouse.config import Settings
+from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.router_settings import RouterSettings
 
 __all__ = ["own_server"]
 
@@ -42,8 +43,7 @@ def own_server(settings: Settings, model: str | None, backend: str | None, conso
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
     models = choose_models([model] if model else [], backend, settings.models, registry)
     name = next(iter(models))
-    server = evolve(settings.server, host="127.0.0.1", port=0)
-    settings = evolve(settings, server=server, auth=AuthSettings(), models={name: models[name]})
+    settings = _alone(settings, name, models[name])
     running = _Running(settings, registry)
     with console.status(Text(f"Loading {name}")) as status:
         running.start(lambda share, text: status.update(Text(f"Loading {name} {share:.0%} {text}")))
@@ -56,6 +56,14 @@ def own_server(settings: Settings, model: str | None, backend: str | None, conso
         yield running.url
     finally:
         running.stop()
+
+
+def _alone(settings: Settings, name: str, model: ModelSettings) -> Settings:
+    """The settings for one model; what they say of others is left out, for these are not served."""
+    if model.compressor is not None and model.compressor.scorer not in (None, name):
+        model = evolve(model, compressor=None)
+    server = evolve(settings.server, host="127.0.0.1", port=0)
+    return evolve(settings, server=server, auth=AuthSettings(), router=RouterSettings(), models={name: model})
 
 
 class _Running:

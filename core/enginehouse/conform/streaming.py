@@ -63,7 +63,6 @@ def _no_usage_chunk(target: Target) -> None:
 
 
 def _stray_options(target: Target) -> None:
-
     refused(target.chat(stream_options={"include_usage": True}), "stream_options without stream", "stream_options")
 
 
@@ -92,7 +91,7 @@ def _odd_characters(target: Target) -> None:
         ("a lone surrogate", "\ud83d"),
         ("a null character", "a\u0000b"),
         ("line separators", "a\u2028b\r\nc"),
-        ("1,000 emoji", "🧑🏽" * 100),
+        ("1,000 emoji", "🧑🏽" * 1000),
     ):
         answer = target.chat(messages=[{"role": "user", "content": content}], max_tokens=2)
         require(answer.status < 500, f"{name} in a message was answered with {answer.shown()}")

@@ -30,14 +30,21 @@ def _schema(schema: Any, strict: bool = True) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "t", "strict": strict, "schema": schema}}
 
 
-def _parse(data: dict[str, Any], index: int = 0) -> Any:
-    if data["choices"][index]["finish_reason"] == "length":
+def _parse(data: dict[str, Any], beginnings: tuple[str, ...]) -> Any:
+    """The JSON of an answer; None of one that was cut, which must have begun as it should all the same."""
+    content = content_of(data)
+    if data["choices"][0]["finish_reason"] == "length":
+        _check_beginning(content, beginnings)
         return None
-    content = content_of(data, index)
     try:
         return json.loads(content)
     except ValueError as error:
         raise CheckFailed(f"the answer is no JSON: {content[:160]!r}") from error
+
+
+def _check_beginning(content: str, beginnings: tuple[str, ...]) -> None:
+    begun = content.lstrip()
+    require(not begun or begun.startswith(beginnings), f"an answer that was cut begins with {begun[:80]!r}")
 
 
 def _check_pet(value: Any) -> None:
@@ -61,15 +68,16 @@ def _check_pet(value: Any) -> None:
 def _json_object(target: Target) -> None:
     for seed in (1, 2):
         fields = {"response_format": {"type": "json_object"}, "max_tokens": 120, "temperature": 1.2, "seed": seed}
-        value = _parse(offered(target.chat(**fields), "json_object"))
+        value = _parse(offered(target.chat(**fields), "json_object"), ("{",))
         require(value is None or isinstance(value, dict), f"json_object gave {json.dumps(value)[:80]}")
 
 
 def _json_schema(target: Target) -> None:
     fields = {"response_format": _schema(_PET), "max_tokens": 160, "temperature": 1.2}
     for seed in (1, 2, 3):
-        _check_pet(_parse(offered(target.chat(**fields, seed=seed), "a JSON schema with definitions")))
+        _check_pet(_parse(offered(target.chat(**fields, seed=seed), "a JSON schema with definitions"), ("{",)))
     stream = read_stream(target.chat(**fields, seed=4, stream=True))
+    _check_beginning(stream.text(), ("{",))
     if stream.reasons() == ["stop"]:
         _check_pet(json.loads(stream.text()))
 
@@ -97,7 +105,7 @@ def _not_enforced(target: Target) -> None:
         if answer.status != 200:
             refused(answer, "a schema with 'not'")
             continue
-        value = _parse(answered(answer))
+        value = _parse(answered(answer), tuple("01234"))
         require(
             value is None or value in range(5), f"a schema with 'not' (strict: {strict}) was accepted, and gave {value}"
         )

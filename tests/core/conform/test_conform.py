@@ -50,6 +50,8 @@ class _Bad(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._send({"object": "list", "data": [{"id": "bad"}]})
 
+    reason = "stop"
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if b'"stream": true' in body:
@@ -59,7 +61,7 @@ class _Bad(BaseHTTPRequestHandler):
         else:
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 3}
             message = {"role": "assistant", "content": "hi"}
-            self._send({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+            self._send({"choices": [{"index": 0, "message": message, "finish_reason": self.reason}], "usage": usage})
 
     def _send(self, data: Any) -> None:
         self._write(json.dumps(data).encode(), "application/json")
@@ -70,6 +72,12 @@ class _Bad(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+class _Cut(_Bad):
+    """Says that every answer was cut, which must not excuse that none has the form that was asked for."""
+
+    reason = "length"
 
 
 class _Silent(_Bad):
@@ -114,6 +122,15 @@ def test_bad_server_fails_and_every_failure_says_why(bad: str) -> None:
     assert "H28" in details
     assert "H15" in details
     assert "H19" in details
+
+
+@pytest.mark.parametrize("bad", [_Cut], indirect=True)
+def test_answers_that_were_cut_must_have_begun_in_their_form(bad: str) -> None:
+    checks = [check for check in CHECKS if check.behaviour == "H18" or "cannot be enforced" in check.sentence]
+    results = list(run_checks(connect(bad), checks, timeout_s=10))
+
+    assert {result.outcome for result in results} == {"failed"} and len(results) == 3
+    assert all("was cut begins with 'hi'" in result.detail for result in results)
 
 
 @pytest.mark.parametrize("bad", [_Silent], indirect=True)
@@ -176,6 +193,14 @@ def test_command_writes_files_and_its_exit_code_tells(good: str, bad: str, tmp_p
     assert "H99" in unknown.output
     assert json.loads((tmp_path / "r.json").read_text())["counts"] == {"passed": 2}
     assert (tmp_path / "r.md").read_text().count("| H27 |") == 2
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+def test_command_says_before_its_checks_where_nothing_can_be_written(tmp_path: Path, option: str) -> None:
+    done = CliRunner().invoke(main, ["conform", "http://127.0.0.1:9", option, str(tmp_path / "no" / "results")])
+
+    assert done.exit_code == 2
+    assert f"no folder {tmp_path / 'no'}" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://"])
