@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from enginehouse_hf.pieces import copy_piece
+
 __all__ = [
     "ATTENTION_NAME",
     "AnyStep",
@@ -94,9 +96,8 @@ class KvMemory:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another."""
         with torch.inference_mode():
-            for memory in self._layers.values():
-                for tensor in memory:
-                    tensor[target, :, :length] = tensor[source, :, :length]
+            for kept, copied in zip(self.pieces(source, length), self.pieces(target, length), strict=True):
+                copy_piece(kept, copied)
 
 
 class AnyStep(Protocol):

@@ -23,6 +23,7 @@ from enginehouse.types import ModelInfo
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
+from enginehouse_hf.pieces import copy_piece
 from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
@@ -137,7 +138,7 @@ class HfRunner:
         saved = unpack_pieces(data, [(tuple(piece.shape), piece.dtype) for piece in pieces])
         with torch.inference_mode():
             for piece, kept in zip(pieces, saved, strict=True):
-                piece.copy_(kept)
+                copy_piece(kept, piece)
         return sequence
 
     def free_tokens(self) -> int:

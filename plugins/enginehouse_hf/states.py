@@ -1,7 +1,6 @@
 """Saved sequences: keys and values of all layers one behind the other, behind core's head. For both runners.
 
-A *piece* is what one sequence holds of the keys, or of the values, of one layer, in the shape in which its runner keeps
-them. Knows neither slots nor places.
+Pieces (``pieces.py``) stand in the shape in which their runner keeps them. Knows neither slots nor places.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from enginehouse.errors import StateRefused
 from enginehouse.saved_states import HEAD_BYTES, check_head, state_body, write_head
+from enginehouse_hf.pieces import host_bytes
 
 __all__ = ["check_state", "pack_pieces", "unpack_pieces"]
 
@@ -30,11 +30,11 @@ def pack_pieces(pieces: Iterable[Tensor], num_bytes: int, num_tokens: int, state
         num_tokens, state_format: for the head.
     """
     array = np.empty(HEAD_BYTES + num_bytes, np.uint8)
-    body = torch.from_numpy(array)[HEAD_BYTES:]
-    end = 0
+    body, end = array[HEAD_BYTES:], 0
     for piece in pieces:
-        begin, end = end, end + piece.nbytes
-        body[begin:end].view(piece.dtype).view(piece.shape).copy_(piece)
+        numbers = host_bytes(piece.cpu())
+        begin, end = end, end + numbers.nbytes
+        body[begin:end].reshape(numbers.shape)[...] = numbers
     assert end == num_bytes, "there are as many bytes as the layers say"
     data = memoryview(array)
     write_head(data, state_format, num_tokens)
