@@ -17,7 +17,7 @@ from enginehouse_hf.pieces import host_bytes
 
 __all__ = ["check_state", "pack_pieces", "unpack_pieces"]
 
-Form = tuple[tuple[int, ...], torch.dtype]
+_Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a piece."""
 
 
@@ -53,7 +53,7 @@ def check_state(data: memoryview, state_format: str, bytes_per_token: int) -> in
     return num_tokens
 
 
-def unpack_pieces(data: memoryview, forms: Iterable[Form]) -> Iterator[Tensor]:
+def unpack_pieces(data: memoryview, forms: Iterable[_Form]) -> Iterator[Tensor]:
     """The pieces again, on the CPU; of checked data, whose memory they share."""
     array = np.frombuffer(state_body(data), np.uint8)
     body = torch.from_numpy(array if array.flags.writeable else array.copy())
