@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from enginehouse.backend import ForwardOutput, Span
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.drafter_settings import DrafterSettings
+from enginehouse.drafting import BoundDrafter, DraftContext
+from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import ConfigError, EnginehouseError, ModelLoadError
 from enginehouse.models.memory import footprint_of
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.server_thread import server_thread
+from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse_llamacpp.runner import LlamaCppRunner
+from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 
 from .test_first_layers import VALUES, toy_tensors, write_gguf
 
@@ -87,7 +93,7 @@ def test_settings_of_a_second_model_need_one(toy: Path, registry: PluginRegistry
         plan_model("m", model(toy, {"name": "prompt-lookup", "settings": {"threads": 1}}), registry)
 
 
-# -- on a running server -----------------------------------------------------------------------------
+# -- at every step -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +102,68 @@ def linked(smollm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("layers") / "smol.gguf"
     path.symlink_to(smollm_path)
     return path
+
+
+PROMPTS = (
+    "Count from one to thirty in words: one, two, three,",
+    "The lighthouse keeper climbed the stairs every evening and",
+    "def fibonacci(n):\n",
+)
+
+
+def written(
+    runner: LlamaCppRunner, drafter: BoundDrafter | None, temperature: float
+) -> tuple[list[list[int]], int, int]:
+    """Answers to all prompts at once, and how many tokens were drafted and right. A pass costs a second: drafts pay."""
+    seconds = 0.0
+    forward = runner.forward
+
+    def counted(spans: Sequence[Span]) -> ForwardOutput:
+        nonlocal seconds
+        seconds += 1.0
+        return forward(spans)
+
+    runner.forward = counted
+    drafters = {"layers": drafter} if drafter is not None else {}
+    engine = StepEngine(runner, EngineSettings(slots=3), {}, clock=lambda: seconds, drafters=drafters)
+    for prompt in PROMPTS:
+        request = EngineRequest(
+            request_id=prompt,
+            sampling=SamplingParams(temperature=temperature, seed=7),
+            stopping=StopParams(max_tokens=24, ignore_eos=True),
+        )
+        engine.add(request, runner.tokenizer.encode(prompt, special=False))
+    found: dict[str, list[int]] = {prompt: [] for prompt in PROMPTS}
+    num_drafted = num_accepted = 0
+    while engine.has_work():
+        for prompt, event in engine.step():
+            if isinstance(event, TextDelta):
+                found[prompt] += event.token_ids
+            elif isinstance(event, RequestFinished):
+                num_drafted += event.num_drafted_tokens
+                num_accepted += event.num_accepted_tokens
+    engine.close()
+    return list(found.values()), num_drafted, num_accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+def test_drafts_at_every_step_change_nothing(
+    linked: Path, open_runner: Callable[..., LlamaCppRunner], temperature: float
+) -> None:
+    """Right and wrong ones, in a batch."""
+    options = {"cache_tokens": 1024, "context": 512, "threads": 1, "slots": 3}
+    plain, none_drafted, _ = written(open_runner(linked, **options), None, temperature)
+    runner = open_runner(linked, **options)
+    context = DraftContext(runner, 3, lambda: open_runner(linked, num_layers=28, **options))
+    drafter = LayersDrafter().bind(context, LayersOptions(min_probability=0.0, max_tokens=4))
+    drafted, num_drafted, num_accepted = written(runner, drafter, temperature)
+
+    assert drafted == plain
+    assert none_drafted == 0
+    assert num_drafted > num_accepted > 5
+
+
+# -- on a running server -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
