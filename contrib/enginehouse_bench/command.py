@@ -26,7 +26,7 @@ __all__ = ["bench"]
 _MAX_CLIENTS = 1024
 
 
-class _LengthsType(click.ParamType[Lengths]):
+class _LengthsType(click.ParamType):
     name = "lengths"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
