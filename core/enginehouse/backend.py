@@ -298,7 +298,6 @@ class RunnerCapabilities:
             to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
         batch_invariant: greedy text never depends on what else is in the batch or how a prompt was chunked.
-        logits: where rows live before ``host()``.
         exit_layers: layer counts that ``Span.num_layers`` accepts.
         abort: ``abort()`` interrupts a running forward pass; False: it has no effect.
         sampling: names of the fields of SamplingParams that the runner honours when it draws on the device itself, and
@@ -315,7 +314,6 @@ class RunnerCapabilities:
     truncate: Literal["any", "bounded", "none"] = "any"
     fork: Literal["share", "copy", "none"] = "copy"
     batch_invariant: bool = False
-    logits: Literal["host", "device"] = "host"
     exit_layers: tuple[int, ...] = ()
     abort: bool = False
     sampling: frozenset[str] = frozenset()

@@ -177,7 +177,6 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
         max_context=facts.max_context,
         cache_tokens=options.cache_tokens or options.slots * facts.max_context,
         fork="copy",
-        logits="host" if options.device == "cpu" else "device",
         exit_layers=depths,
         abort=True,
         states=not options.random_weights,  # the next process would draw others

@@ -91,7 +91,6 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
         max_context=max_context,
         cache_tokens=options.slots * max_context,
         fork="copy",
-        logits="device" if draws == "mlx" else "host",
         sampling=SUPPORTED if draws == "mlx" else frozenset(),
         exit_layers=layered.exit_layers,
         states=True,

@@ -67,7 +67,6 @@ def open_on_cuda(
         cache_tokens=num_places,
         prefill_chunk_tokens=min(chunk_tokens, options.max_batch_tokens),
         fork="share",
-        logits="device",
         exit_layers=exit_layers(model),
         states=not options.random_weights,  # the next process would draw others
         sampling=SUPPORTED,
