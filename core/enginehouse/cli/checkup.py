@@ -97,7 +97,7 @@ def _check_compiler() -> Iterator[Finding]:
 
 def _check_plugins(registry: PluginRegistry) -> Iterator[Finding]:
     working = [record for record in registry.plugins if not record.error and not record.skipped]
-    yield Finding("plugins", "ok", ", ".join(f"{record.name} {record.version}" for record in working) or "none")
+    yield Finding("plugins", "ok", ", ".join(f"{record.name} {record.version}".strip() for record in working) or "none")
     skipped = [record.name for record in registry.plugins if record.skipped]
     if skipped:
         yield Finding("plugins", "ok", f"left out by the settings: {', '.join(skipped)}")

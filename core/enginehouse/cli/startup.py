@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import threading
@@ -40,7 +41,7 @@ class Startup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._stop()
 
     def on_listening(self, url: str) -> None:
         """The port is open; models may still be loading. The server's own log line says so to the user."""
@@ -66,12 +67,17 @@ class Startup:
         if model in self._bars:
             self._progress.remove_task(self._bars.pop(model))
         if not self._waiting:
-            self._progress.stop()
+            self._stop()
         if outcome == "ready":
             self._say(f"{model} is ready at {self._url}/v1. Try it:\n\n{_curl_example(self._url, model)}\n")
 
+    def _stop(self) -> None:
+        with contextlib.suppress(OSError):  # what cannot be written (a full disk) stops no server
+            self._progress.stop()
+
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _curl_example(url: str, model: str) -> str:
