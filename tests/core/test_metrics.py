@@ -12,11 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.metrics.families import FAMILIES, FIGURES, family
+from enginehouse.api.metrics.request_metrics import RequestMetrics
 from enginehouse.api.metrics.values import Values
 from enginehouse.api.pace import GAP_BUCKETS_S, Pace
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.inspection import BATCH_SIZES, batch_size_bucket
+from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Attempt, Route, RouteQuestion
 from enginehouse.router_settings import RouterSettings
@@ -201,6 +203,17 @@ def test_keys_are_told_apart_only_where_the_settings_say_so(settings: Settings) 
             client.post("/v1/chat/completions", json=chat(), headers=USER)
             wait_for(client, float(by_key), "key_requests_total", key="key-1")
             assert figure(client, "key_tokens_total", key="key-1", kind="completion") == 5 * by_key
+
+
+def test_callers_without_number_are_no_labels_without_number(settings: Settings) -> None:
+    """A plugin that knows callers by their tokens may name any number of them."""
+    values = Values()
+    requests = RequestMetrics(values, ModelManager(settings, PluginRegistry.for_settings(settings)))
+    for number in range(3000):
+        requests.count(AccessRecord(method="GET", path="/v1/models", key=f"caller-{number}"), by_key=True)
+    requests.count(AccessRecord(method="GET", path="/v1/models", key="caller-0"), by_key=True)
+    assert values.get("key_requests", "caller-0") == 2
+    assert values.get("key_requests", "other") == 2000
 
 
 @pytest.mark.llguidance

@@ -13,6 +13,7 @@ __all__ = ["RequestMetrics"]
 
 _OTHER = "other"
 _CLIENT_LEFT = "cancelled"
+_MAX_KEYS = 1000  # authenticators may know any number of callers, and figures are kept as long as the server runs
 
 
 class RequestMetrics:
@@ -27,6 +28,7 @@ class RequestMetrics:
         self._values = values
         self._manager = manager
         self._names: dict[str, str] = {}
+        self._keys: set[str] = set()
 
     def count(self, record: AccessRecord, *, by_key: bool) -> None:
         """Count one request; ``by_key``: by API key as well."""
@@ -38,7 +40,7 @@ class RequestMetrics:
         elif record.status >= 400 and record.outcome != "ok":  # /health tells its state by a status
             values.add("refusals", endpoint, record.outcome)
         if by_key and record.key is not None:
-            self._count_key(record, record.key)
+            self._count_key(record, self._key_label(record.key))
         if record.model is not None:
             values.observe("request_seconds", model, endpoint, value=record.total_s)
             self._count_times(record, model)
@@ -78,6 +80,11 @@ class RequestMetrics:
         for kind, amount in (("prompt", record.prompt_tokens), ("completion", record.completion_tokens)):
             if amount:
                 self._values.add("key_tokens", key, kind, amount=amount)
+
+    def _key_label(self, key: str) -> str:
+        if len(self._keys) < _MAX_KEYS:
+            self._keys.add(key)
+        return key if key in self._keys else _OTHER
 
     def model_label(self, record: AccessRecord) -> str:
         """The model's configured name; ``other`` where the request named another one, nothing where it named none."""
