@@ -268,6 +268,25 @@ async def test_kill_from_outside_is_told_from_a_crash_and_from_the_servers_own()
     await hung.close()
 
 
+async def test_worker_that_hangs_is_noticed_though_its_client_has_left():
+    """Clients give up sooner than the watchdog does, and the next one would find the same."""
+    engine = await WorkerEngine.open(
+        load_message(faults={"hang_at_step": 2}),
+        isolation="process",
+        python=None,
+        on_progress=lambda share, text: None,
+        step_timeout_s=0.4,
+    )
+    generation = await engine.submit(make_request())
+    await anext(aiter(generation))
+    generation.cancel()
+    async with asyncio.timeout(20):
+        died = await engine.died
+    await engine.close()
+
+    assert "a step took longer than 0.4 s" in died.message
+
+
 async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():
     reports: list[tuple[float, str]] = []
     with pytest.raises(ModelLoadError) as refused:

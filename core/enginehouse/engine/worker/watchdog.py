@@ -1,8 +1,9 @@
 """Notices a worker that has stopped: a forward pass that never returns, a tokenizer that never ends.
 
 The engine thread answers between two steps, the intake threads between two prompts. While they have work and say
-nothing by themselves, each is asked a small question now and then; one that owes its answer for too long hangs. The
-worker itself does nothing for this, so it may hang as thoroughly as it likes.
+nothing by themselves, each is asked a small question now and then; one that owes its answer for too long hangs. When
+nobody waits any more, each is asked once more: clients give up sooner, and the next one would find the same. The worker
+itself does nothing for all this, so it may hang as thoroughly as it likes.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_alive = False
+        self._was_at_rest = False  # at the last look
         self._num_looks = 0  # since the question that is not answered yet
 
     def begin(self) -> None:
         """There is work now; harmless when that is known."""
+        self._was_at_rest = False
         if self._timer is None and self._interval_s > 0:
             self._is_alive = True
             self._num_looks = 0
@@ -58,8 +61,10 @@ class Watchdog:
 
     def _look(self) -> None:
         self._timer = None
-        if not self._has_work():
-            return
+        is_at_rest = not self._has_work()
+        if self._is_alive and is_at_rest and self._was_at_rest:
+            return  # it has said something since there is nothing to do
+        self._was_at_rest = is_at_rest
         if self._is_alive:
             self._is_alive, self._num_looks = False, 0
         elif self._num_looks == 0:
