@@ -127,7 +127,7 @@ class Waiters(Generic[_M]):
     _waiting: dict[asyncio.Future[Lease[_M]], None] = field(factory=dict)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(not waiter.done() for waiter in self._waiting)  # who was moved here may have left since
 
     async def wait(self, timeout_s: float | None) -> Lease[_M] | None:
         """A lease, once there is one; None after ``timeout_s``, if given. Raises what the waiters are refused with."""

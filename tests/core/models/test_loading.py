@@ -19,6 +19,7 @@ from enginehouse.errors import (
     ServerStopping,
 )
 from enginehouse.hub import HubReference
+from enginehouse.models.leases import Waiters
 from enginehouse.models.orders import unload_model
 
 from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
@@ -283,3 +284,15 @@ async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch
 
         assert model.state == "failed"
         assert model.status().error == "RuntimeError: a bug"
+
+
+async def test_who_has_left_waits_nowhere() -> None:
+    """Also not where it was moved to; nobody would be loaded for it there."""
+    before, after = Waiters[str](), Waiters[str]()
+    asked = asyncio.create_task(before.wait(0.05))
+    await asyncio.sleep(0)
+    before.move_to(after)
+    assert (len(before), len(after)) == (0, 1)
+    assert await asked is None
+    assert len(after) == 0
+    assert not after
