@@ -17,7 +17,7 @@ from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.errors import EnginehouseError, GenerationFailed, StepAborted
 from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from enginehouse.testing.fake_sampling import FakeDrawn
-from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams
+from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 
 _numbers = itertools.count()
 
@@ -213,6 +213,23 @@ def test_a_pass_that_is_aborted_behind_a_token_on_the_device_is_done_again(
     undisturbed = _run(StepEngine(_WatchedRunner(options), EngineSettings(slots=4), {}), requests())
 
     assert _run(StepEngine(_AbortedRunner(options), EngineSettings(slots=4), {}), requests()) == undisturbed
+
+
+def test_what_an_aborted_pass_has_computed_is_not_taken_for_less_by_the_prefix_cache() -> None:
+    """Its request is cancelled, as nearly always when a pass is aborted; the next one goes on from what is kept."""
+    options = FakeOptions(device_sampling=True, slots=4, fork="none")
+    engine = StepEngine(_AbortedRunner(options), EngineSettings(slots=4), {})
+    request = _request(SamplingParams(temperature=0), 30, stopping={"ignore_eos": True})
+    engine.add(request, _prompt(1, 9))
+    written: list[int] = []
+    for _ in range(4):
+        written += [token for _, event in engine.step() if isinstance(event, TextDelta) for token in event.token_ids]
+    engine.cancel(request.request_id)
+    follow_up = [*_prompt(1, 9), *written, 97]
+    asked = [(_request(SamplingParams(temperature=0), 3, stopping={"ignore_eos": True}), follow_up)]
+
+    assert _run(engine, asked)[0][-1] == (3, len(follow_up))
+    assert engine._scheduler.cache.num_tokens > 0
 
 
 def test_a_broken_row_fails_its_request() -> None:

@@ -287,8 +287,9 @@ class Scheduler:
         assert handle is not None
         sequence.num_pending = 0
         self._drop_surplus(sequence, handle)
-        if sequence.num_computed > sequence.length:  # the last token was computed, but nobody has read it
-            sequence.num_computed = self.runner.truncate(handle, sequence.length)
+        known = min(sequence.num_computed, sequence.length)  # the last token may be computed, and not read by anybody
+        if self.is_in_doubt or known < sequence.num_computed:
+            sequence.num_computed = self.runner.truncate(handle, min(known, self.runner.length(handle)))
         request = sequence.owner.request
         if keep and request.cache_prompt:
             self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.namespace)
