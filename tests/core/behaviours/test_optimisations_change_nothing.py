@@ -1,7 +1,7 @@
 """Greedy text is the same with and without prefix cache, drafters and batches, and with all of them together.
 
-On SmolLM2: on llama.cpp, whose kernels compute a token of it the same way in every batch, and with torch on the CPU in
-float32, whose rounding differs by batch, but by far less than the best two tokens do.
+On SmolLM2: on llama.cpp, whose kernels compute a token of it the same way in every batch, and with torch and MLX on the
+CPU in float32, whose rounding differs by batch, but by far less than the best two tokens do.
 """
 
 import time
@@ -24,7 +24,11 @@ WAYS = {
     "second": 'drafters = [{ name = "draft-model", source = "MODEL", max_tokens = 4 }]',
     "layers": 'drafters = [{ name = "layers", num_layers = 28, min_probability = 0.0, max_tokens = 4 }]',
 }
-BACKENDS = {"llamacpp": "", "hf": 'backend = "hf"\ndevice = "cpu"\ndtype = "float32"\n'}
+BACKENDS = {
+    "llamacpp": "cache_tokens = 16384\n",
+    "hf": 'cache_tokens = 16384\nbackend = "hf"\ndevice = "cpu"\ndtype = "float32"\n',
+    "mlx": 'backend = "mlx"\ndtype = "float32"\n',
+}
 """Further settings of the model on each backend. SmolLM2 has 30 layers."""
 
 FEW = [prompt for prompt in PROMPTS if prompt.name in ("chat 1", "edit 0", "json 2", "conversation 4")]
@@ -37,7 +41,7 @@ def configuration(backend: str, model: Path) -> str:
     """The model once for each way to serve it."""
     tables = []
     for name, way in WAYS.items():
-        generic = f'source = "MODEL"\ncontext = 4096\ncache_tokens = 16384\n{BACKENDS[backend]}'
+        generic = f'source = "MODEL"\ncontext = 4096\n{BACKENDS[backend]}'
         tables.append(f"[models.{name}]\n{generic}{way}\n".replace("MODEL", str(model)))
     return "\n".join(tables)
 
@@ -47,12 +51,13 @@ def configuration(backend: str, model: Path) -> str:
     params=[
         pytest.param("llamacpp", marks=pytest.mark.llamacpp),
         pytest.param("hf", marks=[pytest.mark.hf, pytest.mark.slow]),
+        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
     ],
 )
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("optimised")
     model, config = folder / "smollm2.gguf", folder / "enginehouse.toml"
-    if request.param == "hf":
+    if request.param != "llamacpp":
         model = request.getfixturevalue("smollm2_folder")
     else:
         model.symlink_to(request.getfixturevalue("smollm2_gguf"))  # its first layers are kept beside it
@@ -91,7 +96,7 @@ def check(server: Server, prompts: Sequence[Prompt], max_tokens: int) -> dict[st
     return ways
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)  # on hf and mlx, beside other work
 def test_a_few_prompts(server: Server) -> None:
     ways = check(server, FEW, 24)
 
