@@ -392,4 +392,4 @@ def test_a_pass_that_fails_with_drafts_is_done_without() -> None:
     drafted = run(StepEngine(runner, EngineSettings(), {}, drafters={"oracle": Oracle(texts)}), work)
 
     assert [seen_of(one) for one in drafted] == [seen_of(one) for one in plain]
-    assert runner.num_failures > 0
+    assert 1 <= runner.num_failures <= 2, "what cannot be computed is not drafted again"

@@ -45,7 +45,7 @@ class Computed:
     output: ForwardOutput | None = None
 
 
-def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
+def forward(scheduler: Scheduler, batch: Batch, fail: Fail, end_drafting: Callable[[Sequence], None]) -> Computed:
     """Run ``batch``, or what can be run of it, and return the rows to sample from."""
     while batch.spans:
         try:
@@ -63,8 +63,11 @@ def forward(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
             scheduler.resync()
             if isinstance(error, StepAborted):
                 break
-            if scheduler.drop_drafts():
+            if drafted := [sequence for sequence in batch.sequences if sequence.drafts]:
                 _log.warning("a forward pass with drafts failed; it is done again without them", exc_info=error)
+                for sequence in drafted:
+                    end_drafting(sequence)
+                scheduler.drop_drafts()
                 batch = scheduler.schedule()
                 continue
             if len(batch.spans) > 1:

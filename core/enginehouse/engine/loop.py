@@ -122,7 +122,7 @@ class StepEngine:
         self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
-        computed = forward(self._scheduler, batch, self._fail)
+        computed = forward(self._scheduler, batch, self._fail, self._speculation.close)
         self._computing = ()
         if masks is not None:
             masks.result()

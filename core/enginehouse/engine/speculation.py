@@ -110,9 +110,10 @@ class Speculation:
         sequence.speculation = drafts if drafts.sessions else None
 
     def close(self, sequence: EngineSequence) -> None:
-        """The sequence has ended; idempotent."""
+        """The sequence has ended, or goes on without drafts; idempotent."""
         if sequence.speculation is not None:
             sessions, sequence.speculation = sequence.speculation.sessions, None
+            sequence.reads_at_once = False
             for session in sessions:
                 self._close(session)
 
