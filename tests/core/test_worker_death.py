@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from enginehouse.config import PluginsSettings
@@ -289,16 +290,17 @@ async def test_worker_that_hangs_is_noticed_though_its_client_has_left():
 
 async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():
     reports: list[tuple[float, str]] = []
+    load = msgspec.structs.replace(load_message(open_delay_s=600.0), plugins=PluginsSettings(allow=()))
     with pytest.raises(ModelLoadError) as refused:
         await WorkerEngine.open(
-            load_message(open_delay_s=600.0),
+            load,
             isolation="process",
             python=None,
             on_progress=lambda *report: reports.append(report),
-            load_timeout_s=0.6,
+            load_timeout_s=2.0,
         )
 
-    assert "did not get on for 0.6 s; the last news was 'imagining weights' at 0%" in refused.value.message
+    assert "did not get on for 2 s; the last news was 'imagining weights' at 0%" in refused.value.message
     assert "raise models.m.load_timeout_s" in refused.value.message
     assert reports == [(0.0, "imagining weights")]
     async with asyncio.timeout(5):
