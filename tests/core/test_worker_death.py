@@ -246,7 +246,7 @@ def test_only_a_kill_with_memory_to_spare_comes_from_outside(returncode, num_mem
     assert ending.text == describe_exit(returncode, num_memory_kills)
 
 
-async def test_kill_from_outside_is_told_from_a_crash_and_from_the_servers_own():
+async def test_kill_from_outside_is_told_from_a_crash():
     async with open_engine(step_delay_s=0.01) as killed, open_engine(faults={"abort_at_step": 2}) as crashed:
         os.kill(pid_of(killed), signal.SIGKILL)
         with pytest.raises(EngineDead, match="SIGABRT"):
@@ -256,18 +256,6 @@ async def test_kill_from_outside_is_told_from_a_crash_and_from_the_servers_own()
         assert killed.is_killed_from_outside == (count_memory_kills() is not None)
         assert not crashed.is_killed_from_outside
 
-    hung = await WorkerEngine.open(
-        load_message(faults={"hang_at_step": 2}),
-        isolation="process",
-        python=None,
-        on_progress=lambda share, text: None,
-        step_timeout_s=0.2,
-    )
-    with pytest.raises(EngineDead, match=r"a step took longer than 0\.2 s"):
-        await drain(hung, make_request())
-    assert not hung.is_killed_from_outside
-    await hung.close()
-
 
 async def test_worker_that_hangs_is_noticed_though_its_client_has_left():
     """Clients give up sooner than the watchdog does, and the next one would find the same."""
@@ -276,7 +264,7 @@ async def test_worker_that_hangs_is_noticed_though_its_client_has_left():
         isolation="process",
         python=None,
         on_progress=lambda share, text: None,
-        step_timeout_s=0.4,
+        step_timeout_s=0.8,
     )
     generation = await engine.submit(make_request())
     await anext(aiter(generation))
@@ -285,7 +273,8 @@ async def test_worker_that_hangs_is_noticed_though_its_client_has_left():
         died = await engine.died
     await engine.close()
 
-    assert "a step took longer than 0.4 s" in died.message
+    assert "a step took longer than 0.8 s" in died.message
+    assert not engine.is_killed_from_outside, "the server has killed it"
 
 
 async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():
