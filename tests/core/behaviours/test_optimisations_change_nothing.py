@@ -1,7 +1,7 @@
 """Greedy text is the same with and without prefix cache, drafters and batches, and with all of them together.
 
 On SmolLM2: on llama.cpp, whose kernels compute a token of it the same way in every batch, and with torch and MLX on the
-CPU in float32, whose rounding differs by batch, but by far less than the best two tokens do.
+CPU in float32, whose rounding differs a little by batch.
 """
 
 import time
