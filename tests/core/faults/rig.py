@@ -27,7 +27,7 @@ def fake(*, slots: int = 4, step_timeout_s: float = 300.0, **options: Any) -> Mo
     """A fake model in a process; ``options`` are its backend's, or its own settings where they have that name."""
     known = ("isolation", "prefix_cache", "python", "replay", "replay_timeout_s")
     own = {name: options.pop(name) for name in known if name in options}
-    options.setdefault("step_delay_s", 0.005)
+    options.setdefault("step_delay_s", 0.015)  # long enough for a client that is kept waiting to see the middle
     return ModelSettings(
         source="fake", backend="fake", slots=slots, step_timeout_s=step_timeout_s, options=options, **own
     )

@@ -71,17 +71,20 @@ def test_kill_while_it_decodes(server, expected, turn):
     check_same(server.ask(), expected)
 
 
-@pytest.mark.usefixtures("beside")
-def test_kill_while_it_prefills(server, turn):
+def test_kill_while_it_prefills(expected_beside, turn):
     """Each chunk of the prompt takes a while; the answer is accepted, and no token of it is there."""
-    with_long = {"prompt": LONG + str(turn), "max_tokens": 10}
-    expected = undisturbed(server, **with_long)
-    answer = server.ask(**with_long)
-    answer.wait_status()
-    server.kill()
-    assert not answer.chunks
+    with_long = {"prompt": LONG + str(turn), "max_tokens": 4}
+    with rig({"other": fake(), "m": fake(prefix_cache=False, step_delay_s=0.1)}) as server:
+        expected = undisturbed(server, **with_long)
+        beside = server.ask(model="other", max_tokens=200)
+        beside.wait_chunks(1)
+        answer = server.ask(**with_long)
+        answer.wait_status()
+        server.kill()
+        assert not answer.chunks
 
-    check_same(answer, expected)
+        check_same(answer, expected)
+        check_same(beside, expected_beside)
 
 
 @pytest.mark.usefixtures("beside")

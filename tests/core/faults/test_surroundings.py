@@ -24,7 +24,7 @@ details = true
 [models.m]
 source = "fake"
 backend = "fake"
-step_delay_s = 0.005
+step_delay_s = 0.015
 """
 
 
