@@ -52,6 +52,7 @@ def test_long_names_are_compared_with_nothing(fake: Endpoints, monkeypatch: pyte
     assert "no such step" in error["message"]
 
 
+@pytest.mark.llguidance
 def test_prompts_share_what_they_have_in_common(fake: Endpoints) -> None:
     schema = {"type": "json_schema", "json_schema": {"schema": {"const": "yes"}}}
     answer = fake.complete(prompt=["a", "b", "c"], response_format=schema, logit_bias={"5": -1}, max_tokens=20)

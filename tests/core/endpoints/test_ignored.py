@@ -56,6 +56,7 @@ def test_what_servers_answer_may_be_sent_back(fake: Endpoints) -> None:
     assert ignored(fake, USER, said, result, {"role": "assistant", "content": "a", "reasoning": "Hm."}, USER) is None
 
 
+@pytest.mark.llguidance
 def test_what_a_choice_of_tools_says_besides(fake: Endpoints) -> None:
     choice = {"type": "function", "function": {"name": "f", "strict": True}, "mode": "x"}
 
