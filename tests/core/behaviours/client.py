@@ -56,7 +56,7 @@ class Server:
     @classmethod
     def connect(cls, url: str, model: str, key: str | None = None) -> "Server":
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return cls(httpx.Client(base_url=url, timeout=120, headers=headers), model)
+        return cls(httpx.Client(base_url=url, timeout=600, headers=headers), model)
 
     @property
     def url(self) -> str:
