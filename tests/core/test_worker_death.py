@@ -36,9 +36,15 @@ def load_message(backend: str = "fake", **options: Any) -> Load:
 
 
 @contextlib.asynccontextmanager
-async def open_engine(isolation: str = "process", backend: str = "fake", **options: Any) -> AsyncIterator[WorkerEngine]:
+async def open_engine(
+    isolation: str = "process", backend: str = "fake", step_timeout_s: float = 0.0, **options: Any
+) -> AsyncIterator[WorkerEngine]:
     engine = await WorkerEngine.open(
-        load_message(backend, **options), isolation=isolation, python=None, on_progress=lambda share, text: None
+        load_message(backend, **options),
+        isolation=isolation,
+        python=None,
+        on_progress=lambda share, text: None,
+        step_timeout_s=step_timeout_s,
     )
     try:
         yield engine
@@ -257,24 +263,19 @@ async def test_kill_from_outside_is_told_from_a_crash():
         assert not crashed.is_killed_from_outside
 
 
-async def test_worker_that_hangs_is_noticed_though_its_client_has_left():
+async def test_worker_that_hangs_is_noticed_though_its_client_has_left(tmp_path):
     """Clients give up sooner than the watchdog does, and the next one would find the same."""
-    engine = await WorkerEngine.open(
-        load_message(faults={"hang_at_step": 2}),
-        isolation="process",
-        python=None,
-        on_progress=lambda share, text: None,
-        step_timeout_s=0.8,
-    )
-    generation = await engine.submit(make_request())
-    await anext(aiter(generation))
-    generation.cancel()
-    async with asyncio.timeout(20):
-        died = await engine.died
-    await engine.close()
+    is_hanging = tmp_path / "latch"
+    async with open_engine(step_timeout_s=0.8, faults={"hang_at_step": 2, "latch": str(is_hanging)}) as engine:
+        generation = await engine.submit(make_request())
+        async with asyncio.timeout(20):
+            while not is_hanging.exists():  # noqa: ASYNC110 - made in the worker
+                await asyncio.sleep(0.002)
+            generation.cancel()
+            died = await engine.died
 
-    assert "a step took longer than 0.8 s" in died.message
-    assert not engine.is_killed_from_outside, "the server has killed it"
+        assert "a step took longer than 0.8 s" in died.message
+        assert not engine.is_killed_from_outside, "the server has killed it"
 
 
 async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 
+from enginehouse.backend import ForwardOutput, Span
 from enginehouse.config import PluginsSettings
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.worker import Load, WorkerEngine
@@ -113,10 +114,18 @@ async def test_runner_whose_abort_fails_does_not_deafen_its_worker(monkeypatch, 
     def broken(runner: FakeRunner) -> None:
         raise RuntimeError("no abort today")
 
+    is_computing = threading.Event()
+    forward = FakeRunner.forward
+
+    def noticed(runner: FakeRunner, spans: Sequence[Span]) -> ForwardOutput:
+        is_computing.set()
+        return forward(runner, spans)
+
     monkeypatch.setattr(FakeRunner, "abort", broken)
-    async with open_thread(step_delay_s=0.2) as engine:
+    monkeypatch.setattr(FakeRunner, "forward", noticed)
+    async with open_thread(step_delay_s=2.0) as engine:
         generation = await engine.submit(make_request("r", max_tokens=200))
-        await until(lambda: bool(generation._events))
+        await until(is_computing.is_set)
         generation.cancel()
         async with asyncio.timeout(8):
             died = await engine.died
