@@ -132,12 +132,12 @@ def test_no_bytes_make_the_server_fail(client: httpx.Client, content: bytes) -> 
 def test_very_many_wrong_items_are_refused_quickly(client: httpx.Client, name: str) -> None:
     wrong = [[5]] * 400_000 if name in ("messages", "stop") else {str(n): [] for n in range(200_000)}
     body = json.dumps(CHAT | {name: wrong})
-    began = time.perf_counter()
+    began = time.process_time()  # the server is a thread of this process
     response = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
 
     assert error_of(response, 400)["param"] == name
     assert len(response.text) < 5000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 # -- models, defaults, plugin fields ----------------------------------------------------------------

@@ -75,7 +75,7 @@ class ModelChanger:
         manager.put({name: new[name] if name in changes.added else old[name] for name in settings.models})
         for name in changes.removed:
             self._publish("removed", name)
-            manager.run(asyncio.create_task(self._retire(old[name])))
+            self._retire(old[name])
         for name in changes.added:
             self._publish("added", name)
         if changes.added:
@@ -94,17 +94,17 @@ class ModelChanger:
             if not old.is_serving:
                 self._take_place(new)
                 await manager.begin_eager([new])
-            elif not await self._has_room_beside(new):
+            elif not await self._has_room_beside(old, new):
                 self._take_place(new)
-                new.begin(manager.settings, on_demand=True, after=self._retire(old))
+                new.begin(manager.settings, on_demand=True, after=asyncio.shield(self._retire(old)))
             else:
                 new.begin(manager.settings, on_demand=False)
                 await new.settled()
-                if new.state == "ready":
+                if (error := new.status().error) is None:  # it is there, or had to make way for another model already
                     self._take_place(new)
-                    await self._retire(old)
+                    self._retire(old)
                 else:
-                    problem = f"its new configuration could not be loaded, so the old one stays: {new.status().error}"
+                    problem = f"its new configuration could not be loaded, so the old one stays: {error}"
                     old.note(problem)
                     _log.error("model %s: %s", old.name, problem)
         finally:
@@ -118,11 +118,15 @@ class ModelChanger:
         except EnginehouseError as error:
             _log.error("model %s: %s", name, error.message)
 
-    async def _has_room_beside(self, new: ServedModel) -> bool:
+    async def _has_room_beside(self, old: ServedModel, new: ServedModel) -> bool:
+        """Whether both fit; the room of ``new`` is then taken."""
         assert new.plan is not None
         footprint = await asyncio.to_thread(footprint_of, new.plan)
+        room = self._manager.room
+        if room.footprint(old) is None:
+            return False  # it waits for room itself, which must not go to the one that waits for its place
         try:
-            return self._manager.room.claim(new, footprint)
+            return room.claim(new, footprint)
         except ModelTooLarge:  # beside the old one, if that is pinned; when it is gone, loading will say
             return False
 
@@ -130,12 +134,21 @@ class ModelChanger:
         self._manager.put({**self._manager.models, new.name: new})
         self._publish("replaced", new.name)
 
-    async def _retire(self, model: ServedModel) -> None:
-        """Unload a model that nobody can ask for any more; requests that take too long end with an error."""
-        try:
-            await model.unload(self._manager.settings.limits.drain_s, force=True, holds_back=False)
-        finally:
-            await model.close()
+    def _retire(self, model: ServedModel) -> asyncio.Task[None]:
+        """Unload a model that nobody can ask for any more; requests that take too long end with an error.
+
+        A task of its own: the next change of settings may come meanwhile, and must not hurry those requests.
+        """
+
+        async def retire() -> None:
+            try:
+                await model.unload(self._manager.settings.limits.drain_s, force=True, holds_back=False)
+            finally:
+                await model.close()
+
+        task = asyncio.create_task(retire())
+        self._manager.run(task)
+        return task
 
     def _publish(self, kind: EventKind, name: str) -> None:
         self._manager.publish(ModelEvent(kind=kind, model=name))

@@ -359,9 +359,15 @@ class ServedModel:
         Returns:
             Whether it is unloaded.
         """
-        if self._serving is None:
-            return True
-        return await asyncio.shield(self._departure.begin(drain_s, force=force, holds_back=holds_back))
+        if not self._is_closed and self._serving is not None:
+            departure = self._departure.begin(drain_s, force=force, holds_back=holds_back)
+            await asyncio.wait([departure])
+            if not departure.cancelled():
+                return departure.result()
+        # Closed, perhaps meanwhile: that ends the worker as well, and whoever waits for its memory goes on then.
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        return True
 
     async def _end_worker(self) -> None:
         """End the engine, or its load; there is none when a load has failed meanwhile."""

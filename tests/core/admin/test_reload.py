@@ -206,7 +206,10 @@ def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> Non
         config.write_text(model.format(name="a") + model.format(name="b"))
         os.kill(server.process.pid, signal.SIGHUP)
         until_logged("configuration 2 is served now; models added: b")
-        answer = client.post("/v1/completions", json={"model": "b", "prompt": "x"})
+        deadline = time.monotonic() + 20
+        while (answer := client.post("/v1/completions", json={"model": "b", "prompt": "x"})).status_code == 503:
+            assert time.monotonic() < deadline, "it is still loading"
+            time.sleep(0.02)
         assert answer.json()["choices"][0]["text"] == "B"
         config.write_text("nonsense")
         os.kill(server.process.pid, signal.SIGHUP)

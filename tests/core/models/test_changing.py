@@ -137,6 +137,61 @@ async def test_requests_that_wait_for_a_model_get_its_successor() -> None:
             assert model.settings.options["size"] == 3
 
 
+async def test_successor_leaves_the_room_to_a_model_that_waits_for_it() -> None:
+    """A change comes while the model of the old settings has not got its memory yet: it gets it first."""
+    models = {"other": tiny(3, gate="slow"), "m": tiny(2)}
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of(models, budget=3), backend) as manager:
+        other, asked = (asyncio.create_task(manager.lease(name)) for name in models)
+        await until(lambda: manager.find("other").is_leaving)
+        await change(ModelChanger(manager), settings_of({"other": models["other"], "m": tiny(1)}, budget=4))
+        backend.gates["slow"].set()
+        (await other).release()
+        lease = await asked
+
+        assert lease.model.settings.options["size"] in (1, 2)
+        lease.release()
+        await until(lambda: manager.find("m").settings.options["size"] == 1)
+        async with manager.use("m") as model:
+            assert model.settings.options["size"] == 1
+
+
+@pytest.mark.parametrize("budget", [9, 2], ids=["beside each other", "one after the other"])
+async def test_next_change_does_not_hurry_what_still_runs(budget: int) -> None:
+    async with open_tiny(settings_of({"m": tiny(2)}, budget=budget)) as manager:
+        lease = await endless(manager, "m")
+        reading = asyncio.create_task(read(lease))
+        changer = ModelChanger(manager)
+        for _ in range(3):
+            for slots in (3, 4):
+                await change(changer, settings_of({"m": tiny(2, slots=slots)}, budget=budget))
+                await asyncio.sleep(0.02)
+
+        assert not reading.done()
+        lease.release()
+        await until(lambda: states(manager) == {"m": "ready"} and manager.find("m").settings.slots == 4)
+        reading.cancel()
+
+
+async def test_successor_that_had_to_make_way_takes_its_place_all_the_same() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(1)}, budget=4), backend) as manager:
+        old = await endless(manager, "m")
+        changer = ModelChanger(manager)
+        await change(changer, settings_of({"m": tiny(2, gate="slow")}, budget=4))
+        await until(lambda: manager.room.held_bytes("cpu") == 3)
+        (new,) = set(manager.room._held) - {manager.find("m")}
+        making_way = asyncio.create_task(new.make_way(10.0))
+        await asyncio.sleep(0)
+        backend.gates["slow"].set()
+
+        assert await making_way
+        await until(lambda: manager.find("m") is new)
+        async with manager.use("m") as model:
+            assert model.settings.options["size"] == 2
+        old.release()
+
+
 async def test_successor_that_fails_leaves_the_old_model_in_its_place() -> None:
     backend = TinyBackend()
     async with open_tiny(settings_of({"m": tiny(load="eager")}), backend) as manager:

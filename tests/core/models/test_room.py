@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -12,19 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from enginehouse.config import Settings
 from enginehouse.errors import (
     InsufficientMemory,
     ModelConflict,
     ModelTooLarge,
     ModelUnloaded,
+    ServerStopping,
 )
 from enginehouse.memory_budget import MemoryBudget, format_bytes, read_bytes
 from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.models.changing import ModelChanger
 from enginehouse.models.leases import Lease
 from enginehouse.models.orders import load_model, unload_model
 from enginehouse.models.room import choose_leavers
 
-from .tiny import TinyBackend, registry_of, settings_of, tiny
+from .test_changing import change
+from .tiny import TinyBackend, open_tiny, registry_of, settings_of, tiny, until
 
 _T = TypeVar("_T")
 
@@ -103,6 +108,19 @@ def test_amounts_are_shown_with_a_fitting_unit() -> None:
     assert shown == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "8.0 GiB", "5000.0 TiB"]
 
 
+async def test_models_that_wait_for_the_room_of_one_that_is_closed_get_it() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"a": tiny(2, gate="slow"), "b": tiny(2)}, budget=3), backend) as manager:
+        asked = [asyncio.create_task(manager.lease(name)) for name in ("a", "b")]
+        await until(lambda: manager.find("a").is_leaving)
+        await asyncio.gather(manager.find("a").close(), manager.find("a").unload(10.0))
+        lease = await asked[1]
+
+        assert lease.model.name == "b"
+        with pytest.raises(ServerStopping):
+            await asked[0]
+
+
 # -- the manager under any order of things -----------------------------------------------------------
 
 _BUDGET = 6
@@ -133,16 +151,20 @@ class Manager(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        models = {name: tiny(size) for name, size in _SIZES.items()}
-        models["pinned"] = tiny(2, pin=True)
-        models["serving"] = tiny(3, draining="serve")
+        self.models = {name: tiny(size) for name, size in _SIZES.items()}
+        self.models["pinned"] = tiny(2, pin=True)
+        self.models["serving"] = tiny(3, draining="serve")
 
         async def open_manager() -> ModelManager:
-            manager = ModelManager(settings_of(models, _BUDGET, drain_s=0.02), registry_of(self.backend))
+            manager = ModelManager(self.settings(), registry_of(self.backend))
             await manager.start()
             return manager
 
         self.manager = self.run(open_manager())
+        self.changer = ModelChanger(self.manager)
+
+    def settings(self) -> Settings:
+        return settings_of(self.models, _BUDGET, drain_s=0.02)
 
     @rule(target=asked, name=_names)
     def ask(self, name: str) -> asyncio.Task[Lease[LoadedModel]]:
@@ -168,6 +190,11 @@ class Manager(RuleBasedStateMachine):
     def unload(self, name: str, drain: bool, force: bool) -> None:
         self.was_forced = self.was_forced or (force and name == "pinned")
         self.orders.append(self.loop.create_task(unload_model(self.manager, name, drain=drain, force=force)))
+
+    @rule(name=st.sampled_from(["one", "three"]), size=st.sampled_from([1, 2, 4]))
+    def configure(self, name: str, size: int) -> None:
+        self.models[name] = tiny(size)
+        self.run(change(self.changer, self.settings()))
 
     @rule(seconds=st.sampled_from([0.001, 0.005, 0.02]))
     def wait(self, seconds: float) -> None:
