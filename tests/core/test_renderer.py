@@ -44,6 +44,12 @@ async def still_serves(renderer: Renderer) -> bool:
     return await renderer.render(prompt(ECHO)) == (Segment("[user:hi]", trusted=True),)
 
 
+def kill_all(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGKILL)
+
+
 def children_of(pid: int) -> set[int]:
     """Process ids of the children, from /proc; zombies do not count."""
     found = set()
@@ -249,8 +255,7 @@ async def test_killed_processes_are_replaced_and_a_rendering_that_loses_two_fail
         num_rounds = 0
         while not crashing.done():
             await asyncio.wait([crashing], timeout=1.0)
-            for pid in children_of(os.getpid()):
-                os.kill(pid, signal.SIGKILL)
+            kill_all(children_of(os.getpid()))
             num_rounds += 1
 
         with pytest.raises(RenderError, match="crashed the process"):
@@ -258,8 +263,10 @@ async def test_killed_processes_are_replaced_and_a_rendering_that_loses_two_fail
         assert num_rounds >= 2
 
         before = children_of(os.getpid())
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
+        kill_all(before)
+        async with asyncio.timeout(10):
+            while before & children_of(os.getpid()):  # noqa: ASYNC110 - until the signals have arrived
+                await asyncio.sleep(0.01)
         assert await still_serves(renderer)  # idle processes that were killed are replaced as well
         assert not before & children_of(os.getpid())
     finally:
