@@ -32,7 +32,7 @@ from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
 from enginehouse.replay import Replays, ask
 from enginehouse.request_parameters import without_parameter
-from enginehouse.routing import Plan, Planner, Routed, run_attempts, with_logprobs
+from enginehouse.routing import OnDiscarded, Plan, Planner, Routed, run_attempts, with_logprobs
 from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 
@@ -121,17 +121,22 @@ class Pipeline:
         layers = self._layers(request, name, info)
         return effective_parameters(request, layers, info.vocab_size, self._settings.limits, self._samplers)
 
-    async def submit(self, request: GenerateRequest) -> RunningRequest:
+    async def submit(
+        self, request: GenerateRequest, on_discarded: OnDiscarded = lambda num_tokens: None
+    ) -> RunningRequest:
         """Bring a request to its engine; returns when it is accepted, before any token is made.
 
         Where the settings say so, parameters that the model cannot honour are left out.
+
+        Args:
+            on_discarded: told of tokens that were computed on the way and stand in no answer, however that ends.
 
         Raises:
             RequestError: the request cannot be served as asked.
             Overloaded: too many requests wait.
             EngineError: the model is not ready or its engine died.
         """
-        running, unsupported = await self._leaving_out(request, self._route)
+        running, unsupported = await self._leaving_out(request, lambda attempt: self._route(attempt, on_discarded))
         return evolve(running, unsupported=unsupported) if unsupported else running
 
     def is_routed(self, asked: str | None) -> bool:
@@ -150,7 +155,7 @@ class Pipeline:
         """
         return self._planner.plan(request)
 
-    async def _route(self, request: GenerateRequest) -> RunningRequest:
+    async def _route(self, request: GenerateRequest, on_discarded: OnDiscarded) -> RunningRequest:
         """Submit to the model that was asked for, or to the first one of several that begins an answer."""
         plan = self.plan(request)
         if plan is None:
@@ -164,7 +169,7 @@ class Pipeline:
             accepted[model] = await self._submit(asked, model)
             return accepted[model].generation
 
-        generation, routed = await run_attempts(plan, submit, self._planner.experience)
+        generation, routed = await run_attempts(plan, submit, self._planner.experience, on_discarded)
         return evolve(accepted[routed.model], generation=generation, routed=routed)
 
     async def _submit(self, request: GenerateRequest, model: str | None) -> RunningRequest:

@@ -64,7 +64,7 @@ class GenerationResponse:
                 with deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)):
                     await self._answer(answer, scope, send)
             finally:
-                ticket.used = used_tokens(answer.assembly) if answer.assembly is not None else 0
+                ticket.used = used_tokens(answer)
                 if answer.assembly is not None and not answer.assembly.is_complete:
                     answer.assembly.break_off()
 
@@ -89,7 +89,7 @@ class GenerationResponse:
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
         """Submit and write."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
-        running = await self._submit(exchange)
+        running = await self._submit(answer)
         if running is None:
             _give_up(exchange, record)
             return
@@ -143,11 +143,12 @@ class GenerationResponse:
         details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
         return DetailedDialect(dialect, details)
 
-    async def _submit(self, exchange: Exchange) -> list[RunningRequest] | None:
+    async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
         """Bring every prompt to the engine; None when the exchange ended meanwhile."""
+        exchange = answer.exchange
 
         async def submit(request: GenerateRequest) -> RunningRequest:
-            running = await self.state.pipeline.submit(request)
+            running = await self.state.pipeline.submit(request, answer.discard)
             exchange.hold(running.generation)
             return running
 

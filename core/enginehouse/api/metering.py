@@ -5,9 +5,10 @@ The estimate is made of text, before anything is rendered or tokenized: a refusa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from enginehouse.api.answer import Assembly
+from enginehouse.api.open_answers import OpenAnswer
 from enginehouse.types import GenerateRequest
 
 __all__ = ["estimate_tokens", "used_tokens"]
@@ -24,13 +25,25 @@ def estimate_tokens(requests: Sequence[GenerateRequest]) -> int:
     return sum(_prompt_tokens(one) + one.num_choices * _answer_tokens(one) for one in requests)
 
 
-def used_tokens(assembly: Assembly) -> int:
-    """Tokens of prompts and answers: exact where the engine has reported them, else judged by the text so far."""
+def used_tokens(answer: OpenAnswer) -> int:
+    """Tokens of prompts and answers, and those that were computed on the way and thrown away."""
+    return answer.num_discarded_tokens + (_answered(answer.assembly) if answer.assembly is not None else 0)
+
+
+def _answered(assembly: Assembly) -> int:
+    """Exact where the engine has reported it, else what has come so far: judged by its text where it has no tokens."""
     if len(assembly.finished) == assembly.num_prompts:
         return sum(event.num_prompt_tokens + event.num_completion_tokens for event in assembly.finished)
-    prompts = sum(running.generation.num_prompt_tokens for running in assembly.running)
-    texts = (text for choice in assembly.choices for text in (choice.text, choice.reasoning))
-    return prompts + sum(_num_tokens(text) for text in texts)
+    prompts = sum(one.generation.num_prompt_tokens or _prompt_tokens(one.request) for one in assembly.running)
+    return prompts + (assembly.num_tokens or sum(map(_num_tokens, _texts(assembly))))
+
+
+def _texts(assembly: Assembly) -> Iterator[str]:
+    """Everything that has been said so far."""
+    for choice in assembly.choices:
+        yield choice.text
+        yield choice.reasoning
+        yield from ("".join(call.arguments) for call in choice.calls)
 
 
 def _prompt_tokens(request: GenerateRequest) -> int:

@@ -25,12 +25,18 @@ class OpenAnswer:
     Attributes:
         requests: one per prompt.
         assembly: what has been said so far; None until every prompt is accepted by its engine.
+        num_discarded_tokens: what was computed for it and stands in no answer.
     """
 
     exchange: Exchange
     record: AccessRecord
     requests: Sequence[GenerateRequest]
     assembly: Assembly | None = None
+    num_discarded_tokens: int = 0
+
+    def discard(self, num_tokens: int) -> None:
+        """Note tokens that were computed for it and that nobody sees."""
+        self.num_discarded_tokens += num_tokens
 
     @property
     def id(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginehouse.routing.attempts import FailedAttempt, Routed, run_attempts, with_logprobs
+from enginehouse.routing.attempts import FailedAttempt, OnDiscarded, Routed, run_attempts, with_logprobs
 from enginehouse.routing.planning import AUTO, Plan, Planner
 
-__all__ = ["AUTO", "FailedAttempt", "Plan", "Planner", "Routed", "run_attempts", "with_logprobs"]
+__all__ = ["AUTO", "FailedAttempt", "OnDiscarded", "Plan", "Planner", "Routed", "run_attempts", "with_logprobs"]

@@ -6,10 +6,10 @@ was not accepted is better than none: it is asked again, and taken, when all oth
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 from attrs import evolve, frozen
 
@@ -25,20 +25,12 @@ from enginehouse.errors import (
     UnsupportedParameter,
 )
 from enginehouse.router import Acceptance, Attempt, Probe
-from enginehouse.routing.begun import BegunGeneration
+from enginehouse.routing.begun import BegunGeneration, num_tokens_of
 from enginehouse.routing.experience import Experience
 from enginehouse.routing.planning import Plan
-from enginehouse.types import (
-    CallDelta,
-    ChoiceFinished,
-    Event,
-    GenerateRequest,
-    ReasoningDelta,
-    RequestFinished,
-    TextDelta,
-)
+from enginehouse.types import ChoiceFinished, GenerateRequest, RequestFinished, TextDelta
 
-__all__ = ["FailedAttempt", "Routed", "Submit", "run_attempts", "with_logprobs"]
+__all__ = ["FailedAttempt", "OnDiscarded", "Routed", "Submit", "run_attempts", "with_logprobs"]
 
 
 @frozen
@@ -69,19 +61,24 @@ class Routed:
 Submit = Callable[[str, bool], Awaitable[Generation]]
 """Brings the request to the model of that name, with log-probabilities or as it is; returns when it is accepted."""
 
+OnDiscarded = Callable[[int], None]
+"""Told of tokens that were computed for a request and stand in no answer, as soon as that is known."""
+
 
 def with_logprobs(request: GenerateRequest) -> GenerateRequest:
     """The request, asking for log-probabilities too; they are taken out of its answer again where it did not."""
     return evolve(request, sampling={"num_logprobs": 0, **request.sampling})
 
 
-async def run_attempts(plan: Plan, submit: Submit, experience: Experience) -> tuple[Generation, Routed]:
+async def run_attempts(
+    plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded = lambda num_tokens: None
+) -> tuple[Generation, Routed]:
     """Try the models of a plan until one has begun; the very last one only has to accept the request.
 
     Raises:
         EnginehouseError: that of the last attempt, or one that every other model would give as well.
     """
-    tries = _Tries(plan, submit, experience)
+    tries = _Tries(plan, submit, experience, on_discarded)
     generation = None
     while generation is None:
         generation = await tries.next()
@@ -95,8 +92,9 @@ class _Tries:
     seems hopeless now, would not. Attempts that were not accepted wait behind all others.
     """
 
-    def __init__(self, plan: Plan, submit: Submit, experience: Experience) -> None:
+    def __init__(self, plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded) -> None:
         self._plan, self._submit, self._experience = plan, submit, experience
+        self._on_discarded = on_discarded
         self._left = deque(plan.route.attempts)
         self._unsure: list[str] = []  # models whose beginning was not accepted
         self._failed: list[FailedAttempt] = []
@@ -116,8 +114,7 @@ class _Tries:
             generation = await self._submit_to(attempt.model, is_probed=accept is not None, is_last=is_last)
             if is_last:
                 return generation
-            with _cancelling(generation):
-                probe, num_tokens = await _begin(generation, accept)
+            probe = await self._begin(generation, accept)
         except EnginehouseError as error:
             self._note(attempt.model, error)
             if is_last or not self._is_passed_over(error):
@@ -127,11 +124,22 @@ class _Tries:
         if accept is None or accept.is_good(probe):
             return generation
         generation.cancel()
-        self._num_discarded += num_tokens
+        self._num_discarded += generation.num_read_tokens
+        self._on_discarded(generation.num_read_tokens)
         self._unsure.append(attempt.model)
         self._failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
         self._left = deque(sorted(self._left, key=lambda other: other.model in self._plan.last_resorts))
         return None
+
+    async def _begin(self, generation: BegunGeneration, accept: Acceptance | None) -> Probe:
+        """Read the beginning of an answer; where that fails, or its client leaves meanwhile, nothing goes on."""
+        try:
+            return await _begin(generation, accept)
+        except BaseException as error:
+            generation.cancel()
+            if isinstance(error, asyncio.CancelledError):  # a model that fails is not its client's expense
+                self._on_discarded(generation.num_prompt_tokens + generation.num_read_tokens)
+            raise
 
     def routed(self) -> Routed:
         """How the model was found that was tried last."""
@@ -168,22 +176,16 @@ class _Tries:
         return _is_fault_of_model(error) or (self._plan.is_free and cannot)
 
 
-async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> tuple[Probe, int]:
-    """Read until the answer has begun, or so much of its first choice is there as its judge needs.
-
-    Returns:
-        What is judged, and the tokens that all choices have made until then.
-    """
+async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Probe:
+    """Read until the answer has begun, or so much of its first choice is there as its judge needs: what is judged."""
     wanted = 1 if accept is None else accept.num_tokens
     texts: list[str] = []
     logprobs: list[float] = []
-    num_judged, num_tokens, is_whole = 0, 0, False
+    num_judged, is_whole = 0, False
     while num_judged < wanted and not is_whole:
         batch = await generation.read()
         is_whole = batch is None
         for event in batch or ():
-            made = _tokens_of(event)
-            num_tokens += made
             if isinstance(event, RequestFinished):
                 is_whole = True
             elif getattr(event, "choice", 0) != 0:
@@ -192,25 +194,8 @@ async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> tupl
                 texts.append(event.text)
                 logprobs += [token.logprob for token in event.logprobs or ()]
             is_whole = is_whole or isinstance(event, ChoiceFinished)
-            num_judged += made
-    return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole), num_tokens
-
-
-def _tokens_of(event: Event) -> int:
-    """Tokens that an event tells of; engines that do not know ids tell of one at least."""
-    if isinstance(event, TextDelta):
-        return max(1, len(event.token_ids))
-    return 1 if isinstance(event, ReasoningDelta | CallDelta) else 0
-
-
-@contextlib.contextmanager
-def _cancelling(generation: BegunGeneration) -> Iterator[None]:
-    """Cancel the generation where the block is left by an exception, also because its client has left."""
-    try:
-        yield
-    except BaseException:
-        generation.cancel()
-        raise
+            num_judged += num_tokens_of(event)
+    return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole)
 
 
 def _is_fault_of_model(error: EnginehouseError) -> bool:

@@ -8,9 +8,16 @@ import msgspec
 
 from enginehouse.backend import Generation
 from enginehouse.errors import EnginehouseError
-from enginehouse.types import Event, TextDelta
+from enginehouse.types import CallDelta, Event, ReasoningDelta, TextDelta
 
-__all__ = ["BegunGeneration"]
+__all__ = ["BegunGeneration", "num_tokens_of"]
+
+
+def num_tokens_of(event: Event) -> int:
+    """Tokens that an event tells of; engines that do not know ids tell of one at least."""
+    if isinstance(event, TextDelta):
+        return max(1, len(event.token_ids))
+    return 1 if isinstance(event, ReasoningDelta | CallDelta) else 0
 
 
 class BegunGeneration:
@@ -20,6 +27,9 @@ class BegunGeneration:
         shows_logprobs: the log-probabilities are the client's, and not only a probe's.
         on_begun: called once, when the first batch has come.
         on_failed: called with the error when there never was a first batch.
+
+    Attributes:
+        num_read_tokens: what all choices have made in the batches that were held back.
     """
 
     def __init__(
@@ -34,6 +44,7 @@ class BegunGeneration:
         self._generation = generation
         self._iterator = generation.__aiter__()
         self._held: list[Sequence[Event]] = []
+        self.num_read_tokens = 0
         self._has_begun = False
         self._on_begun, self._on_failed = on_begun, on_failed
 
@@ -52,6 +63,7 @@ class BegunGeneration:
         batch = await self._next()
         if batch is not None:
             self._held.append(batch)
+            self.num_read_tokens += sum(map(num_tokens_of, batch))
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:

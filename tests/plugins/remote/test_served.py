@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.testing.server_thread import ServerThread, server_thread
 
 pytestmark = pytest.mark.remote
@@ -204,3 +204,28 @@ def test_settings_about_templates_have_no_place_here(upstream: ServerThread, tmp
 
     assert status["state"] == "failed"
     assert "models.m.chat_template" in status["error"]
+
+
+def test_prompts_of_answers_that_are_broken_off_count(upstream: ServerThread) -> None:
+    """How long they were is said at the end only; till then their estimate holds."""
+    endless = ModelSettings(source=f"{upstream.url}/v1", backend="remote", options={"model": "endless"})
+    settings = Settings(
+        models={"endless": endless},
+        limits=LimitsSettings(tokens_per_minute=100_000),
+        plugins=PluginsSettings(allow=("remote",)),
+    )
+    body = {"model": "endless", "prompt": "word " * 900, "stream": True, "max_tokens": 400}  # 1125 tokens, judged so
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30, trust_env=False) as client:
+        while client.get("/health").status_code != 200:
+            time.sleep(0.02)
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            assert "data" in next(line for line in answer.iter_lines() if line.startswith("data"))
+
+        def used() -> int:
+            refused = client.post("/v1/completions", json={"prompt": 1})
+            return 100_000 - int(refused.headers["x-ratelimit-remaining-tokens"])
+
+        deadline = time.monotonic() + 20
+        while used() > 1400 and time.monotonic() < deadline:  # what was set aside for the answer comes back
+            time.sleep(0.05)
+        assert 1000 < used() < 1400

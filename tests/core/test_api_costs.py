@@ -1,0 +1,126 @@
+"""What requests cost their callers beyond a plain answer: attempts that nobody sees, answers that are broken off."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from attrs import evolve, field, frozen
+
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.plugins import PluginRegistry
+from enginehouse.router import Acceptance, Attempt, Route, RouteQuestion
+from enginehouse.router_settings import RouterSettings
+from enginehouse.testing.script import write_script
+from enginehouse.testing.server_thread import server_thread
+
+PER_MINUTE = 100_000
+
+
+@pytest.fixture(autouse=True)
+def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock by which rates are counted stand still: at the turn of a minute they count anew."""
+    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)
+    for module in ("limits.aio.storage.memory", "enginehouse.admission.rates"):
+        monkeypatch.setattr(f"{module}.time", clock)
+
+
+@frozen
+class Unsure:
+    """A router that takes no answer of a model but the last one's."""
+
+    num_tokens: int = 3
+    name: str = "unsure"
+    api_version: int = 1
+    asked: list[RouteQuestion] = field(factory=list)
+
+    def route(self, question: RouteQuestion) -> Route:
+        accept = Acceptance(self.num_tokens, lambda probe: False)
+        return Route(attempts=tuple(Attempt(one.name, accept) for one in question.candidates), reason="as told")
+
+
+@contextlib.contextmanager
+def serving(folder: Path, models: dict[str, list[Any]], num_probed: int = 3) -> Iterator[httpx.Client]:
+    """A server of these scripts, whose name ``auto`` means the first of them and, as it is never sure, the next one."""
+    settings = Settings(
+        models={
+            name: ModelSettings(source=write_script(folder / f"{name}.json", script), backend="scripted")
+            for name, script in models.items()
+        },
+        limits=LimitsSettings(tokens_per_minute=PER_MINUTE),
+        router=RouterSettings(strategy="unsure"),
+        plugins=PluginsSettings(allow=("parsers",)),
+    )
+    registry = evolve(PluginRegistry.for_settings(settings), routers={"unsure": Unsure(num_probed)})
+    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        yield client
+
+
+def chat(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, **fields}
+
+
+def spent(client: httpx.Client) -> int:
+    """Tokens that requests have used so far, as one is told that asks for none itself."""
+    refused = client.post("/v1/completions", json={"prompt": 1})
+    assert refused.status_code == 400, refused.text
+    return PER_MINUTE - int(refused.headers["x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_a_route_throws_away_count(tmp_path: Path, stream: bool) -> None:
+    with serving(tmp_path, {"small": list("abcdef"), "big": ["B"]}) as client:
+        answer = client.post(
+            "/v1/chat/completions", json=chat("auto", stream=stream), headers={"X-Enginehouse-Details": "true"}
+        )
+        used = spent(client)
+    last = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith(("{", "data: {"))][-1]
+    routed = json.loads(last)["enginehouse"]["routed"]
+
+    assert answer.headers["x-octomil-routed-model"] == "big"
+    assert routed["discarded_tokens"] >= 3
+    assert used == len("User: hi\nAssistant:") + 1 + routed["discarded_tokens"]
+
+
+def spent_at_last(client: httpx.Client, least: int) -> int:
+    """The same when what the client has left is noticed, which takes a moment; at most 20 s."""
+    deadline = time.monotonic() + 20
+    while (used := spent(client)) < least and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return used
+
+
+def test_whoever_leaves_while_models_are_tried_pays_for_what_was_computed(tmp_path: Path) -> None:
+    slow = ["a", {"delay_s": 0.1}] * 30
+    with serving(tmp_path, {"small": slow, "big": ["B"]}, num_probed=16) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/chat/completions", json=chat("auto", max_tokens=30), timeout=1)
+        used = spent_at_last(client, 1 + len("User: hi\nAssistant:"))
+
+    assert len("User: hi\nAssistant:") < used <= len("User: hi\nAssistant:") + 16
+
+
+def test_calls_of_a_broken_off_answer_count(tmp_path: Path) -> None:
+    call = ['<tool_call>\n{"name": "f", "arguments": {"x": "', *["a", {"delay_s": 0.02}] * 300]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = chat("small", tools=[tool], stream=True, max_tokens=1000)
+    with serving(tmp_path, {"small": call, "big": ["B"]}) as client:
+        prompt = client.post("/tokenize", json={key: body[key] for key in ("model", "messages", "tools")})
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            seen = 0
+            for line in answer.iter_lines():
+                seen += '"arguments":"' in line
+                if seen == 40:
+                    break
+        used = spent_at_last(client, prompt.json()["count"] + seen // 2)
+
+    assert prompt.json()["count"] + seen // 2 <= used < prompt.json()["count"] + 302
