@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
+from enginehouse.aside import aside
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.config import ModelSettings
 from enginehouse.errors import InvalidRequest, ModelLoadError, RenderError
@@ -99,7 +100,9 @@ class PromptMaker:
             )
         template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
         chat = ChatFormat(template, model.info.special_tokens)
-        plan = plan_chat(request, self._formats.of(model.name, chat), request.constraint)
+        formats = self._formats.of(model.name, chat)
+        # Tools are written out for prompt and constraint, which takes some 20 ms for each megabyte of them.
+        plan = await aside(request.is_large, lambda: plan_chat(request, formats, request.constraint))
         began = time.perf_counter()
         segments = await self._render(template, plan, model.info)
         render_s = time.perf_counter() - began

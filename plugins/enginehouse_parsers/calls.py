@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from attrs import evolve
 from enginehouse.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.errors import UnsupportedParameter
 from enginehouse.types import Constraint, Tool
+from enginehouse_parsers.written_json import written_json
 
 __all__ = [
     "MAX_CALLS",
@@ -45,7 +45,7 @@ def object_schema(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def arguments_of(tool: Tool) -> Matching:
     """The arguments of a tool as a JSON object."""
-    text = json.dumps(object_schema(tool.parameters))
+    text = written_json(object_schema(tool.parameters))
     return Matching(Constraint(kind="json_schema", text=text, param=f"{tool.param}.parameters"))
 
 

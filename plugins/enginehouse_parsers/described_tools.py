@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from enginehouse.types import Message, Tool
+from enginehouse_parsers.written_json import written_json
 
 __all__ = ["describe_calls_in_text"]
 
@@ -33,7 +34,7 @@ def describe_calls_in_text(
 
 
 def _describe(tools: Sequence[Tool], opening: str, closing: str) -> str:
-    listed = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
+    listed = "\n".join(written_json(tool.definition) for tool in tools)
     return (
         "You can call functions. These are available, one JSON object per line:\n"
         f"{listed}\n\n"

@@ -13,7 +13,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.answer import Assembly, Dialect
-from enginehouse.api.aside import aside
 from enginehouse.api.body import KEEPS_NULLS, read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat_dialect import ChatDialect, ChatOptions
@@ -32,6 +31,7 @@ from enginehouse.api.tools import (
     find_ignored_in_tools,
     read_tool_use,
 )
+from enginehouse.aside import aside
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX

@@ -14,7 +14,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.answer import Assembly
-from enginehouse.api.aside import aside
 from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.completion_dialect import CompletionDialect
@@ -23,6 +22,7 @@ from enginehouse.api.echo import Echo, read_echo
 from enginehouse.api.generation import GenerationResponse
 from enginehouse.api.raw_prompt import read_prompts
 from enginehouse.api.state import ApiState
+from enginehouse.aside import aside
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX

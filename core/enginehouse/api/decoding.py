@@ -14,13 +14,13 @@ from attrs import field, frozen
 from attrs.validators import ge, le, optional
 from cattrs import Converter
 
-from enginehouse.api.aside import aside
 from enginehouse.api.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
 from enginehouse.api.caller import Caller
 from enginehouse.api.compression import find_ignored_in_compression, read_compression
 from enginehouse.api.constraints import ConstraintFields, find_ignored_in_constraints
 from enginehouse.api.encoding import encode_json
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
+from enginehouse.aside import aside
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.parameters import read_extensions, request_converter
@@ -192,6 +192,7 @@ class Decoded(Generic[_B_co]):
             profile=self.caller.profile.name,
             caller=self.caller.name,
             allowed_models=self.caller.allowed_models,
+            is_large=self.is_large,
             **prompt,
         )
 

@@ -11,7 +11,6 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.admission import Ticket
 from enginehouse.api.access import AccessRecord, record_of
 from enginehouse.api.answer import Assembly, Dialect, event_batches
-from enginehouse.api.aside import aside
 from enginehouse.api.compressed import compression_headers
 from enginehouse.api.deadlines import deadlines
 from enginehouse.api.decoding import Decoded, GenerationBody
@@ -26,6 +25,7 @@ from enginehouse.api.rights import check_model, check_priority, may_see_prompts
 from enginehouse.api.routed import routed_headers
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
+from enginehouse.aside import aside
 from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
 from enginehouse.timeouts import Timeouts, timeouts_of

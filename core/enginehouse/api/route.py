@@ -9,13 +9,13 @@ from attrs import evolve
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.aside import aside
 from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.decoding import BodyDecoder
 from enginehouse.api.rights import check_model
 from enginehouse.api.state import ApiState
+from enginehouse.aside import aside
 from enginehouse.router import Candidate
 from enginehouse.routing import AUTO, Plan
 

@@ -15,7 +15,6 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.access import RECORD_KEY
-from enginehouse.api.aside import aside
 from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import ChatBody
@@ -24,6 +23,7 @@ from enginehouse.api.encoding import encode_json, token_text
 from enginehouse.api.raw_prompt import read_token_ids
 from enginehouse.api.rights import check_model
 from enginehouse.api.state import ApiState
+from enginehouse.aside import aside
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.models import LoadedModel

@@ -136,6 +136,7 @@ class GenerateRequest:
         profile: the API that the client speaks; its defaults apply behind the model's.
         caller: whose request it is; callers take turns.
         allowed_models: names of the models that the caller may use; None is all.
+        is_large: what is made of it may take long, so it is made beside the event loop.
     """
 
     request_id: str
@@ -161,3 +162,4 @@ class GenerateRequest:
     profile: str = "openai"
     caller: str = ""
     allowed_models: frozenset[str] | None = None
+    is_large: bool = False

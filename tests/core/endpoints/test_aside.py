@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from enginehouse import prompting
 from enginehouse.api import tokens
 from enginehouse.api.answer import Choice
-from enginehouse.api.aside import aside
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.chat_dialect import ChatDialect
 from enginehouse.api.choice_parser import Piece
 from enginehouse.api.completion_dialect import CompletionDialect
 from enginehouse.api.completions import CompletionBody
+from enginehouse.aside import aside
 from enginehouse.types import TokenLogprob
 
 from .conftest import Endpoints
@@ -51,6 +52,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bool]]:
         (tokens, "read_token_ids"),
         (ChatDialect, "whole"),
         (CompletionDialect, "whole"),
+        (prompting, "plan_chat"),
     ):
         monkeypatch.setattr(owner, name, spy(name, getattr(owner, name)))
     return seen
@@ -63,6 +65,8 @@ def places(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bool]]:
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}, "prompts"),
         ("/v1/route", {"messages": MESSAGES}, "chat"),
         ("/v1/apply-template", {"messages": MESSAGES}, "chat"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}, "plan_chat"),
+        ("/v1/apply-template", {"messages": MESSAGES}, "plan_chat"),
         ("/v1/tokenize", {"messages": MESSAGES}, "chat"),
         ("/v1/detokenize", {"tokens": [1, 2]}, "read_token_ids"),
     ],

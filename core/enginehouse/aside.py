@@ -1,6 +1,6 @@
 """Work whose time grows with what clients send: where that is much it is done on another thread, beside the event loop.
 
-Everything that a request makes of its body before it is submitted, and of its answer when it is whole.
+Everything that is made of a request's body before it is submitted, and of its answer when it is whole.
 """
 
 from __future__ import annotations
