@@ -114,7 +114,7 @@ class ToolSession(Protocol):
 
 
 class ToolFormat(Protocol):
-    """A tool parser bound to a model. Chats are planned with it on several threads at once: it keeps nothing of them."""
+    """A tool parser bound to a model. Several threads plan chats with it at once: it keeps nothing of them."""
 
     @property
     def markers(self) -> tuple[str, ...]:
