@@ -147,17 +147,21 @@ class Pipeline:
         """The model that a request for that name most likely gets: where a router decides, its default."""
         return self._planner.default if self.is_routed(asked) else asked
 
-    def plan(self, request: GenerateRequest) -> Plan | None:
-        """Which models would be tried for a request; None where there is no choice.
+    async def plan(self, request: GenerateRequest) -> tuple[Plan | None, tuple[str, ...]]:
+        """Which models :meth:`submit` would try for a request, and without which parameters; None without a choice.
 
         Raises:
             RequestError: none could serve it.
         """
-        return self._planner.plan(request)
+
+        async def plan(attempt: GenerateRequest) -> Plan | None:
+            return self._planner.plan(attempt)
+
+        return await self._leaving_out(request, plan)
 
     async def _route(self, request: GenerateRequest, on_discarded: OnDiscarded) -> RunningRequest:
         """Submit to the model that was asked for, or to the first one of several that begins an answer."""
-        plan = self.plan(request)
+        plan = self._planner.plan(request)
         if plan is None:
             return await self._submit(request, request.model)
         accepted: dict[str, RunningRequest] = {}

@@ -13,7 +13,7 @@ from enginehouse.api.body import read_body
 from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.decoding import BodyDecoder
-from enginehouse.api.rights import check_model
+from enginehouse.api.rights import check_model, check_priority
 from enginehouse.api.state import ApiState
 from enginehouse.aside import aside
 from enginehouse.router import Candidate
@@ -35,10 +35,11 @@ def route_route(state: ApiState) -> HTTPRouteHandler:
         asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
             check_model(caller, asked, state.manager)
+        check_priority(caller, decoded.body.priority)
         chat = await aside(decoded.is_large, lambda: decoded.request("", **decoded.body.chat()))
-        plan = state.pipeline.plan(evolve(chat, model=asked))
+        plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
         shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
-        return Response(shown, headers=dict(decoded.headers()))
+        return Response(shown, headers=dict(decoded.headers(left_out)))
 
     return explain_route
 

@@ -483,6 +483,34 @@ def test_route_explains_without_asking_any_model(serve: Serve) -> None:
     assert absent.status_code == 404
 
 
+def test_route_explains_what_a_request_gets_that_is_served_without_some_of_its_parameters(serve: Serve) -> None:
+    """Where the settings leave out what no model can honour; else both are refused by the same name."""
+    wish = {"response_format": {"type": "json_object"}}
+    models, router = {"small": ["s"], "big": ["b"]}, RouterSettings(strategy="rules", default="big")
+    with serve(models, router, server=ServerSettings(unsupported_parameters="report")) as client:
+        answer = client.chat(**wish)
+        body = {"messages": [{"role": "user", "content": "Hello"}], **wish}
+        explained = client.http.post("/v1/route", json=body)
+
+    assert answer.status_code == explained.status_code == 200, explained.text
+    assert answer.headers["x-octomil-routed-model"] == explained.json()["model"] == "big"
+    left_out = "x-enginehouse-unsupported"
+    assert answer.headers[left_out] == explained.headers[left_out] == "response_format"
+
+
+def test_route_refuses_what_a_request_would_be_refused_for(serve: Serve) -> None:
+    keys = (KeySettings(name="usual", key=SMALL_KEY),)
+    body = {"messages": [{"role": "user", "content": "Hello"}], "priority": -1, "model": "auto"}
+    with serve({"small": ["s"], "big": ["b"]}, RouterSettings(strategy="load"), auth=AuthSettings(keys=keys)) as client:
+        headers = {"Authorization": f"Bearer {SMALL_KEY}"}
+        answers = [
+            client.http.post(f"/v1/{path}", json=body, headers=headers) for path in ("chat/completions", "route")
+        ]
+
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].json() == answers[1].json()
+
+
 @pytest.mark.parametrize("strategy", ["rules", "load", "difficulty", "cascade"])
 def test_decisions_take_less_than_two_milliseconds(serve: Serve, strategy: str) -> None:
     """Those of core included; the fastest of some counts, for the machine may be busy."""
