@@ -124,3 +124,17 @@ def test_calls_of_a_broken_off_answer_count(tmp_path: Path) -> None:
         used = spent_at_last(client, prompt.json()["count"] + seen // 2)
 
     assert prompt.json()["count"] + seen // 2 <= used < prompt.json()["count"] + 302
+
+
+def test_routes_of_broken_off_answers_are_counted(tmp_path: Path) -> None:
+    slow = ["B", {"delay_s": 0.05}] * 200
+    with serving(tmp_path, {"small": list("abcdef"), "big": slow}) as client:
+        with client.stream("POST", "/v1/chat/completions", json=chat("auto", stream=True, max_tokens=200)) as answer:
+            assert any('"content":"B"' in line for line in answer.iter_lines())
+        deadline = time.monotonic() + 20
+        while "enginehouse_disconnects_total" not in (figures := client.get("/metrics").text):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    assert 'enginehouse_routed_requests_total{model="big"} 1' in figures
+    assert 'enginehouse_discarded_tokens_total{model="big"} 3' in figures

@@ -249,6 +249,7 @@ class Assembly:
         record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
         record.completion_tokens = self.num_tokens
         record.replays = self._num_replays()
+        self._note_figures()
 
     def _num_replays(self) -> int:
         return sum(getattr(running.generation, "num_replays", 0) for running in self.running)
