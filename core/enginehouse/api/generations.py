@@ -107,10 +107,10 @@ class Generations:
             # From here on nothing is awaited: a request meets the old generation or the new one.
             state.admission.change(settings.limits)
             state.manager.check_with(state.pipeline.check_model)
-            self._changer.apply(planned)
+            changes = self._changer.apply(planned)
             self._state, self._app = state, app
             self._number += 1
-            return ReloadReport(generation=self._number, models=planned.changes, needs_restart=needs_restart)
+            return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
 
     async def reload_on(self, signal: asyncio.Event) -> None:
         """Reload whenever ``signal`` is set; what comes of it is told by the log. Runs until it is cancelled."""

@@ -29,10 +29,9 @@ _log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class PlannedChanges:
-    """What new settings will change, with a plan for each model that is to be opened."""
+    """New settings, with a plan for each model that may have to be opened."""
 
     settings: Settings
-    changes: ModelChanges
     plans: Mapping[str, ModelPlan]
 
 
@@ -41,7 +40,7 @@ class ModelChanger:
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
-        self._swaps: dict[str, asyncio.Task[None]] = {}
+        self._swaps: dict[str, asyncio.Task[None]] = {}  # those that have not taken place yet
 
     async def plan(self, settings: Settings) -> PlannedChanges:
         """What the settings change, and how new models will be opened.
@@ -49,27 +48,32 @@ class ModelChanger:
         Raises:
             EnginehouseError: a model that is to be opened has wrong options, is not there, or has no backend.
         """
-        manager = self._manager
-        served = {name: model.settings for name, model in manager.models.items()}
-        changes = find_changes(served, settings.models)
+        changes = self._changes(settings)
+        # A swap that is under way may have taken place when the settings are applied.
+        swapped = (name for name in self._swaps if name in settings.models)
         plans = {
-            name: await asyncio.to_thread(plan_model, name, settings.models[name], manager.registry)
-            for name in (*changes.added, *changes.replaced)
+            name: await asyncio.to_thread(plan_model, name, settings.models[name], self._manager.registry)
+            for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped))
         }
-        return PlannedChanges(settings=settings, changes=changes, plans=plans)
+        return PlannedChanges(settings=settings, plans=plans)
 
-    def apply(self, planned: PlannedChanges) -> None:
+    def _changes(self, settings: Settings) -> ModelChanges:
+        """What the settings change about the models as they are now."""
+        return find_changes({name: model.settings for name, model in self._manager.models.items()}, settings.models)
+
+    def apply(self, planned: PlannedChanges) -> ModelChanges:
         """Serve by the new settings from now on; models that must be opened or closed are, in the background."""
-        manager, changes, settings = self._manager, planned.changes, planned.settings
+        manager, settings = self._manager, planned.settings
+        changes = self._changes(settings)
         manager.settings = settings
         manager.room.budget, manager.room.drain_s = budget_of(settings), settings.limits.drain_s
         old = manager.models
-        for name in (*changes.removed, *changes.replaced):
-            if (swap := self._swaps.pop(name, None)) is not None:
-                swap.cancel()  # what it was about to bring is out of date
-        new = {name: manager.make(name, settings.models[name]) for name in planned.plans}
-        for name, plan in planned.plans.items():
-            new[name].plan = plan
+        for swap in self._swaps.values():
+            swap.cancel()  # what it was about to bring is out of date
+        self._swaps = {}
+        new = {name: manager.make(name, settings.models[name]) for name in (*changes.added, *changes.replaced)}
+        for name, model in new.items():
+            model.plan = planned.plans[name]
         for name in (*changes.updated, *changes.replaced):
             old[name].use_settings(on_same_worker(old[name].settings, settings.models[name]))
         manager.put({name: new[name] if name in changes.added else old[name] for name in settings.models})
@@ -86,6 +90,7 @@ class ModelChanger:
         for name in changes.replaced:
             self._swaps[name] = asyncio.create_task(self._swap(old[name], new[name]))
             manager.run(self._swaps[name])
+        return changes
 
     async def _swap(self, old: ServedModel, new: ServedModel) -> None:
         """Let ``new`` take the place of ``old``: loaded before that one goes, where the memory is enough for both."""
@@ -93,6 +98,7 @@ class ModelChanger:
         try:
             if not old.is_serving:
                 self._take_place(new)
+                self._retire(old)  # somebody may be about to load it
                 await manager.begin_eager([new])
             elif not await self._has_room_beside(old, new):
                 self._take_place(new)
@@ -131,6 +137,7 @@ class ModelChanger:
             return False
 
     def _take_place(self, new: ServedModel) -> None:
+        self._swaps.pop(new.name)
         self._manager.put({**self._manager.models, new.name: new})
         self._publish("replaced", new.name)
 
@@ -143,6 +150,7 @@ class ModelChanger:
         async def retire() -> None:
             try:
                 await model.unload(self._manager.settings.limits.drain_s, force=True, holds_back=False)
+                model.pass_on()
             finally:
                 await model.close()
 

@@ -221,6 +221,7 @@ class ModelManager:
             raise ModelOverloaded(message, model.retry_after_s)
         if model.state == "unloaded":
             await self._is_planned.wait()
+            model = self.find(name)  # a new configuration may have come meanwhile
             if model.plan is not None:
                 model.begin(self.settings, on_demand=True)
         if model.state == "restarting":
@@ -251,7 +252,7 @@ class ModelManager:
         return model
 
     def _on_wanted(self, model: ServedModel) -> None:
-        """Requests wait for a model that has just been unloaded, perhaps for its successor."""
+        """Requests wait for a model that is not loaded, perhaps for its successor."""
         current = self._models.get(model.name)
         if current is None:
             model.refuse_waiters(ModelNotFound(model.name))

@@ -25,9 +25,11 @@ async def load_model(manager: ModelManager, name: str) -> ModelStatus:
         raise ModelConflict(f"The model {model.name!r} is being unloaded; load it when that is done.")
     if not model.is_serving and model.state in ("unloaded", "failed"):
         model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, manager.registry)
+        model = manager.find(model.name)  # a new configuration may have put another one in its place
         model.begin(manager.settings, on_demand=True)
-    (await model.lease(None)).release()
-    return model.status()
+    lease = await model.lease(None)
+    lease.release()
+    return lease.model.served.status()
 
 
 async def unload_model(

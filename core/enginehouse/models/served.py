@@ -64,7 +64,7 @@ class ServedModel:
         settings: the model's own; what does not concern its worker may be replaced while it is loaded.
         room: where it takes the memory that it needs.
         publish: told of everything that happens to it.
-        on_wanted: called when it has been unloaded although requests wait for it.
+        on_wanted: called when it is not loaded although requests wait for it.
         on_demand: its last load was begun for somebody who waits, and not by the start of the server.
     """
 
@@ -113,8 +113,8 @@ class ServedModel:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it never makes way."""
-        return self.settings.pin
+        """Whether it never makes way; one that is on its way out does."""
+        return self.settings.pin and not self._departure.is_under_way
 
     @property
     def is_busy(self) -> bool:
@@ -303,8 +303,9 @@ class ServedModel:
         self._condition.report(share, text)
 
     def put_off(self) -> None:
-        """Do not load now, but with the first request."""
+        """Do not load now, but with the first request, which may wait already."""
         self._condition.become("unloaded")
+        self.pass_on()
 
     def use_settings(self, settings: ModelSettings) -> None:
         """Take settings that do not concern the worker."""
@@ -312,6 +313,11 @@ class ServedModel:
         if self.loaded is not None:
             self.loaded = evolve(self.loaded, settings=settings)
         self._note_uses()
+
+    def pass_on(self) -> None:
+        """Let the manager say what becomes of requests that wait, if there are any."""
+        if self._waiters:
+            self.on_wanted(self)
 
     def hand_over(self, successor: ServedModel) -> None:
         """Let requests that wait for this model wait for another one."""
@@ -359,10 +365,11 @@ class ServedModel:
         Returns:
             Whether it is unloaded.
         """
-        if not self._is_closed and self._serving is not None:
+        while not self._is_closed and self._serving is not None:
             departure = self._departure.begin(drain_s, force=force, holds_back=holds_back)
             await asyncio.wait([departure])
-            if not departure.cancelled():
+            # One that was under way already may have given up, where this one insists.
+            if not departure.cancelled() and (departure.result() or not force):
                 return departure.result()
         # Closed, perhaps meanwhile: that ends the worker as well, and whoever waits for its memory goes on then.
         if self._serving is not None:
@@ -386,8 +393,8 @@ class ServedModel:
 
     def _go_on(self) -> None:
         """The model has left, perhaps to come back for those who wait; or it stays, as its requests did not finish."""
-        if self._condition.phase == "unloaded" and self._waiters:
-            self.on_wanted(self)
+        if self._condition.phase == "unloaded":
+            self.pass_on()
         elif self.loaded is not None and not self._condition.is_closing:
             self._condition.tell("ready", "its requests did not finish in time, so it stays")
             self._waiters.answer(self.uses, self.loaded)

@@ -78,10 +78,10 @@ class Workers:
             if not has_served:
                 raise
             return error.message, None
-        self.on_ready(opened.engine)
         began = time.monotonic()
         death = "the server is shutting down"
         try:
+            self.on_ready(opened.engine)
             death = await self._until_dead(opened.died)
         finally:
             ready_s = time.monotonic() - began

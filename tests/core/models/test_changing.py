@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from typing import Literal
 
 import attrs
 import pytest
 from attrs import evolve
 
+from enginehouse.backend import Probe
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, ModelLoadError, ModelNotFound, ModelUnloaded
+from enginehouse.errors import ConfigError, ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
 from enginehouse.models import ModelManager
 from enginehouse.models.changes import _WITHOUT_WORKER, find_changes
 from enginehouse.models.changing import ModelChanger
+from enginehouse.models.orders import load_model, unload_model
 
 from .test_orders import endless, read
-from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
+from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
 
 
 async def change(changer: ModelChanger, settings: Settings) -> None:
@@ -221,6 +224,143 @@ async def test_a_change_overtakes_one_that_is_still_loading() -> None:
         await until(lambda: manager.room.held_bytes("cpu") == 3)
 
         assert backend.open_bytes == 3
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["while it loads", "when it is there"])
+async def test_a_change_may_be_taken_back(is_there: bool) -> None:
+    """What a change does is known when it is made: what the last one has loaded may be there since it was planned."""
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    before = settings_of({"m": tiny(1, load="eager")})
+    async with open_tiny(before, backend) as manager:
+        changer = ModelChanger(manager)
+        await change(changer, settings_of({"m": tiny(2, gate="slow", load="eager")}))
+        await until(lambda: manager.room.held_bytes("cpu") == 3)
+        planned = await changer.plan(before)
+        if is_there:
+            backend.gates["slow"].set()
+            await until(lambda: manager.get("m").settings.options["size"] == 2)
+        changes = changer.apply(planned)
+        backend.gates["slow"].set()
+        await until(lambda: backend.open_bytes == manager.room.held_bytes("cpu") == 1)
+
+        assert (changes.replaced, changes.kept) == ((("m",), ()) if is_there else ((), ("m",)))
+        async with manager.use("m") as model:
+            assert model.settings.options["size"] == 1
+
+
+@attrs.define(eq=False)
+class _SlowToPlan(TinyBackend):
+    """The first plan waits for ``gate``."""
+
+    gate: threading.Event = attrs.field(factory=threading.Event)
+    is_planning: bool = False
+
+    def probe(self) -> Probe:
+        is_first, self.is_planning = not self.is_planning, True
+        assert not is_first or self.gate.wait(20)
+        return super().probe()
+
+
+async def test_change_during_the_start_leaves_nothing_of_the_old_settings() -> None:
+    backend = _SlowToPlan()
+    manager = ModelManager(settings_of({"m": tiny(1, load="eager")}), registry_of(backend))
+    starting = asyncio.create_task(manager.start())
+    await until(lambda: backend.is_planning)
+    await change(ModelChanger(manager), settings_of({"m": tiny(2, load="eager")}))
+    backend.gate.set()
+    await starting
+    await until(lambda: states(manager) == {"m": "ready"})
+
+    assert manager.get("m").settings.options["size"] == 2
+    await until(lambda: backend.open_bytes == manager.room.held_bytes("cpu") == 2)
+    await manager.close()
+
+
+async def test_request_that_came_before_the_start_was_done_gets_the_successor() -> None:
+    backend = _SlowToPlan()
+    manager = ModelManager(settings_of({"m": tiny(1)}), registry_of(backend))
+    starting = asyncio.create_task(manager.start())
+    await until(lambda: backend.is_planning)
+    asked = asyncio.create_task(manager.lease("m"))
+    await change(ModelChanger(manager), settings_of({"m": tiny(2)}))
+    backend.gate.set()
+    await starting
+
+    assert (await asked).model.settings.options["size"] == 2
+    assert backend.open_bytes == 2
+    await manager.close()
+
+
+async def test_order_to_load_a_model_loads_its_successor() -> None:
+    backend = _SlowToPlan(is_planning=True)
+    async with open_tiny(settings_of({"m": tiny(1)}), backend) as manager:
+        backend.is_planning = False
+        loading = asyncio.create_task(load_model(manager, "m"))
+        await until(lambda: backend.is_planning)
+        await change(ModelChanger(manager), settings_of({"m": tiny(2)}))
+        await asyncio.sleep(0.02)
+        backend.gate.set()
+        status = await loading
+
+        assert (status.state, status.memory_bytes) == ("ready", 2)
+        assert backend.open_bytes == 2
+
+
+async def test_order_that_waits_for_a_load_is_told_of_the_successor() -> None:
+    backend = TinyBackend(gates={"slow": threading.Event()})
+    async with open_tiny(settings_of({"m": tiny(2, gate="slow")}, budget=3), backend) as manager:
+        loading = asyncio.create_task(load_model(manager, "m"))
+        await until(lambda: states(manager) == {"m": "loading"})
+        await change(ModelChanger(manager), settings_of({"m": tiny(3)}, budget=3, drain_s=0.02))
+        await until(lambda: manager.find("m").num_waiting == 1 or loading.done())
+        await asyncio.sleep(0.05)
+        backend.gates["slow"].set()
+        status = await loading
+
+        assert (status.state, status.memory_bytes) == ("ready", 3)
+
+
+@pytest.mark.parametrize("load", ["eager", "lazy"])
+async def test_who_waits_for_a_model_that_was_not_begun_waits_for_its_successor(load: Literal["eager", "lazy"]) -> None:
+    async with open_tiny(settings_of({"m": tiny(1), "n": tiny(1)})) as manager:
+        for name in ("m", "n"):
+            manager.find(name).report_download(0.5, "downloading")
+        waiting = {name: asyncio.create_task(load_model(manager, name)) for name in ("m", "n")}
+        await until(lambda: manager.find("m").num_waiting == manager.find("n").num_waiting == 1)
+        await change(ModelChanger(manager), settings_of({"m": tiny(2, load=load)}))
+
+        assert (await waiting["m"]).memory_bytes == 2
+        with pytest.raises(ModelNotFound):
+            await waiting["n"]
+
+
+async def test_removed_model_finishes_its_requests_whoever_was_less_patient() -> None:
+    backend = TinyBackend()
+    async with open_tiny(settings_of({"m": tiny()}), backend) as manager:
+        reading = asyncio.create_task(read(await endless(manager, "m")))
+        order = asyncio.create_task(unload_model(manager, "m", drain=True, drain_s=0.05))
+        await until(lambda: states(manager) == {"m": "draining"})
+        await change(ModelChanger(manager), settings_of({}))
+        with pytest.raises(ModelConflict, match="still answers"):
+            await order
+        await asyncio.sleep(0.05)
+
+        assert not reading.done()
+        reading.cancel()
+        await until(lambda: backend.open_bytes == 0)
+
+
+async def test_pinned_model_that_leaves_holds_its_place_against_nobody() -> None:
+    async with open_tiny(settings_of({"old": tiny(2, pin=True)}, budget=3)) as manager:
+        reading = asyncio.create_task(read(await endless(manager, "old")))
+        await change(ModelChanger(manager), settings_of({"new": tiny(2, pin=True, load="eager")}, budget=3))
+        await until(lambda: states(manager) != {"new": "loading"})
+        asked = asyncio.create_task(manager.lease("new"))
+        await asyncio.sleep(0.02)
+        assert not asked.done()
+        reading.cancel()
+
+        assert (await asked).model.name == "new"
 
 
 async def test_settings_that_need_no_worker_hold_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from typing import Literal
 
 import pytest
 
@@ -19,10 +20,12 @@ from enginehouse.errors import (
     ServerStopping,
 )
 from enginehouse.hub import HubReference
+from enginehouse.models import ModelManager
+from enginehouse.models.downloads import OnShare
 from enginehouse.models.leases import Waiters
-from enginehouse.models.orders import unload_model
+from enginehouse.models.orders import load_model, unload_model
 
-from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
+from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
 
 
 async def test_a_hundred_first_requests_are_one_load() -> None:
@@ -284,6 +287,45 @@ async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch
 
         assert model.state == "failed"
         assert model.status().error == "RuntimeError: a bug"
+
+
+@pytest.mark.parametrize("load", ["eager", "lazy"])
+async def test_order_to_load_a_model_that_is_put_off_holds(monkeypatch, load: Literal["eager", "lazy"]) -> None:
+    """Its files have come, but it is a lazy one, or does not fit beside the others: somebody waits for it already."""
+    arrived = asyncio.Event()
+
+    async def download(_: object, on_share: OnShare) -> None:
+        on_share(0.5, "downloading")
+        await arrived.wait()
+
+    monkeypatch.setattr("enginehouse.models.manager.download", download)
+    models = {"other": tiny(2, load="eager"), "m": tiny(2)}
+    async with open_tiny(settings_of(models, budget=3)) as manager:
+        model = manager.find("m")
+        model.use_settings(tiny(2, load=load))
+        downloading = asyncio.create_task(manager._download(model, HubReference(model_id="someone/some-model")))
+        await until(lambda: states(manager)["m"] == "loading")
+        loading = asyncio.create_task(load_model(manager, "m"))
+        await until(lambda: model.num_waiting == 1)
+        arrived.set()
+        async with asyncio.timeout(10):
+            assert (await loading).state == "ready"
+        await downloading
+
+
+async def test_engine_is_closed_when_nobody_can_be_told_that_it_is_there() -> None:
+    def tell(model: str, share: float, text: str) -> None:
+        if text == "ready":
+            raise OSError("the terminal is gone")
+
+    backend = TinyBackend()
+    manager = ModelManager(settings_of({"m": tiny(load="eager")}), registry_of(backend), tell)
+    await manager.start()
+    await manager.wait_settled(10)
+
+    assert (states(manager), backend.open_bytes, manager.room.held_bytes("cpu")) == ({"m": "failed"}, 0, 0)
+    assert backend.num_opened == {"m": 1}
+    await manager.close()
 
 
 async def test_who_has_left_waits_nowhere() -> None:

@@ -109,6 +109,19 @@ async def test_force_ends_requests_with_an_error_that_says_why() -> None:
         await draining
 
 
+async def test_force_insists_after_a_drain_that_does_not() -> None:
+    async with open_tiny(settings_of({"m": tiny()})) as manager:
+        reading = asyncio.create_task(read(await endless(manager, "m")))
+        draining = asyncio.create_task(unload_model(manager, "m", drain=True, drain_s=0.05))
+        await until(lambda: states(manager) == {"m": "draining"})
+        assert (await unload_model(manager, "m", drain=True, force=True, drain_s=0.05)).state == "unloaded"
+
+        with pytest.raises(ModelUnloaded):
+            await reading
+        with pytest.raises(ModelConflict, match="still answers"):
+            await draining
+
+
 async def test_pinned_model_is_unloaded_by_force_only() -> None:
     async with open_tiny(settings_of({"m": tiny(pin=True, load="eager")})) as manager:
         with pytest.raises(ModelConflict, match="is pinned; use force"):

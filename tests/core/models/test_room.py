@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from attrs import define
+from attrs import define, evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -17,6 +17,9 @@ from enginehouse.config import Settings
 from enginehouse.errors import (
     InsufficientMemory,
     ModelConflict,
+    ModelLoadError,
+    ModelNotFound,
+    ModelNotReady,
     ModelTooLarge,
     ModelUnloaded,
     ServerStopping,
@@ -125,7 +128,7 @@ async def test_models_that_wait_for_the_room_of_one_that_is_closed_get_it() -> N
 
 _BUDGET = 6
 _SIZES = {"one": 1, "two": 2, "three": 3, "four": 4, "pinned": 2, "serving": 3}
-_FINE = (InsufficientMemory, ModelTooLarge, ModelUnloaded)
+_FINE = (InsufficientMemory, ModelTooLarge, ModelUnloaded, ModelNotFound, ModelNotReady, ModelLoadError)
 _names = st.sampled_from(list(_SIZES))
 
 
@@ -191,10 +194,25 @@ class Manager(RuleBasedStateMachine):
         self.was_forced = self.was_forced or (force and name == "pinned")
         self.orders.append(self.loop.create_task(unload_model(self.manager, name, drain=drain, force=force)))
 
-    @rule(name=st.sampled_from(["one", "three"]), size=st.sampled_from([1, 2, 4]))
-    def configure(self, name: str, size: int) -> None:
-        self.models[name] = tiny(size)
+    @rule(
+        name=st.sampled_from(["one", "three"]),
+        size=st.sampled_from([1, 2, 4]),
+        ttl=st.sampled_from([None, 0.005]),
+        load=st.sampled_from(["lazy", "eager"]),
+        fails=st.sampled_from(["", "", "damaged"]),
+    )
+    def configure(self, name: str, size: int, **fields: Any) -> None:
+        self.models[name] = tiny(size, **fields)
         self.run(change(self.changer, self.settings()))
+
+    @rule(name=st.sampled_from(["one", "three"]), pin=st.booleans())
+    def take_out(self, name: str, pin: bool) -> None:
+        """Perhaps to come back, and perhaps while it was about to be pinned."""
+        if name in self.models:
+            self.models[name] = evolve(self.models[name], pin=pin, ttl=None)
+            self.run(change(self.changer, self.settings()))
+            del self.models[name]
+            self.run(change(self.changer, self.settings()))
 
     @rule(seconds=st.sampled_from([0.001, 0.005, 0.02]))
     def wait(self, seconds: float) -> None:
@@ -229,7 +247,7 @@ class Manager(RuleBasedStateMachine):
                         assert isinstance(task.exception(), _FINE), task.exception()
             for outcome in await asyncio.gather(*self.orders, return_exceptions=True):
                 assert not isinstance(outcome, BaseException) or isinstance(outcome, (*_FINE, ModelConflict)), outcome
-            assert sum(status.num_running + status.num_waiting for status in self.manager.statuses()) == 0
+            await until(self.is_at_rest)
             await self.manager.close()
 
         self.run(end())
@@ -237,6 +255,20 @@ class Manager(RuleBasedStateMachine):
         self.loop.close()
         assert self.backend.open_bytes == 0
         assert self.manager.room.held_bytes("cpu") == 0
+
+    def is_at_rest(self) -> bool:
+        """Nobody waits, what is not served holds no memory, and models have their settings, unless these load none."""
+        served = self.manager.models
+        return (
+            not any(status.num_running + status.num_waiting for status in self.manager.statuses())
+            and set(self.manager.room._held) <= set(served.values())
+            and list(served) == list(self.models)
+            and all(
+                model.settings.options["size"] == self.models[name].options["size"]
+                or self.models[name].options.get("fails")
+                for name, model in served.items()
+            )
+        )
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:
