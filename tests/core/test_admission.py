@@ -291,3 +291,16 @@ def test_throughput_follows_what_changes() -> None:
 
     assert throughput.per_s == pytest.approx(10.0, rel=0.15)
     assert math.isfinite(throughput.per_s)
+
+
+async def test_of_several_rates_that_are_used_up_the_longer_wait_is_told(clock: Clock) -> None:
+    """Who comes back when one of them has room again would only be refused by the other."""
+    admission = Admission(LimitsSettings(key_requests_per_minute=60, requests_per_minute=1))
+    await admission._rates.take(requests(60, "alice"), 60)
+    clock.now += MINUTE  # from now on one of them comes back each second
+    await enter(admission, BOB)
+    with pytest.raises(RateLimited) as refused:
+        await enter(admission, ALICE)
+
+    clock.now += refused.value.retry_after_s
+    await enter(admission, ALICE)

@@ -178,12 +178,12 @@ class Admission:
             self._running = {name: running for name, running in self._running.items() if running.count}
 
     async def _take(self, wanted: Sequence[tuple[Rate, int]]) -> list[Taken]:
-        """Take all or nothing."""
+        """Take all or nothing; what must be waited for longest refuses."""
         async with self._lock:
-            for rate, amount in wanted:
-                wait_s = await self._rates.wait_s(rate, amount)
-                if wait_s > 0:
-                    raise _refusal(rate, amount, wait_s)
+            waits_s = [await self._rates.wait_s(rate, amount) for rate, amount in wanted]
+            longest_s = max(waits_s, default=0.0)
+            if longest_s > 0:
+                raise _refusal(*wanted[waits_s.index(longest_s)], longest_s)
             return [await self._rates.take(rate, amount) for rate, amount in wanted]
 
     async def _note_states(self, ticket: Ticket) -> None:

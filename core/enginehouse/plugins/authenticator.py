@@ -47,6 +47,12 @@ def _check(found: object) -> None:
         raise PluginError(f"it must give an Identity or None, not {type(found).__name__}")
     if not (found.name and found.name.isprintable() and " " not in found.name):
         raise PluginError("an identity's name must be printable characters without spaces")
+    if not found.namespace.isprintable():
+        raise PluginError("an identity's namespace must be printable characters")
+    for limit in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
+        most = getattr(found, limit)
+        if most is not None and most < 1:
+            raise PluginError(f"an identity's {limit} must be at least 1, or None for the server's own")
     if found.profile is not None and found.profile not in PROFILES:
         raise PluginError(f"unknown profile {found.profile!r}")
     if found.is_expired(datetime.now(UTC)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from enginehouse.errors import PluginError
 from enginehouse.identity import Credentials, Identity
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.testing.authenticator_contract import AuthenticatorContract
@@ -45,6 +46,21 @@ def tables(credentials: Credentials) -> object:
 
 def limitless(credentials: Credentials) -> Identity | None:
     return Identity(name="x", max_concurrent=0) if credentials.token in USERS else None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Identity(name="x", requests_per_minute=0),
+        Identity(name="x", tokens_per_minute=0),
+        Identity(name="x", max_concurrent=-1),
+        Identity(name="x", namespace="alice\0salt"),
+    ],
+)
+def test_identities_that_would_be_let_in_with_more_than_was_meant_are_refused(wrong: Identity) -> None:
+    """A limit of nothing is no limit further on, and a namespace with a NUL might be another caller's with a salt."""
+    with pytest.raises(PluginError):
+        Authenticator("kit", lambda credentials: wrong).identify(Credentials(token="x"))
 
 
 @pytest.mark.parametrize(
