@@ -29,6 +29,7 @@ def shown_compressed(running: Sequence[RunningRequest]) -> dict[str, Any] | None
         "method": compressed[0].method,
         "tokens_before": sum(one.tokens_before for one in compressed),
         "tokens_after": sum(one.tokens_after for one in compressed),
+        "scored_tokens": sum(one.scored_tokens for one in compressed),
         "ms": round(1000 * sum(one.seconds for one in compressed), 3),
         "failed": errors[0] if errors else None,
     }

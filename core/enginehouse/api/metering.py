@@ -26,8 +26,12 @@ def estimate_tokens(requests: Sequence[GenerateRequest]) -> int:
 
 
 def used_tokens(answer: OpenAnswer) -> int:
-    """Tokens of prompts and answers, and those that were computed on the way and thrown away."""
-    return answer.num_discarded_tokens + (_answered(answer.assembly) if answer.assembly is not None else 0)
+    """Tokens of prompts and answers, and those that were computed on the way: thrown away, or read by a scorer."""
+    assembly = answer.assembly
+    if assembly is None:
+        return answer.num_discarded_tokens
+    num_scored = sum(one.compressed.scored_tokens for one in assembly.running if one.compressed is not None)
+    return answer.num_discarded_tokens + num_scored + _answered(assembly)
 
 
 def _answered(assembly: Assembly) -> int:

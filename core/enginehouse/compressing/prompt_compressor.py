@@ -48,6 +48,7 @@ class Compressed:
         method: the compressor's name.
         tokens_before: tokens of what might be shortened, counted by the model's tokenizer.
         tokens_after: of the same texts when they were cut.
+        scored_tokens: what a model has read to say how probable the texts are.
         seconds: that it took; a result that was known already takes nearly none.
         error: why the prompt is as it was; "" where nothing went wrong.
     """
@@ -55,6 +56,7 @@ class Compressed:
     method: str
     tokens_before: int = 0
     tokens_after: int = 0
+    scored_tokens: int = 0
     seconds: float = 0.0
     error: str = ""
 
@@ -107,16 +109,22 @@ class PromptCompressor:
     async def _compress(
         self, request: GenerateRequest, model: LoadedModel, choice: Choice, num_excess: int | None
     ) -> tuple[GenerateRequest, Compressed | None]:
-        began, method = time.perf_counter(), choice.compressor.name
+        began, method, tools = time.perf_counter(), choice.compressor.name, None
+        before, after, failure = 0, 0, ""
         try:
             async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
-                shorter, before, after = await self._shorten(request, model, choice, num_excess, tools)
+                request, before, after = await self._shorten(request, model, choice, num_excess, tools)
         except Exception as error:  # noqa: BLE001 - plugin border: a broken compressor must not refuse requests
             _log.error("the compressor %s failed; the prompt stays as it is", method, exc_info=error)
-            seconds = time.perf_counter() - began
-            return request, Compressed(method=method, seconds=seconds, error=type(error).__name__)
-        seconds = time.perf_counter() - began
-        return shorter, Compressed(method=method, tokens_before=before, tokens_after=after, seconds=seconds)
+            failure = type(error).__name__
+        return request, Compressed(
+            method=method,
+            tokens_before=before,
+            tokens_after=after,
+            scored_tokens=0 if tools is None else tools.num_scored_tokens,
+            seconds=time.perf_counter() - began,
+            error=failure,
+        )
 
     async def _shorten(
         self,

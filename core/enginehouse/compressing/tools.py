@@ -30,11 +30,15 @@ class EngineTools:
         model: whose tokens are counted.
         scorer: what is asked how probable texts are.
         request: on whose behalf; only who asks, and how urgently, is taken from it.
+
+    Attributes:
+        num_scored_tokens: tokens that the scorer has read.
     """
 
     def __init__(self, model: LoadedModel, scorer: LoadedModel, request: GenerateRequest) -> None:
         self._model, self._scorer, self._request = model, scorer, request
         self._loop = asyncio.get_running_loop()
+        self.num_scored_tokens = 0
         self._counts: dict[str, int] = {}
         self._asked: concurrent.futures.Future[Any] | None = None
         self._is_stopped = False
@@ -108,6 +112,7 @@ class EngineTools:
             caller=self._request.caller,
         )
         generation = await self._scorer.engine.submit(request)
+        self.num_scored_tokens += generation.num_prompt_tokens
         sizes: list[int] = []
         logprobs: list[float] = []
         try:

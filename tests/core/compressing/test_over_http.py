@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,13 +14,13 @@ import pytest
 from attrs import evolve
 
 from enginehouse.compressor_settings import CompressorSettings
-from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
+from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
-from .methods import Failing, Halving
+from .methods import Failing, Halving, Scoring
 
 TEXT = "0123456789" * 40 + "\n\nWhat is it?"
 HALF = {"method": "halving", "ratio": 0.5}
@@ -33,10 +34,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         models={
             "m": ModelSettings(source=script, backend="scripted"),
             "small": ModelSettings(source=script, backend="scripted", context=300, compressor=overflow),
+            "fake": ModelSettings(source=script, backend="fake", isolation="thread"),
         },
+        limits=LimitsSettings(tokens_per_minute=10_000_000),
         plugins=PluginsSettings(allow=()),
     )
-    methods = {method.name: method for method in (Halving(), Failing())}
+    methods = {method.name: method for method in (Halving(), Failing(), Scoring())}
     registry = evolve(PluginRegistry.for_settings(settings), compressors=methods)
     with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as http:
         while http.get("/health").status_code != 200:
@@ -56,8 +59,27 @@ def test_answer_tells_of_compression(client: httpx.Client) -> None:
     assert plain["enginehouse"]["compression"] is None
     told = answer["enginehouse"]["compression"]
     assert told.pop("ms") > 0
-    assert told == {"method": "halving", "tokens_before": 413, "tokens_after": 212, "failed": None}
+    figures = {"tokens_before": 413, "tokens_after": 212, "scored_tokens": 0}
+    assert told == {"method": "halving", **figures, "failed": None}
     assert plain["usage"]["prompt_tokens"] - answer["usage"]["prompt_tokens"] == 413 - 212
+
+
+def test_tokens_that_a_scorer_reads_are_told_and_count(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: what a compressor has said of the same texts is remembered."""
+    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)  # else what is used fades meanwhile
+    for module in ("limits.aio.storage.memory", "enginehouse.admission.rates"):
+        monkeypatch.setattr(f"{module}.time", clock)
+
+    def used() -> int:
+        refused = client.post("/v1/completions", json={"prompt": 1})
+        return 10_000_000 - int(refused.headers["x-ratelimit-remaining-tokens"])
+
+    for is_known in (False, True):
+        before = used()
+        answer = chat(client, model="fake", max_tokens=3, compression={"method": "scoring"}).json()
+        scored = answer["enginehouse"]["compression"]["scored_tokens"]
+        assert scored == 0 if is_known else scored > 100
+        assert used() - before == answer["usage"]["total_tokens"] + scored
 
 
 @pytest.mark.parametrize("stream", [False, True])

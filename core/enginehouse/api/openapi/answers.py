@@ -106,6 +106,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
                 method=_TEXT,
                 tokens_before=_COUNT,
                 tokens_after=_COUNT,
+                scored_tokens=_COUNT,
                 ms={"type": "number", "minimum": 0},
                 failed=_TEXT_OR_NULL,
             )
