@@ -29,7 +29,7 @@ class EngineTools:
     Args:
         model: whose tokens are counted.
         scorer: what is asked how probable texts are.
-        request: on whose behalf; only who asks, and how urgently, is taken from it.
+        request: on whose behalf; only who asks, how urgently, and what may be kept, is taken from it.
 
     Attributes:
         num_scored_tokens: tokens that the scorer has read.
@@ -109,6 +109,7 @@ class EngineTools:
             stopping=StopParams(max_tokens=1),
             priority=self._request.priority,
             namespace=self._request.namespace,
+            cache_prompt=self._request.cache_prompt,
             caller=self._request.caller,
         )
         generation = await self._scorer.engine.submit(request)

@@ -268,3 +268,17 @@ async def test_scorer_that_is_not_loaded_is_not_waited_for(tmp_path: Path) -> No
     assert content(running) == TEXT
     assert running.compressed is not None
     assert running.compressed.error == "ModelNotReady"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_scorer_keeps_nothing_of_a_request_that_forbids_it(tmp_path: Path, is_kept: bool) -> None:
+    settings = CompressorSettings(method="scoring", ratio=0.5, when="asked", scorer="s")
+    async with opened(tmp_path, Scoring(), settings) as pipeline:
+        running = await submit(pipeline, request(compression=Compression(), cache_prompt=is_kept))
+        scorer = pipeline._manager.find("s").loaded
+        assert scorer is not None
+        stats = await scorer.engine.stats()
+
+    assert running.compressed is not None
+    assert running.compressed.scored_tokens > 0
+    assert (stats.cached_tokens > 0) == is_kept
