@@ -18,6 +18,8 @@ from enginehouse.cli import main
 from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse.errors import ConfigError
 from enginehouse.keys import KeyStore, add_key, hash_key, key_line, read_key_file, revoke_key
+from enginehouse.keys.ring import KeyRing
+from enginehouse.keys.store import load_keys
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
@@ -249,6 +251,36 @@ def test_new_settings_can_be_loaded(tmp_path: Path) -> None:
     store.reload(AuthSettings(keys=("two",)))
 
     assert store.ring.find(b"one") is None and store.ring.find(b"two") is not None
+
+
+def test_new_settings_hold_though_the_file_was_being_read_for_the_old_ones(tmp_path: Path, monkeypatch) -> None:
+    """Who changes keys changes both, and then reloads: the key that the settings had must not come back."""
+    path = tmp_path / "keys.txt"
+    add_key(path, LINE)
+    store = KeyStore(AuthSettings(keys=("revoked",), key_file=str(path)))
+    add_key(path, key_line("bob", hash_key(KEY + "2")))
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def read_slowly(settings: AuthSettings, **options: bool) -> KeyRing:
+        ring = load_keys(settings, **options)
+        if settings.keys:
+            is_reading.set()
+            assert may_go_on.wait(20)
+        return ring
+
+    monkeypatch.setattr("enginehouse.keys.store.load_keys", read_slowly)
+    new = AuthSettings(key_file=str(path))
+    threads = [threading.Thread(target=store.refresh), threading.Thread(target=store.reload, args=(new,))]
+    threads[0].start()
+    assert is_reading.wait(20)
+    threads[1].start()
+    threads[1].join(0.1)
+    may_go_on.set()
+    for thread in threads:
+        thread.join(20)
+
+    assert store.ring.find(b"revoked") is None and store.ring.find(KEY.encode()).name == "alice"
+    assert not store.refresh() and store.ring.find(b"revoked") is None
 
 
 def test_a_running_server_follows_the_commands(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 from pathlib import Path
 
 from enginehouse.auth import AuthSettings, KeySettings
@@ -36,6 +37,7 @@ class KeyStore:
         self._settings = settings
         self._seen = _look(settings)
         self.ring = load_keys(settings)
+        self._reading = threading.RLock()  # a look at the file for old settings must not outlast new ones
 
     @property
     def needs_key(self) -> bool:
@@ -50,10 +52,11 @@ class KeyStore:
         Raises:
             ConfigError: the file cannot be used.
         """
-        settings = settings if settings is not None else self._settings
-        seen = _look(settings)
-        self.ring = load_keys(settings, may_be_empty=True)
-        self._settings, self._seen = settings, seen
+        with self._reading:
+            settings = settings if settings is not None else self._settings
+            seen = _look(settings)
+            self.ring = load_keys(settings, may_be_empty=True)
+            self._settings, self._seen = settings, seen
 
     async def watch(self) -> None:
         """Follow the changes of the file until cancelled; a broken file is reported once, and the old keys stay."""
@@ -63,15 +66,16 @@ class KeyStore:
 
     def refresh(self) -> bool:
         """Read the file again if it has changed since it was last looked at; whether new keys hold now."""
-        seen = _look(self._settings)
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        try:
-            self.reload()
-        except ConfigError as error:
-            _log.error("the key file has changed and cannot be used, the old keys stay: %s", error.message)
-            return False
+        with self._reading:
+            seen = _look(self._settings)
+            if seen == self._seen:
+                return False
+            self._seen = seen
+            try:
+                self.reload()
+            except ConfigError as error:
+                _log.error("the key file has changed and cannot be used, the old keys stay: %s", error.message)
+                return False
         _log.info("the key file has changed; its keys hold now")
         return True
 

@@ -102,7 +102,7 @@ class ModelChanger:
                 await manager.begin_eager([new])
             elif not await self._has_room_beside(old, new):
                 self._take_place(new)
-                new.begin(manager.settings, on_demand=True, after=asyncio.shield(self._retire(old)))
+                new.begin(manager.settings, on_demand=True, after=self._retire(old))
             else:
                 new.begin(manager.settings, on_demand=False)
                 await new.settled()

@@ -175,8 +175,8 @@ class ServedModel:
         )
 
     async def settled(self) -> None:
-        """Wait until the model neither loads nor restarts."""
-        while not self._condition.is_settled:
+        """Wait until the model neither loads nor restarts, or is not served any more."""
+        while not (self._condition.is_settled or self._is_closed):
             await self._condition.change()
 
     # -- requests ----------------------------------------------------------------------------------
@@ -237,24 +237,24 @@ class ServedModel:
 
     # -- life --------------------------------------------------------------------------------------
 
-    def begin(self, settings: Settings, *, on_demand: bool, after: Awaitable[object] | None = None) -> None:
+    def begin(self, settings: Settings, *, on_demand: bool, after: asyncio.Future[None] | None = None) -> None:
         """Start to load, once for all who ask; harmless when it is loaded, loads, is on its way out or closed.
 
         Args:
             settings: those of the server.
             on_demand: requests wait for it.
-            after: awaited first.
+            after: waited for first, however it ends.
         """
         if self._serving is None and not self._is_closed:
             self.on_demand = on_demand
             self._condition.become("loading")
             self._serving = asyncio.create_task(self._serve(settings, after), name=f"model {self.name}")
 
-    async def _serve(self, settings: Settings, after: Awaitable[object] | None) -> None:
+    async def _serve(self, settings: Settings, after: asyncio.Future[None] | None) -> None:
         """Open the model and keep it open: returns when that failed for good; cancel it to close the model."""
         try:
             if after is not None:
-                await after
+                await asyncio.wait([after])
             await self._take_room()
             await Workers(
                 condition=self._condition,

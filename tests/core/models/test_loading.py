@@ -328,6 +328,41 @@ async def test_engine_is_closed_when_nobody_can_be_told_that_it_is_there() -> No
     await manager.close()
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_load_begins_however_that_ends_what_it_waits_for(is_cancelled: bool) -> None:
+    async with open_tiny(settings_of({"m": tiny()})) as manager:
+        ended = asyncio.get_running_loop().create_future()
+        manager.find("m").begin(manager.settings, on_demand=True, after=ended)
+        asked = asyncio.create_task(manager.lease("m"))
+        await until(lambda: manager.find("m").num_waiting == 1)
+        ended.cancel() if is_cancelled else ended.set_exception(RuntimeError("a bug"))
+        async with asyncio.timeout(10):
+            (await asked).release()
+        assert is_cancelled or isinstance(ended.exception(), RuntimeError)
+
+
+async def test_force_that_stops_a_load_does_not_stop_what_it_waits_for() -> None:
+    async with open_tiny(settings_of({"m": tiny()})) as manager:
+        ended = asyncio.get_running_loop().create_future()
+        manager.find("m").begin(manager.settings, on_demand=True, after=ended)
+        await asyncio.sleep(0.01)
+        await unload_model(manager, "m", force=True)
+
+        assert not ended.done()
+
+
+async def test_nobody_waits_for_a_model_that_is_taken_out_before_it_was_begun() -> None:
+    manager = ModelManager(settings_of({"m": tiny(load="eager")}), registry_of(TinyBackend()))
+    settled = asyncio.create_task(manager.wait_settled(10))
+    await asyncio.sleep(0.01)
+    assert not settled.done()
+    await manager.find("m").close()
+    await asyncio.wait([settled], timeout=5)
+
+    assert settled.done()
+    await settled
+
+
 async def test_who_has_left_waits_nowhere() -> None:
     """Also not where it was moved to; nobody would be loaded for it there."""
     before, after = Waiters[str](), Waiters[str]()
