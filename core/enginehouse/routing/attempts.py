@@ -98,6 +98,7 @@ class _Tries:
         self._left = deque(plan.route.attempts)
         self._unsure: list[str] = []  # models whose beginning was not accepted
         self._failed: list[FailedAttempt] = []
+        self._fault: EnginehouseError | None = None  # the last one that was a model's
         self._num_discarded = 0
         self._model = ""
 
@@ -117,8 +118,14 @@ class _Tries:
             probe = await self._begin(generation, accept)
         except EnginehouseError as error:
             self._note(attempt.model, error)
-            if is_last or not self._is_passed_over(error):
+            if not self._is_passed_over(attempt.model, error):
                 raise
+            if _is_fault_of_model(error):
+                self._fault = error
+            if is_last:
+                if self._fault is None or self._fault is error:
+                    raise
+                raise self._fault from error  # the request is not wrong: another model could answer it, were it there
             self._failed.append(FailedAttempt(attempt.model, error.message))
             return None
         if accept is None or accept.is_good(probe):
@@ -170,10 +177,10 @@ class _Tries:
     def _may_be_better(self) -> bool:
         return any(other.model not in self._plan.last_resorts for other in self._left)
 
-    def _is_passed_over(self, error: EnginehouseError) -> bool:
+    def _is_passed_over(self, model: str, error: EnginehouseError) -> bool:
         """Whether the next model is tried after this."""
         cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded)
-        return _is_fault_of_model(error) or (self._plan.is_free and cannot)
+        return _is_fault_of_model(error) or (cannot and model != self._plan.named)
 
 
 async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Probe:

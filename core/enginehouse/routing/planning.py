@@ -50,6 +50,8 @@ class Plan:
             that stand in, and those that seem hopeless now.
         decision_s: seconds that the decision took.
         has_logprobs: the client has asked for log-probabilities.
+        named: the model that the client named, and that others stand in for: what that one cannot do is refused. None
+            where the choice was the server's: then a model that cannot is just not the one.
     """
 
     strategy: str
@@ -59,11 +61,7 @@ class Plan:
     last_resorts: frozenset[str] = frozenset()
     decision_s: float = 0.0
     has_logprobs: bool = False
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the client left the choice to the server: a model that cannot do what is asked is no failure then."""
-        return self.strategy != _FALLBACK
+    named: str | None = None
 
 
 class Planner:
@@ -127,7 +125,9 @@ class Planner:
             return None
         attempts = tuple(Attempt(model) for model in dict.fromkeys((name, *others)))
         route = Route(attempts=attempts, reason=f"asked for; {', '.join(others)} may stand in")
-        return Plan(strategy=_FALLBACK, route=self._hopeful_first(route), has_logprobs=_has_logprobs(request))
+        return Plan(
+            strategy=_FALLBACK, route=self._hopeful_first(route), has_logprobs=_has_logprobs(request), named=name
+        )
 
     def _ask_router(self, request: GenerateRequest) -> Plan:
         """A router that fails is as one that has no opinion: the default model is asked, then the others."""

@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from attrs import define, field
 
-from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed, InvalidRequest, Overloaded, QueueTimeout
+from enginehouse.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    EnginehouseError,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    QueueTimeout,
+    UnsupportedParameter,
+)
 from enginehouse.router import Acceptance, Attempt, Probe, Route
 from enginehouse.router_settings import RouterSettings
 from enginehouse.routing import Plan, Routed, run_attempts
@@ -58,9 +67,11 @@ class Models:
             raise found
         return found
 
-    async def run(self, *attempts: Attempt, strategy: str = "cascade", last_resorts: Sequence[str] = ()) -> Ended:
+    async def run(
+        self, *attempts: Attempt, named: str | None = None, last_resorts: Sequence[str] = (), strategy: str = "cascade"
+    ) -> Ended:
         route = Route(attempts=attempts, reason="as told")
-        plan = Plan(strategy=strategy, route=route, last_resorts=frozenset(last_resorts))
+        plan = Plan(strategy=strategy, route=route, last_resorts=frozenset(last_resorts), named=named)
         generation, routed = await run_attempts(plan, self.submit, self.experience)
         events = [event async for batch in generation for event in batch]
         return Ended("".join(event.text for event in events if isinstance(event, TextDelta)), routed)
@@ -178,6 +189,31 @@ async def test_who_is_busy_is_passed_over_and_not_left_aside(error: EnginehouseE
 
     assert ended.text == "s"
     assert models.experience.has_failed("main") is has_failed
+
+
+@pytest.mark.parametrize("cannot", [UnsupportedParameter("tools: no", "tools"), ContextLengthExceeded(9, 8)])
+async def test_stand_in_that_cannot_do_what_is_asked_is_passed_over(cannot: EnginehouseError) -> None:
+    models = Models({"main": EngineDead("gone"), "spare": cannot, "other": Answer(says("o"))})
+    ended = await models.run(*map(Attempt, ("main", "spare", "other")), named="main")
+
+    assert ended.text == "o"
+    assert [one.model for one in ended.routed.tried] == ["main", "spare"]
+
+
+@pytest.mark.parametrize("named", ["main", None])
+async def test_nobody_is_told_that_his_request_is_wrong_as_only_a_stand_in_cannot_serve_it(named: str | None) -> None:
+    """The model that can is down or busy: trying again is the thing to do."""
+    models = Models({"main": Overloaded("full"), "spare": ContextLengthExceeded(9, 8)})
+    with pytest.raises(Overloaded):
+        await models.run(Attempt("main"), Attempt("spare"), named=named)
+
+
+async def test_what_the_named_model_cannot_do_is_refused() -> None:
+    models = Models({"main": UnsupportedParameter("tools: no", "tools"), "spare": Answer(says("s"))})
+    with pytest.raises(UnsupportedParameter):
+        await models.run(Attempt("main"), Attempt("spare"), named="main")
+
+    assert models.asked == ["main"]
 
 
 async def test_counts_that_an_engine_learns_at_the_end_are_seen() -> None:
