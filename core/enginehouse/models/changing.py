@@ -154,6 +154,7 @@ class ModelChanger:
             finally:
                 await model.close()
 
+        self._manager.stop_download(model)
         task = asyncio.create_task(retire())
         self._manager.run(task)
         return task

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelOverloaded, ModelTooLarge
@@ -67,6 +67,7 @@ class ModelManager:
         self._models: dict[str, ServedModel] = {}
         self._by_name: dict[str, ServedModel] = {}
         self._made: WeakSet[ServedModel] = WeakSet()  # also those that are about to be served, or were
+        self._downloads: WeakKeyDictionary[ServedModel, asyncio.Task[None]] = WeakKeyDictionary()
         self._background: set[asyncio.Task[None]] = set()
         self._is_planned = asyncio.Event()
         self.put({name: self.make(name, model) for name, model in settings.models.items()})
@@ -125,7 +126,8 @@ class ModelManager:
         for model in models:
             missing = missing_download(model.settings.source, self.registry.model_sources)
             if missing is not None and self.settings.server.pull:
-                self.run(asyncio.create_task(self._download(model, missing)))
+                self._downloads[model] = asyncio.create_task(self._download(model, missing))
+                self.run(self._downloads[model])
             else:
                 await self._plan(model)
         self._is_planned.set()
@@ -158,6 +160,11 @@ class ModelManager:
             model.put_off()
         else:
             await self.begin_eager([model])
+
+    def stop_download(self, model: ServedModel) -> None:
+        """Fetch no files for a model that is not served any more; what has arrived is kept."""
+        if (task := self._downloads.pop(model, None)) is not None:
+            task.cancel()
 
     async def begin_eager(self, models: Sequence[ServedModel]) -> None:
         """Begin to load those that are to be loaded at once; pinned ones get their memory first."""

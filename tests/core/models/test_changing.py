@@ -12,11 +12,13 @@ import pytest
 from attrs import evolve
 
 from enginehouse.backend import Probe
-from enginehouse.config import ModelSettings, Settings
+from enginehouse.config import ModelSettings, ServerSettings, Settings
 from enginehouse.errors import ConfigError, ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
+from enginehouse.hub import HubReference
 from enginehouse.models import ModelManager
 from enginehouse.models.changes import _WITHOUT_WORKER, find_changes
 from enginehouse.models.changing import ModelChanger
+from enginehouse.models.downloads import OnShare
 from enginehouse.models.orders import load_model, unload_model
 
 from .test_orders import endless, read
@@ -318,6 +320,34 @@ async def test_order_that_waits_for_a_load_is_told_of_the_successor() -> None:
         status = await loading
 
         assert (status.state, status.memory_bytes) == ("ready", 3)
+
+
+@pytest.mark.parametrize("after", [{"m": tiny()}, {}], ids=["replaced", "removed"])
+async def test_download_of_a_model_that_leaves_is_stopped(monkeypatch, after: Mapping[str, ModelSettings]) -> None:
+    is_stopped = asyncio.Event()
+
+    async def download(_: object, on_share: OnShare) -> None:
+        on_share(0.5, "downloading")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_stopped.set()
+
+    reference = HubReference(model_id="someone/some-model")
+    monkeypatch.setattr("enginehouse.models.manager.download", download)
+    monkeypatch.setattr(
+        "enginehouse.models.manager.missing_download", lambda source, _: reference if source == "far" else None
+    )
+    settings = evolve(settings_of({"m": tiny(source="far")}), server=ServerSettings(pull=True))
+    manager = ModelManager(settings, registry_of(TinyBackend()))
+    await manager.start()
+    await until(lambda: states(manager) == {"m": "loading"})
+    await change(ModelChanger(manager), settings_of(after))
+    async with asyncio.timeout(5):
+        await is_stopped.wait()
+
+    await until(lambda: states(manager) == dict.fromkeys(after, "unloaded"))
+    await manager.close()
 
 
 @pytest.mark.parametrize("load", ["eager", "lazy"])
