@@ -22,6 +22,7 @@ from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
 PER_MINUTE = 100_000
+SLOW = {"step_delay_s": 0.1}
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +139,26 @@ def test_routes_of_broken_off_answers_are_counted(tmp_path: Path) -> None:
 
     assert 'enginehouse_routed_requests_total{model="big"} 1' in figures
     assert 'enginehouse_discarded_tokens_total{model="big"} 3' in figures
+
+
+def test_prompts_that_nobody_has_computed_cost_nothing(tmp_path: Path) -> None:
+    """The request got no place in time; it is told to come again, and should not find its minute used up then."""
+    model = ModelSettings(source=str(tmp_path), backend="fake", isolation="thread", slots=1, options=SLOW)
+    settings = Settings(
+        models={"big": model},
+        limits=LimitsSettings(tokens_per_minute=PER_MINUTE, queue_timeout_s=0.3),
+        plugins=PluginsSettings(allow=()),
+    )
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        endless = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=endless) as first:
+            lines = first.iter_lines()  # it runs as long as somebody holds these
+            assert next(line for line in lines if line.startswith("data"))
+            before = spent(client)
+            refused = client.post("/v1/completions", json={"prompt": "word " * 50, "max_tokens": 2})
+            after = spent(client)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_timeout")
+    assert after == before

@@ -38,7 +38,8 @@ def _answered(assembly: Assembly) -> int:
     """Exact where the engine has reported it, else what has come so far: judged by its text where it has no tokens."""
     if len(assembly.finished) == assembly.num_prompts:
         return sum(event.num_prompt_tokens + event.num_completion_tokens for event in assembly.finished)
-    prompts = sum(one.generation.num_prompt_tokens or _prompt_tokens(one.request) for one in assembly.running)
+    started = [one for one in assembly.running if getattr(one.generation, "has_started", True)]
+    prompts = sum(one.generation.num_prompt_tokens or _prompt_tokens(one.request) for one in started)
     return prompts + (assembly.num_tokens or sum(map(_num_tokens, _texts(assembly))))
 
 

@@ -57,6 +57,7 @@ class ReplayedGeneration:
         num_suspicions: see :class:`enginehouse.replay.probation.Suspect`; so is ``num_forgiven``.
         engine: the worker that holds it; None while it is between two.
         num_replays: how often it went on in another worker.
+        has_started: whether it has ever left the queue of one.
         stage: how far it has come in that worker; what is *queued* there has run no code of its own any more.
     """
 
@@ -66,6 +67,7 @@ class ReplayedGeneration:
         self.num_suspicions = 0
         self.num_forgiven = 0
         self.num_replays = 0
+        self.has_started = False
         self.engine: WorkerEngine | None = None
         self.stage: Literal["submitted", "accepted", "queued", "running"] = "submitted"
         self.request = request
@@ -218,7 +220,7 @@ class ReplayedGeneration:
 
     def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
-        self.stage = "running"
+        self.stage, self.has_started = "running", True
         self._transcript.started(num_cached_tokens, num_loaded_tokens, cache_miss)
 
     def record(self, event: Event) -> Event:

@@ -144,7 +144,8 @@ class _Tries:
             return await _begin(generation, accept)
         except BaseException as error:
             generation.cancel()
-            if isinstance(error, asyncio.CancelledError):  # a model that fails is not its client's expense
+            # What a model that fails has computed, or one that had not begun, is not its client's expense.
+            if isinstance(error, asyncio.CancelledError) and generation.has_started:
                 self._on_discarded(generation.num_prompt_tokens + generation.num_read_tokens)
             raise
 

@@ -54,6 +54,11 @@ class BegunGeneration:
         return self._generation.num_prompt_tokens
 
     @property
+    def has_started(self) -> bool:
+        """Whether it has left the queue; engines that do not say so begin at once."""
+        return getattr(self._generation, "has_started", True)
+
+    @property
     def num_replays(self) -> int:
         """How often the request went on in another worker."""
         return getattr(self._generation, "num_replays", 0)
