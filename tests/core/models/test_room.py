@@ -116,6 +116,7 @@ async def test_models_that_wait_for_the_room_of_one_that_is_closed_get_it() -> N
     async with open_tiny(settings_of({"a": tiny(2, gate="slow"), "b": tiny(2)}, budget=3), backend) as manager:
         asked = [asyncio.create_task(manager.lease(name)) for name in ("a", "b")]
         await until(lambda: manager.find("a").is_leaving)
+        threading.Timer(0.1, backend.gates["slow"].set).start()
         await asyncio.gather(manager.find("a").close(), manager.find("a").unload(10.0))
         lease = await asked[1]
 
@@ -133,7 +134,7 @@ _names = st.sampled_from(list(_SIZES))
 
 
 class Manager(RuleBasedStateMachine):
-    """Requests come, hold models and end, in any order, while an operator loads and unloads."""
+    """Requests come, hold models and end, in any order, while an operator loads, unloads and changes settings."""
 
     asked: Bundle[asyncio.Task[Lease[LoadedModel]]] = Bundle("asked")
 
@@ -160,7 +161,7 @@ class Manager(RuleBasedStateMachine):
 
         async def open_manager() -> ModelManager:
             manager = ModelManager(self.settings(), registry_of(self.backend))
-            await manager.start()
+            self.orders.append(asyncio.create_task(manager.start()))  # what follows does not wait for it
             return manager
 
         self.manager = self.run(open_manager())
