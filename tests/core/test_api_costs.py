@@ -92,12 +92,13 @@ def test_tokens_that_a_route_throws_away_count(tmp_path: Path, stream: bool) -> 
     assert used == len("User: hi\nAssistant:") + 1 + routed["discarded_tokens"]
 
 
-def spent_at_last(client: httpx.Client, least: int) -> int:
-    """The same when what the client has left is noticed, which takes a moment; at most 20 s."""
+def figures_of_the_broken_off(client: httpx.Client) -> str:
+    """``/metrics`` when it has been noticed that a client has left, and its request is over."""
     deadline = time.monotonic() + 20
-    while (used := spent(client)) < least and time.monotonic() < deadline:
+    while "enginehouse_disconnects_total" not in (figures := client.get("/metrics").text):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    return used
+    return figures
 
 
 def test_whoever_leaves_while_models_are_tried_pays_for_what_was_computed(tmp_path: Path) -> None:
@@ -105,7 +106,8 @@ def test_whoever_leaves_while_models_are_tried_pays_for_what_was_computed(tmp_pa
     with serving(tmp_path, {"small": slow, "big": ["B"]}, num_probed=16) as client:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/chat/completions", json=chat("auto", max_tokens=30), timeout=1)
-        used = spent_at_last(client, 1 + len("User: hi\nAssistant:"))
+        figures_of_the_broken_off(client)
+        used = spent(client)
 
     assert len("User: hi\nAssistant:") < used <= len("User: hi\nAssistant:") + 16
 
@@ -122,7 +124,8 @@ def test_calls_of_a_broken_off_answer_count(tmp_path: Path) -> None:
                 seen += '"arguments":"' in line
                 if seen == 40:
                     break
-        used = spent_at_last(client, prompt.json()["count"] + seen // 2)
+        figures_of_the_broken_off(client)
+        used = spent(client)
 
     assert prompt.json()["count"] + seen // 2 <= used < prompt.json()["count"] + 302
 
@@ -132,10 +135,7 @@ def test_routes_of_broken_off_answers_are_counted(tmp_path: Path) -> None:
     with serving(tmp_path, {"small": list("abcdef"), "big": slow}) as client:
         with client.stream("POST", "/v1/chat/completions", json=chat("auto", stream=True, max_tokens=200)) as answer:
             assert any('"content":"B"' in line for line in answer.iter_lines())
-        deadline = time.monotonic() + 20
-        while "enginehouse_disconnects_total" not in (figures := client.get("/metrics").text):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        figures = figures_of_the_broken_off(client)
 
     assert 'enginehouse_routed_requests_total{model="big"} 1' in figures
     assert 'enginehouse_discarded_tokens_total{model="big"} 3' in figures
