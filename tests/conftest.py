@@ -6,12 +6,13 @@ other backend.
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ import pytest
 # The same examples in every run, however busy the machine is: what fails here fails everywhere.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests stay as long as the process: nobody looks for garbage among them, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
 
 _CORPUS = (
     "The capital of France is Paris, a city on the river Seine, and many people live there.",
