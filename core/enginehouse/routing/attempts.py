@@ -19,6 +19,8 @@ from enginehouse.errors import (
     EngineError,
     EnginehouseError,
     ModelNotFound,
+    ModelNotReady,
+    ModelUnloaded,
     Overloaded,
     QueueTimeout,
     RequestKillsWorker,
@@ -26,7 +28,7 @@ from enginehouse.errors import (
 )
 from enginehouse.router import Acceptance, Attempt, Probe
 from enginehouse.routing.begun import BegunGeneration, num_tokens_of
-from enginehouse.routing.experience import Experience
+from enginehouse.routing.experience import Experience, Trial
 from enginehouse.routing.planning import Plan
 from enginehouse.types import ChoiceFinished, GenerateRequest, RequestFinished, TextDelta
 
@@ -108,16 +110,17 @@ class _Tries:
         Raises:
             EnginehouseError: no other one is left, or each would give the same.
         """
-        attempt = self._left.popleft() if self._left else Attempt(self._unsure.pop())
+        attempt = self._take()
         self._model, is_last = attempt.model, not (self._left or self._unsure)
         accept = attempt.accept if self._may_be_better() else None
+        trial = self._experience.begin(attempt.model)
         try:
-            generation = await self._submit_to(attempt.model, is_probed=accept is not None, is_last=is_last)
+            generation = await self._submit_to(trial, is_probed=accept is not None)
             if is_last:
                 return generation
             probe = await self._begin(generation, accept)
         except EnginehouseError as error:
-            self._note(attempt.model, error)
+            _conclude(trial, error)
             if not self._is_passed_over(attempt.model, error):
                 raise
             if _is_fault_of_model(error):
@@ -128,7 +131,11 @@ class _Tries:
                 raise self._fault from error  # the request is not wrong: another model could answer it, were it there
             self._failed.append(FailedAttempt(attempt.model, error.message))
             return None
-        if accept is None or accept.is_good(probe):
+        except BaseException:
+            trial.ended()
+            raise
+        # Whoever might have done better may be left aside by now.
+        if accept is None or accept.is_good(probe) or not self._may_be_better():
             return generation
         generation.cancel()
         self._num_discarded += generation.num_read_tokens
@@ -137,6 +144,15 @@ class _Tries:
         self._failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
         self._left = deque(sorted(self._left, key=lambda other: other.model in self._plan.last_resorts))
         return None
+
+    def _take(self) -> Attempt:
+        """The next attempt: one at a model that is left aside comes after all others, also if that is new."""
+        hopeful = next((other for other in self._left if not self._experience.has_failed(other.model)), None)
+        if hopeful is None and self._unsure:
+            return Attempt(self._unsure.pop())
+        attempt = hopeful or self._left[0]
+        self._left.remove(attempt)
+        return attempt
 
     async def _begin(self, generation: BegunGeneration, accept: Acceptance | None) -> Probe:
         """Read the beginning of an answer; where that fails, or its client leaves meanwhile, nothing goes on."""
@@ -160,23 +176,21 @@ class _Tries:
             decision_s=self._plan.decision_s,
         )
 
-    async def _submit_to(self, model: str, *, is_probed: bool, is_last: bool) -> BegunGeneration:
+    async def _submit_to(self, trial: Trial, *, is_probed: bool) -> BegunGeneration:
         """Bring the request to a model. Nobody waits here for the first words of the last one: then they are noted."""
-        began = time.perf_counter()
         return BegunGeneration(
-            await self._submit(model, is_probed),
+            await self._submit(trial.model, is_probed),
             shows_logprobs=not is_probed or self._plan.has_logprobs,
-            on_begun=lambda: self._experience.answered(model, time.perf_counter() - began),
-            on_failed=lambda error: self._note(model, error) if is_last else None,
+            on_begun=trial.answered,
+            on_failed=lambda error: _conclude(trial, error),
+            on_end=trial.ended,
         )
 
-    def _note(self, model: str, error: EnginehouseError) -> None:
-        """The model has failed; one that is only busy says so at once, and may be free the next moment."""
-        if _is_fault_of_model(error) and not isinstance(error, Overloaded):
-            self._experience.failed(model)
-
     def _may_be_better(self) -> bool:
-        return any(other.model not in self._plan.last_resorts for other in self._left)
+        return any(
+            other.model not in self._plan.last_resorts and not self._experience.has_failed(other.model)
+            for other in self._left
+        )
 
     def _is_passed_over(self, model: str, error: EnginehouseError) -> bool:
         """Whether the next model is tried after this."""
@@ -204,6 +218,16 @@ async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Prob
             is_whole = is_whole or isinstance(event, ChoiceFinished)
             num_judged += num_tokens_of(event)
     return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole)
+
+
+def _conclude(trial: Trial, error: EnginehouseError) -> None:
+    """Say what an error means for the model that was tried."""
+    if isinstance(error, RequestKillsWorker | ModelNotReady | ModelUnloaded) or not isinstance(
+        error, EngineError | QueueTimeout
+    ):
+        trial.ended()
+    else:
+        trial.failed()
 
 
 def _is_fault_of_model(error: EnginehouseError) -> bool:

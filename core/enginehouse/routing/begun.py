@@ -27,6 +27,7 @@ class BegunGeneration:
         shows_logprobs: the log-probabilities are the client's, and not only a probe's.
         on_begun: called once, when the first batch has come.
         on_failed: called with the error when there never was a first batch.
+        on_end: called when nothing more will come; perhaps several times.
 
     Attributes:
         num_read_tokens: what all choices have made in the batches that were held back.
@@ -39,6 +40,7 @@ class BegunGeneration:
         shows_logprobs: bool,
         on_begun: Callable[[], None] = lambda: None,
         on_failed: Callable[[EnginehouseError], None] = lambda error: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._shows_logprobs = shows_logprobs
         self._generation = generation
@@ -46,7 +48,7 @@ class BegunGeneration:
         self._held: list[Sequence[Event]] = []
         self.num_read_tokens = 0
         self._has_begun = False
-        self._on_begun, self._on_failed = on_begun, on_failed
+        self._on_begun, self._on_failed, self._on_end = on_begun, on_failed, on_end
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -104,3 +106,4 @@ class BegunGeneration:
     def cancel(self) -> None:
         """Stop generating; idempotent."""
         self._generation.cancel()
+        self._on_end()

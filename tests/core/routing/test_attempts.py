@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
@@ -12,7 +13,12 @@ from enginehouse.errors import (
     EngineDead,
     EnginehouseError,
     GenerationFailed,
+    InsufficientMemory,
     InvalidRequest,
+    ModelLoadError,
+    ModelNotFound,
+    ModelNotReady,
+    ModelUnloaded,
     Overloaded,
     QueueTimeout,
     UnsupportedParameter,
@@ -66,6 +72,11 @@ class Models:
         if isinstance(found, EnginehouseError):
             raise found
         return found
+
+    async def until_asked(self, num_times: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.asked) < num_times:
+                await asyncio.sleep(0)
 
     async def run(
         self, *attempts: Attempt, named: str | None = None, last_resorts: Sequence[str] = (), strategy: str = "cascade"
@@ -181,9 +192,22 @@ async def test_a_probe_that_breaks_off_is_a_failure() -> None:
     assert models.experience.has_failed("small")
 
 
-@pytest.mark.parametrize(("error", "has_failed"), [(Overloaded("full"), False), (QueueTimeout("slow"), True)])
-async def test_who_is_busy_is_passed_over_and_not_left_aside(error: EnginehouseError, has_failed: bool) -> None:
-    """A full queue says so at once; one that moves too slowly has cost the request its time."""
+@pytest.mark.parametrize(
+    ("error", "has_failed"),
+    [
+        (Overloaded("full"), False),
+        (QueueTimeout("slow"), True),
+        (InsufficientMemory("others stay"), True),
+        (ModelNotReady("loading"), False),
+        (ModelUnloaded("unloaded by its operator"), False),
+        (ModelNotFound("main"), False),
+        (ModelLoadError("damaged"), True),
+        (EngineDead("gone"), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_only_what_the_model_is_to_blame_for_leaves_it_aside(error: EnginehouseError, has_failed: bool) -> None:
+    """Each is passed over. What says so at once costs nothing; what made the request wait for nothing counts."""
     models = Models({"main": error, "spare": Answer(says("s"))})
     ended = await models.run(Attempt("main"), Attempt("spare"), strategy="fallback")
 
@@ -214,6 +238,101 @@ async def test_what_the_named_model_cannot_do_is_refused() -> None:
         await models.run(Attempt("main"), Attempt("spare"), named="main")
 
     assert models.asked == ["main"]
+
+
+# -- a model that is tried again -------------------------------------------------------------------
+
+
+@define
+class Hanging(Answer):
+    """Answers when it is let."""
+
+    may_begin: asyncio.Event = field(factory=asyncio.Event)
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        await self.may_begin.wait()
+        async for batch in super().__aiter__():
+            yield batch
+
+
+@pytest.fixture
+def recovering() -> tuple[Models, Hanging]:
+    """The main model has failed, and its pause is over; what it will say; another one stands in."""
+    now = [0.0]
+    main = Hanging([*says("m"), *ENDED])
+    models = Models({"main": main, "spare": Answer([*says("s"), *ENDED])})
+    models.experience = Experience(RouterSettings(max_failures=1, pause_s=10), lambda: now[0])
+    models.experience.failed("main")
+    now[0] = 10.0
+    return models, main
+
+
+_CHAIN = (Attempt("main"), Attempt("spare"))
+
+
+async def test_of_all_who_wait_one_tries_the_model_again(recovering: tuple[Models, Hanging]) -> None:
+    """Their plans are all of the time before the first one's attempt."""
+    models, main = recovering
+    running = [asyncio.create_task(models.run(*_CHAIN, named="main")) for _ in range(5)]
+    done, _ = await asyncio.wait(running[1:], timeout=5)
+
+    assert [one.result().text for one in done] == ["s"] * 4
+    assert models.asked.count("main") == 1
+    main.may_begin.set()
+    assert (await running[0]).text == "m"
+    assert (await models.run(*_CHAIN, named="main")).text == "m"  # the circuit is closed
+
+
+async def test_test_whose_client_leaves_is_no_verdict(recovering: tuple[Models, Hanging]) -> None:
+    models, main = recovering
+    first = asyncio.create_task(models.run(*_CHAIN, named="main"))
+    await models.until_asked(1)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    main.may_begin.set()
+
+    assert (await models.run(*_CHAIN, named="main")).text == "m"
+
+
+async def test_test_that_nobody_reads_is_no_verdict_when_it_is_cancelled(recovering: tuple[Models, Hanging]) -> None:
+    """Of the last model that is left only the acceptance is waited for."""
+    models, _ = recovering
+    plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"),), reason=""))
+    generation, _ = await run_attempts(plan, models.submit, models.experience)
+    assert models.experience.has_failed("main")
+    generation.cancel()
+
+    assert not models.experience.has_failed("main")
+
+
+async def test_test_that_meets_a_full_queue_is_no_verdict(recovering: tuple[Models, Hanging]) -> None:
+    models, main = recovering
+    models.by_name = {**models.by_name, "main": Overloaded("full")}
+    assert (await models.run(*_CHAIN, named="main")).text == "s"
+    models.by_name = {**models.by_name, "main": main}
+    main.may_begin.set()
+
+    assert (await models.run(*_CHAIN, named="main")).text == "m"
+
+
+async def test_weak_answer_is_taken_while_another_request_tests_the_stronger_model(
+    recovering: tuple[Models, Hanging],
+) -> None:
+    """When it began, the stronger model could be asked; nothing is thrown away as that is over."""
+    models, main = recovering
+    small = Hanging([*says("w"), *ENDED])
+    models.by_name = {**models.by_name, "small": small}
+    weak = asyncio.create_task(models.run(Attempt("small", never(1)), Attempt("main")))
+    await models.until_asked(1)
+    test = asyncio.create_task(models.run(*_CHAIN, named="main"))
+    await models.until_asked(2)
+    small.may_begin.set()
+    ended = await asyncio.wait_for(weak, 5)
+    main.may_begin.set()
+    await test
+
+    assert (ended.text, ended.routed.num_discarded_tokens) == ("w", 0)
+    assert models.asked == ["small probed", "main"]
 
 
 async def test_counts_that_an_engine_learns_at_the_end_are_seen() -> None:

@@ -26,6 +26,82 @@ def test_model_is_left_aside_after_failures_in_a_row_and_tried_again_later() -> 
     assert not experience.has_failed("m")  # failures are counted anew after an answer
 
 
+@pytest.fixture
+def half_open() -> tuple[Experience, list[float]]:
+    """The model ``m`` has failed, and its pause is over; and the clock."""
+    now = [0.0]
+    experience = Experience(RouterSettings(max_failures=1, pause_s=10), lambda: now[0])
+    experience.failed("m")
+    now[0] = 10.0
+    assert not experience.has_failed("m")
+    return experience, now
+
+
+def test_after_the_pause_one_request_tries_and_the_others_go_on_without(
+    half_open: tuple[Experience, list[float]],
+) -> None:
+    experience, _ = half_open
+    test = experience.begin("m")
+    assert experience.has_failed("m")
+    experience.begin("m").ended()  # nothing else was left for that one
+    assert experience.has_failed("m")
+    test.answered()
+    assert not experience.has_failed("m")
+
+
+def test_test_that_fails_opens_the_circuit_for_another_pause(half_open: tuple[Experience, list[float]]) -> None:
+    experience, now = half_open
+    test = experience.begin("m")
+    test.failed()
+    test.failed()  # said of the generation, and of the attempt
+    now[0] = 19.9
+    assert experience.has_failed("m")
+    now[0] = 20.0
+    assert not experience.has_failed("m")
+
+
+def test_test_that_is_given_up_lets_the_next_request_try(half_open: tuple[Experience, list[float]]) -> None:
+    experience, _ = half_open
+    given_up = experience.begin("m")
+    given_up.ended()
+    assert not experience.has_failed("m")
+    experience.begin("m")
+    given_up.ended()  # said twice: the test is another request's now
+    assert experience.has_failed("m")
+
+
+def test_test_that_never_ends_is_waited_for_no_longer_than_a_pause(half_open: tuple[Experience, list[float]]) -> None:
+    experience, now = half_open
+    hanging = experience.begin("m")
+    now[0] = 19.9
+    assert experience.has_failed("m")
+    now[0] = 20.0
+    assert not experience.has_failed("m")
+    second = experience.begin("m")
+    hanging.ended()
+    assert experience.has_failed("m")
+    second.answered()
+    assert not experience.has_failed("m")
+
+
+def test_without_a_pause_nothing_is_left_aside() -> None:
+    experience = Experience(RouterSettings(max_failures=1, pause_s=0), lambda: 0.0)
+    experience.failed("m")
+    experience.begin("m")
+    assert not experience.has_failed("m")
+
+
+def test_beginning_closes_the_circuit_and_breaking_off_after_it_is_a_failure() -> None:
+    now = [0.0]
+    experience = Experience(RouterSettings(max_failures=1, pause_s=10), lambda: now[0])
+    trial = experience.begin("m")
+    now[0] = 0.5
+    trial.answered()
+    assert experience.first_token_s("m") == 0.5
+    trial.failed()
+    assert experience.has_failed("m")
+
+
 def test_times_are_averaged_with_the_newest_counting_most() -> None:
     experience = Experience(RouterSettings())
     assert experience.first_token_s("m") is None
