@@ -2,8 +2,8 @@
 
 Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
 ``served``, ``served-large-chunks`` and ``served-whole`` (the 128 requests through the server, the last not streamed),
-``offline`` (256 sequences of Qwen3-0.6B's shape through the engine) and ``transformers`` (``generate`` and
-``generate_batch``). Weights are random.
+``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
+``cuda_speculation.py``) and ``transformers`` (``generate`` and ``generate_batch``). Weights are random.
 Each part prints lines; the card and its bandwidth, measured in the same run, come first.
 """
 
@@ -30,6 +30,7 @@ from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, Sa
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 from .cuda_models import SHAPES, write_shape
+from .cuda_speculation import measure_speculation
 
 _SAMPLING = SamplingParams(temperature=0.6, seed=1)
 
@@ -324,12 +325,21 @@ def _measure_llama(bandwidth: float) -> None:
     runner.close()
 
 
+def _measure_speculation() -> None:
+    runner = open_shape("llama-3.1-8b", slots=8, context=2048)
+    network = runner._model.network
+    for line in measure_speculation(runner, network._embeddings, network._head):
+        _say(line)
+    runner.close()
+
+
 def main() -> None:
     """Run the parts that the command line names."""
     bandwidth = measure_card()
     parts: dict[str, Callable[[], None]] = {
         "llama": lambda: _measure_llama(bandwidth),
         "offline": measure_offline,
+        "speculation": _measure_speculation,
         "served": measure_served,
         "served-large-chunks": lambda: measure_served(prefill_chunk_tokens=8192),
         "served-whole": lambda: measure_served(streams=False, prefill_chunk_tokens=8192),
