@@ -179,7 +179,8 @@ class Pipeline:
     async def _submit(self, request: GenerateRequest, model: str | None) -> RunningRequest:
         lease = await self._manager.lease(model)
         try:
-            running = await self._submit_to(lease.model, request)
+            with lease.explaining():
+                running = await self._submit_to(lease.model, request)
         except BaseException:
             lease.release()
             raise

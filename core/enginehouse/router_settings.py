@@ -21,7 +21,7 @@ class RouterSettings:
         default: the model to take where nothing speaks for another one; unset is the first of ``models``.
         fallbacks: model to the models that are tried in its place, in this order, while it cannot answer.
         max_failures: failures in a row after which a model is left aside.
-        pause_s: seconds until it is tried again then.
+        pause_s: seconds until one request tries it again then.
     """
 
     strategy: str | None = None

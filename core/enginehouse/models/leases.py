@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from attrs import define, field
 
 from enginehouse.backend import Generation
-from enginehouse.errors import EnginehouseError
+from enginehouse.errors import EngineError, EnginehouseError
 from enginehouse.types import Event
 
 __all__ = ["Lease", "LeasedGeneration", "Uses", "Waiters"]
@@ -68,11 +69,24 @@ class Lease(Generic[_M]):
         self.model = model
         self._uses = uses
         self._generation: LeasedGeneration | None = None
+        self._error: EnginehouseError | None = None  # why it was ended
 
     def hold(self, generation: Generation) -> LeasedGeneration:
         """The same generation; the lease ends when it does."""
-        self._generation = LeasedGeneration(generation, self.release)
-        return self._generation
+        held = self._generation = LeasedGeneration(generation, self.release)
+        if self._error is not None:
+            held.fail(self._error)
+        return held
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """While the block runs, an engine that is gone because the model was taken away is not told of as dead."""
+        try:
+            yield
+        except EngineError as error:
+            if self._error is None:
+                raise
+            raise self._error from error
 
     def release(self) -> None:
         """The model is not needed any more; idempotent."""
@@ -81,6 +95,7 @@ class Lease(Generic[_M]):
 
     def end(self, error: EnginehouseError) -> None:
         """Take the model away: its generation ends with ``error``; one that is still prepared meets a closed engine."""
+        self._error = error
         if self._generation is not None:
             self._generation.fail(error)
         self.release()

@@ -240,7 +240,8 @@ class ModelManager:
         """The model while the block runs, see :meth:`lease`."""
         lease = await self.lease(name)
         try:
-            yield lease.model
+            with lease.explaining():
+                yield lease.model
         finally:
             lease.release()
 

@@ -7,7 +7,6 @@ was not accepted is better than none: it is asked again, and taken, when all oth
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 

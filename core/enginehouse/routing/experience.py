@@ -1,7 +1,7 @@
 """How models have fared lately: failures in a row, and times to the first token.
 
-This is the circuit breaker: a model that fails too often in a row is left aside for a while. Then one request may try it
-again, and the others go on without it until that one has an answer, which closes the circuit. Knows no models, only
+This is the circuit breaker: a model that fails too often in a row is left aside for a while. Then one request may try
+it again, and the others go on without it until that one has an answer, which closes the circuit. Knows no models, only
 their names, and no errors: who tries a model decides what is a failure of it.
 """
 

@@ -56,6 +56,21 @@ class Failing(Halving):
         raise RuntimeError("no idea")
 
 
+class Gated(Halving):
+    """Waits until it is let."""
+
+    name = "gated"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
+        self.has_begun.set()
+        assert self.may_end.wait(20)
+        return [[(0, len(text.text))] for text in task.texts]
+
+
 class Confused(Halving):
     """Names ranges that there are not."""
 

@@ -14,15 +14,16 @@ from attrs import evolve
 from enginehouse.compression import Compressor
 from enginehouse.compressor_settings import CompressorSettings
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, RequestError
+from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelUnloaded, RequestError
 from enginehouse.models import ModelManager
+from enginehouse.models.orders import unload_model
 from enginehouse.pipeline import Pipeline, RunningRequest
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.testing.script import write_script
 from enginehouse.types import Compression, GenerateRequest, Message
 
-from .methods import Confused, Failing, Forgetful, Halving, Scoring, Slow, Unbudgeted
+from .methods import Confused, Failing, Forgetful, Gated, Halving, Scoring, Slow, Unbudgeted
 
 DOCUMENT, QUESTION = "0123456789" * 40, "What is it?"
 TEXT = f"{DOCUMENT}\n\n{QUESTION}"  # 413 tokens, of which 402 are free: one per byte
@@ -282,3 +283,20 @@ async def test_scorer_keeps_nothing_of_a_request_that_forbids_it(tmp_path: Path,
     assert running.compressed is not None
     assert running.compressed.scored_tokens > 0
     assert (stats.cached_tokens > 0) == is_kept
+
+
+@pytest.mark.parametrize("model", ["s", "m"])
+async def test_model_that_is_taken_away_while_a_prompt_is_shortened_is_not_told_of_as_dead(
+    tmp_path: Path, model: str
+) -> None:
+    """An operator's order is no illness of the model, neither for the client nor for a circuit breaker."""
+    gated = Gated()
+    async with opened(tmp_path, gated) as pipeline:
+        asked = request(model=model, compression=Compression(method="gated", ratio=0.5))
+        submitting = asyncio.create_task(pipeline.submit(asked))
+        assert await asyncio.to_thread(gated.has_begun.wait, 20)
+        await unload_model(pipeline._manager, model, force=True)
+        gated.may_end.set()
+
+        with pytest.raises(ModelUnloaded, match=f"'{model}' was unloaded"):
+            [batch async for batch in (await submitting).generation]

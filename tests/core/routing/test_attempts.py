@@ -75,7 +75,7 @@ class Models:
 
     async def until_asked(self, num_times: int) -> None:
         async with asyncio.timeout(20):
-            while len(self.asked) < num_times:
+            while len(self.asked) < num_times:  # noqa: ASYNC110 - what is waited for sets no event
                 await asyncio.sleep(0)
 
     async def run(
