@@ -256,6 +256,13 @@ class _Watched:
         copying_s, self.copying_s = self.copying_s, 0.0
         return None if times is None else evolve(times, waiting_s=waiting_s, copying_s=copying_s)
 
+    def wait(self) -> None:
+        """Until the device is done, before rows are read: copying is then copying only."""
+        started = time.perf_counter()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.waiting_s += time.perf_counter() - started
+
     def forward(self, spans: Sequence[Span]) -> _WatchedRows:
         """As the runner does."""
         started = time.perf_counter()
@@ -283,18 +290,16 @@ class _WatchedRows:
         return int(self.rows.num_rows)
 
     def select(self, rows: Sequence[int]) -> _WatchedRows:
-        """Only these rows."""
+        """Only these rows; choosing them waits for the device as well."""
+        self.watched.wait()
         return _WatchedRows(self.watched, self.rows.select(rows))
 
     def host(self) -> Any:
         """The rows in host memory."""
+        self.watched.wait()
         started = time.perf_counter()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        is_there = time.perf_counter()
         rows = self.rows.host()
-        self.watched.waiting_s += is_there - started
-        self.watched.copying_s += time.perf_counter() - is_there
+        self.watched.copying_s += time.perf_counter() - started
         return rows
 
 
