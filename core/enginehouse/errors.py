@@ -13,6 +13,7 @@
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   ├── ModelNotFound           no model is served under that name
     │   └── ReloadRefused           a new configuration is wrong; the old one stays
+    ├── ReloadFailed                a new configuration could not be planned; the old one stays
     ├── RequestCancelled            the server's operator has cancelled the request
     ├── RateLimited                 the caller has used up what it may use for now; try again later
     ├── Overloaded                  the queue is full of the caller's own requests; try again later
@@ -76,6 +77,7 @@ __all__ = [
     "PluginError",
     "QueueTimeout",
     "RateLimited",
+    "ReloadFailed",
     "ReloadRefused",
     "RenderError",
     "RequestCancelled",
@@ -178,6 +180,10 @@ class ModelNotFound(RequestError):
 
 class ReloadRefused(RequestError):
     """A new configuration is wrong, so the old one stays. ``param`` is the dotted path of the setting."""
+
+
+class ReloadFailed(EnginehouseError):
+    """A plugin, or this server, failed over a new configuration, so the old one stays."""
 
 
 class RequestCancelled(EnginehouseError):

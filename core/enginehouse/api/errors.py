@@ -33,6 +33,7 @@ from enginehouse.errors import (
     Overloaded,
     QueueTimeout,
     RateLimited,
+    ReloadFailed,
     ReloadRefused,
     RenderError,
     RequestCancelled,
@@ -129,6 +130,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (EngineDead, 503, "server_error", "engine_dead"),
     # Clients try 5xx again by themselves, which would cost two more workers.
     (RequestKillsWorker, 422, "invalid_request_error", "request_kills_worker"),
+    (ReloadFailed, 500, "server_error", "reload_failed"),
     (GenerationFailed, 500, "server_error", "generation_failed"),
     (EnginehouseError, 500, "server_error", "internal_error"),
 )

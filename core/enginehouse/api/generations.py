@@ -22,7 +22,7 @@ from enginehouse.api.origins import Headers
 from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState, ReloadReport
 from enginehouse.config import Settings
-from enginehouse.errors import ConfigError, EnginehouseError, ReloadRefused
+from enginehouse.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
 from enginehouse.models.changing import ModelChanger
 from enginehouse.pipeline import Pipeline
 from enginehouse.prompt.renderer import Renderer
@@ -45,6 +45,8 @@ _FIXED = {
     ),
 }
 """Settings that something outside generations is made with: the port, the log, connections, workers, renderers."""
+
+_STAYS = "The configuration was not reloaded, the old one stays"
 
 _log = logging.getLogger("enginehouse.server")
 
@@ -89,6 +91,7 @@ class Generations:
 
         Raises:
             ReloadRefused: they are wrong, or there are none to read; nothing was changed.
+            ReloadFailed: something failed over them, such as a plugin; nothing was changed.
         """
         if self._reread is None:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
@@ -100,10 +103,14 @@ class Generations:
                 planned = await self._changer.plan(settings)
                 await self._check_templates(state)
                 await asyncio.to_thread(state.keys.reload, settings.auth)
+            except PluginError as error:
+                raise ReloadFailed(f"{_STAYS}: {error.message}") from error
             except EnginehouseError as error:
                 path = error.path if isinstance(error, ConfigError) else None
-                message = f"The configuration was not reloaded, the old one stays: {error.message}"
-                raise ReloadRefused(message, path) from error
+                raise ReloadRefused(f"{_STAYS}: {error.message}", path) from error
+            except Exception as error:
+                _log.exception("a new configuration could not be planned")
+                raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
             # From here on nothing is awaited: a request meets the old generation or the new one.
             state.admission.change(settings.limits)
             state.manager.check_with(state.pipeline.check_model)
@@ -119,7 +126,7 @@ class Generations:
             signal.clear()
             try:
                 report = await self.reload()
-            except ReloadRefused as error:
+            except EnginehouseError as error:
                 _log.error("%s", error.message)
             except Exception:  # noqa: BLE001 - border: a signal has nobody who would hear of it
                 _log.exception("reloading the configuration failed")

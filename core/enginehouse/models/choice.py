@@ -11,6 +11,7 @@ from attrs import frozen
 
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.errors import ModelLoadError
+from enginehouse.plugins import plugin_border
 
 __all__ = ["BackendChoice", "Verdict", "choose_backend", "judge_all", "suits"]
 
@@ -100,8 +101,11 @@ def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendC
     if backend is None:
         known = ", ".join(sorted(backends)) or "none"
         raise ModelLoadError(f"there is no backend {name!r}; installed backends: {known}")
-    if probe and not (found := backend.probe()).available:
-        raise ModelLoadError(f"the backend {name!r} cannot run here: {found.reason}")
+    if probe:
+        with plugin_border(f"the backend {name!r}"):
+            found = backend.probe()
+        if not found.available:
+            raise ModelLoadError(f"the backend {name!r} cannot run here: {found.reason}")
     return BackendChoice(backend, "named in the settings")
 
 

@@ -16,7 +16,7 @@ from enginehouse.engine.worker import DrafterLoad, ModelLoad
 from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.models.choice import choose_backend
 from enginehouse.models.sources import find_source, no_such_model
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, plugin_border
 from enginehouse.structuring import closest
 
 __all__ = ["DrafterPlan", "SecondModel", "plan_drafters"]
@@ -93,7 +93,8 @@ def _plan(
     options = structure_options(known.options, drafter.options, path, also_known=("source", "backend", "settings"))
     second: SecondModel | None = None
     if isinstance(known, LayerDrafter):
-        second = _first_layers(drafter, path, model, lambda num_layers: known.choose_layers(options, num_layers))
+        with plugin_border(f"the drafter {drafter.name!r}"):
+            second = _first_layers(drafter, path, model, lambda num_layers: known.choose_layers(options, num_layers))
     elif drafter.source is not None:
         second = _second_model(drafter, path, settings, registry)
     elif named := _first_set(drafter, "backend", "settings"):
@@ -130,7 +131,8 @@ def _first_layers(
             raise ConfigError(f"{path}.settings: {reason}", f"{path}.settings")
         return None
     try:
-        num_layers = backend.count_layers(source)
+        with plugin_border(f"the backend {backend.name!r}"):
+            num_layers = backend.count_layers(source)
     except ModelLoadError as error:
         raise ModelLoadError(f"the drafter {drafter.name!r}: {error.message}") from error
     chosen = choose(num_layers)

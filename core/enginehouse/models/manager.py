@@ -140,9 +140,6 @@ class ModelManager:
             raise
         except EnginehouseError as error:
             model.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - border to plugins: a broken one stops its own model only
-            _log.error("planning the model %s failed", model.name, exc_info=error)
-            model.fail(f"{type(error).__name__}: {error}")
 
     async def _download(self, model: ServedModel, reference: HubReference) -> None:
         """Fetch a model's files, then go on with it as with all others. Only the start of the server comes here."""

@@ -23,7 +23,7 @@ from enginehouse.models.early_exit import plan_exit_policy
 from enginehouse.models.own_engine import check_own_engine
 from enginehouse.models.prefix_disk import plan_prefix_disk
 from enginehouse.models.sources import find_source, no_such_model
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, plugin_border
 from enginehouse.types import EngineSettings
 
 __all__ = ["ModelPlan", "OpenEngine", "open_engine", "plan_model"]
@@ -67,7 +67,13 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     Raises:
         ConfigError: an option is unknown to the backend or has a wrong value, or settings contradict each other.
         ModelLoadError: there is no such source, or no backend for it.
+        PluginError: a plugin failed over it; its traceback is in the log.
     """
+    with plugin_border(f"planning the model {name!r}"):
+        return _plan(name, settings, registry)
+
+
+def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
     if settings.python is not None and settings.isolation == "thread":
         path = f"models.{name}.python"
         raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)

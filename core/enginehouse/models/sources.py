@@ -13,6 +13,7 @@ from enginehouse.errors import ModelLoadError
 from enginehouse.hub.cache import cached_snapshot
 from enginehouse.hub.quantizations import choose_gguf
 from enginehouse.hub.reference import HubReference, parse_reference
+from enginehouse.plugins import plugin_border
 
 __all__ = ["Offered", "find_source", "hub_reference", "no_such_model"]
 
@@ -36,7 +37,8 @@ def find_source(text: str, offered: Offered) -> ModelSource:
             and the text does not say which.
     """
     if text in offered:
-        source = offered[text]()
+        with plugin_border(f"the model source {text!r}"):
+            source = offered[text]()
         if source is None:
             raise ModelLoadError(
                 f"the model {text!r} is not installed; run: pip install 'enginehouse[{text}]', or give a path"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from enginehouse.plugins.border import plugin_border
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.plugins.registry import PluginRegistry
 
-__all__ = ["PluginRecord", "PluginRegistry"]
+__all__ = ["PluginRecord", "PluginRegistry", "plugin_border"]

@@ -16,6 +16,7 @@ from enginehouse.config import Settings
 from enginehouse.errors import ConfigError, ModelNotFound, UnsupportedParameter
 from enginehouse.media import check_media
 from enginehouse.models import ModelManager, ModelStatus
+from enginehouse.plugins import plugin_border
 from enginehouse.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
 from enginehouse.routing.experience import Experience
 from enginehouse.structuring import closest
@@ -73,6 +74,7 @@ class Planner:
 
     Raises:
         ConfigError: no plugin registers the router that the settings name, or its own settings do not suit the models.
+        PluginError: the router failed over them.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class Planner:
             raise ConfigError(message, "router.strategy")
         self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
         if isinstance(self._router, ChecksModels):
-            self._router.check_models(self._models)
+            with plugin_border(f"the router {self._router.name!r}"):
+                self._router.check_models(self._models)
         self._manager = manager
         self._capabilities_of = capabilities_of
         self.experience = Experience(settings.router)

@@ -8,15 +8,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 import pytest
+from attrs import evolve
 
 from enginehouse.api.generations import keep_fixed
+from enginehouse.backend import ModelSource, Probe
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.hookspecs import API_VERSION
+from enginehouse.plugins import PluginRegistry
+from enginehouse.router import Attempt, Route, RouteQuestion
+from enginehouse.router_settings import RouterSettings
 from enginehouse.testing.script import write_script
+from enginehouse.testing.scripted import ScriptedOptions
 from enginehouse.testing.server import started_server
 from enginehouse.testing.server_thread import server_thread
 
@@ -241,6 +249,99 @@ def test_server_ends_with_its_terminal(tmp_path: Path) -> None:
             assert process.wait(20) == 0
         finally:
             process.kill()
+
+
+class _Stumbling:
+    """A backend, a model source and a router of one plugin, whose author has forgotten something."""
+
+    name = "stumbling"
+    api_version = API_VERSION
+    options: type[Any] = ScriptedOptions
+    opens: Literal["runner", "engine"] = "engine"
+
+    def probe(self) -> Probe:
+        raise RuntimeError("forgotten")
+
+    match = estimate = open = probe
+
+    def find(self) -> ModelSource | None:
+        raise RuntimeError("forgotten")
+
+    def route(self, question: RouteQuestion) -> Route:
+        return Route(attempts=tuple(Attempt(one.name) for one in question.candidates), reason="any")
+
+    def check_models(self, models: Sequence[str]) -> None:
+        raise RuntimeError("forgotten")
+
+
+@pytest.mark.parametrize(
+    ("changed", "culprit"),
+    [
+        ({"models": {"new": ModelSettings(source="a.json", backend="stumbling")}}, "the backend 'stumbling'"),
+        ({"models": {"new": ModelSettings(source="lost")}}, "the model source 'lost'"),
+        ({"router": RouterSettings(strategy="stumbling")}, "the router 'stumbling'"),
+        (RuntimeError("forgotten"), "RuntimeError"),
+    ],
+    ids=["backend", "model source", "router", "reading"],
+)
+def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changed: dict[str, Any] | Exception,
+    culprit: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_script(tmp_path / "a.json", ["A"])
+    settings = Settings(models={"a": ModelSettings(source="a.json", backend="scripted")})
+    registry, plugin = PluginRegistry.for_settings(settings), _Stumbling()
+    registry = evolve(
+        registry,
+        backends={**registry.backends, plugin.name: plugin},
+        model_sources={"lost": plugin.find},
+        routers={plugin.name: plugin},
+    )
+    wanted: list[dict[str, Any] | Exception] = [changed]
+
+    def read() -> Settings:
+        if isinstance(wanted[0], Exception):
+            raise wanted[0]
+        return evolve(settings, **{"models": settings.models, **wanted[0]})
+
+    with server_thread(settings, registry, read) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        failed = client.post("/admin/reload", json={})
+        served = client.post("/v1/completions", json={"model": "a", "prompt": "x", "max_tokens": 1})
+        wanted[0] = {}
+        again = client.post("/admin/reload", json={})
+    error = failed.json()["error"]
+
+    assert (failed.status_code, error["code"]) == (500, "reload_failed")
+    assert error["message"].startswith("The configuration was not reloaded, the old one stays: ")
+    assert culprit in error["message"]
+    assert "forgotten" in error["message"]
+    assert served.status_code == 200, served.text
+    assert again.json()["generation"] == 2
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["forgotten"]
+
+
+def test_order_to_load_a_model_whose_backend_stumbles_names_it(tmp_path: Path) -> None:
+    source = write_script(tmp_path / "a.json", ["A"])
+    stumbling = ModelSettings(source=source, backend="stumbling", load="lazy")
+    settings = Settings(models={"a": ModelSettings(source=source, backend="scripted"), "b": stumbling})
+    registry = PluginRegistry.for_settings(settings)
+    registry = evolve(registry, backends={**registry.backends, "stumbling": _Stumbling()})
+    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        failed = client.post("/admin/models/b/load", json={})
+        shown = client.get("/admin/models").json()["data"]
+    said = "the backend 'stumbling' failed: RuntimeError: forgotten"
+
+    assert failed.status_code == 500
+    assert said in failed.json()["error"]["message"]
+    assert [model["error"] for model in shown] == [None, said]
 
 
 def test_server_without_a_configuration_says_so(tmp_path: Path) -> None:
