@@ -92,6 +92,7 @@ class Generations:
         Raises:
             ReloadRefused: they are wrong, or there are none to read; nothing was changed.
             ReloadFailed: something failed over them, such as a plugin; nothing was changed.
+            ServerStopping: the server ends meanwhile.
         """
         if self._reread is None:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
@@ -112,6 +113,7 @@ class Generations:
                 _log.exception("a new configuration could not be planned")
                 raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
             # From here on nothing is awaited: a request meets the old generation or the new one.
+            state.manager.check_open()
             state.admission.change(settings.limits)
             state.manager.check_with(state.pipeline.check_model)
             changes = self._changer.apply(planned)

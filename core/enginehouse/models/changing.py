@@ -1,7 +1,7 @@
 """A new configuration meets the served models: some appear, some leave, some are replaced, the others do not notice.
 
-Planning comes first and may refuse everything; applying cannot fail any more. Called by whoever reloads settings; the
-objects that requests meet besides models are not known here.
+Planning comes first and may refuse everything; applying fails only where the server ends. Called by whoever reloads
+settings; the objects that requests meet besides models are not known here.
 """
 
 from __future__ import annotations
@@ -62,8 +62,13 @@ class ModelChanger:
         return find_changes({name: model.settings for name, model in self._manager.models.items()}, settings.models)
 
     def apply(self, planned: PlannedChanges) -> ModelChanges:
-        """Serve by the new settings from now on; models that must be opened or closed are, in the background."""
+        """Serve by the new settings from now on; models that must be opened or closed are, in the background.
+
+        Raises:
+            ServerStopping: the manager is closed; nothing was changed.
+        """
         manager, settings = self._manager, planned.settings
+        manager.check_open()
         changes = self._changes(settings)
         manager.settings = settings
         manager.room.budget, manager.room.drain_s = budget_of(settings), settings.limits.drain_s

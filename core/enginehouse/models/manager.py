@@ -13,7 +13,14 @@ from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary, WeakSet
 
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, EnginehouseError, ModelNotFound, ModelOverloaded, ModelTooLarge
+from enginehouse.errors import (
+    ConfigError,
+    EnginehouseError,
+    ModelNotFound,
+    ModelOverloaded,
+    ModelTooLarge,
+    ServerStopping,
+)
 from enginehouse.hub import HubReference
 from enginehouse.memory_budget import MemoryBudget
 from enginehouse.models.downloads import download, missing_download
@@ -70,6 +77,7 @@ class ModelManager:
         self._downloads: WeakKeyDictionary[ServedModel, asyncio.Task[None]] = WeakKeyDictionary()
         self._background: set[asyncio.Task[None]] = set()
         self._is_planned = asyncio.Event()
+        self._is_closed = False
         self.put({name: self.make(name, model) for name, model in settings.models.items()})
 
     # -- the table ---------------------------------------------------------------------------------
@@ -183,16 +191,24 @@ class ModelManager:
                 model.put_off()
 
     def run(self, task: asyncio.Task[None]) -> None:
-        """Keep a task in sight until it is done; closing cancels it."""
+        """Keep a task in sight until it is done; closing cancels it, and what is begun after that at once."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        if self._is_closed:
+            task.cancel()
+
+    def check_open(self) -> None:
+        """Raises ServerStopping when this is closed or being closed: then nothing new may be served."""
+        if self._is_closed:
+            raise ServerStopping("The server is shutting down.")
 
     async def close(self) -> None:
         """Close every model; running requests end with EngineDead."""
-        tasks = tuple(self._background)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._is_closed = True
+        while tasks := tuple(self._background):  # the end of one may have begun another one
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(model.close() for model in tuple(self._made)))
 
     # -- requests ----------------------------------------------------------------------------------

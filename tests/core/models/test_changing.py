@@ -13,7 +13,14 @@ from attrs import evolve
 
 from enginehouse.backend import Probe
 from enginehouse.config import ModelSettings, ServerSettings, Settings
-from enginehouse.errors import ConfigError, ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
+from enginehouse.errors import (
+    ConfigError,
+    ModelConflict,
+    ModelLoadError,
+    ModelNotFound,
+    ModelUnloaded,
+    ServerStopping,
+)
 from enginehouse.hub import HubReference
 from enginehouse.models import ModelManager
 from enginehouse.models.changes import _WITHOUT_WORKER, find_changes
@@ -413,6 +420,43 @@ async def test_end_of_the_server_closes_what_is_about_to_be_served() -> None:
         threading.Timer(0.1, backend.gates["slow"].set).start()
 
     assert (backend.open_bytes, manager.room.held_bytes("cpu")) == (0, 0)
+
+
+async def test_change_that_is_planned_when_the_server_ends_changes_nothing() -> None:
+    backend = _SlowToPlan(is_planning=True)
+    async with open_tiny(settings_of({"m": tiny(1, load="eager")}), backend) as manager:
+        backend.is_planning = False
+        planning = asyncio.create_task(
+            ModelChanger(manager).plan(settings_of({"m": tiny(2), "new": tiny(load="eager")}))
+        )
+        await until(lambda: backend.is_planning)
+    backend.gate.set()
+    planned = await planning
+    with pytest.raises(ServerStopping):
+        ModelChanger(manager).apply(planned)
+    await asyncio.sleep(0.05)
+
+    assert (backend.num_opened, backend.open_bytes, manager.room.held_bytes("cpu")) == ({"m": 1}, 0, 0)
+    assert list(manager.models) == ["m"]
+
+
+async def test_what_is_begun_while_the_server_ends_is_ended_too() -> None:
+    """One of the things that closing ends may begin another one, which closing is not to leave behind."""
+    begun: list[asyncio.Task[None]] = []
+
+    async def wait(*, is_last: bool) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if not is_last:
+                begun.append(asyncio.create_task(wait(is_last=True)))
+                manager.run(begun[0])
+
+    async with open_tiny(settings_of({"m": tiny(1)})) as manager:
+        manager.run(asyncio.create_task(wait(is_last=False)))
+        await asyncio.sleep(0)
+
+    assert begun[0].cancelled()
 
 
 async def test_failed_model_gets_another_chance() -> None:
