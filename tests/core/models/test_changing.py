@@ -154,7 +154,9 @@ async def test_successor_leaves_the_room_to_a_model_that_waits_for_it() -> None:
     models = {"other": tiny(3, gate="slow"), "m": tiny(2)}
     backend = TinyBackend(gates={"slow": threading.Event()})
     async with open_tiny(settings_of(models, budget=3), backend) as manager:
-        other, asked = (asyncio.create_task(manager.lease(name)) for name in models)
+        other = asyncio.create_task(manager.lease("other"))
+        await until(lambda: manager.room.held_bytes("cpu") == 3)
+        asked = asyncio.create_task(manager.lease("m"))
         await until(lambda: manager.find("other").is_leaving)
         await change(ModelChanger(manager), settings_of({"other": models["other"], "m": tiny(1)}, budget=4))
         backend.gates["slow"].set()
