@@ -32,11 +32,14 @@ class ModelChanged:
     Attributes:
         kind: what, such as ``ready``, ``failed``, ``restarting`` or ``unloaded``.
         text: why.
+        instance: number of the model among all that this server has had: two of them have the same name while a new
+            configuration replaces one by the other. ``replaced`` tells of the new one.
     """
 
     model: str
     kind: str
     text: str = ""
+    instance: int = 1
 
 
 @frozen(kw_only=True)

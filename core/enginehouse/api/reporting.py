@@ -44,4 +44,5 @@ async def forward_model_events(manager: ModelManager, listeners: Listeners) -> N
     with manager.events.subscribe() as subscription:
         async for event in subscription:
             if event.kind != "loading" or event.progress == 0.0:
-                listeners.publish(ModelChanged(model=event.model, kind=event.kind, text=event.text))
+                changed = ModelChanged(model=event.model, kind=event.kind, text=event.text, instance=event.instance)
+                listeners.publish(changed)

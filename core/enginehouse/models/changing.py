@@ -83,10 +83,10 @@ class ModelChanger:
             old[name].use_settings(on_same_worker(old[name].settings, settings.models[name]))
         manager.put({name: new[name] if name in changes.added else old[name] for name in settings.models})
         for name in changes.removed:
-            self._publish("removed", name)
+            self._publish("removed", old[name])
             self._retire(old[name])
         for name in changes.added:
-            self._publish("added", name)
+            self._publish("added", new[name])
         if changes.added:
             manager.run(asyncio.create_task(manager.begin_eager([new[name] for name in changes.added])))
         for name in (*changes.updated, *changes.kept):
@@ -144,7 +144,7 @@ class ModelChanger:
     def _take_place(self, new: ServedModel) -> None:
         self._swaps.pop(new.name)
         self._manager.put({**self._manager.models, new.name: new})
-        self._publish("replaced", new.name)
+        self._publish("replaced", new)
 
     def _retire(self, model: ServedModel) -> asyncio.Task[None]:
         """Unload a model that nobody can ask for any more; requests that take too long end with an error.
@@ -164,5 +164,5 @@ class ModelChanger:
         self._manager.run(task)
         return task
 
-    def _publish(self, kind: EventKind, name: str) -> None:
-        self._manager.publish(ModelEvent(kind=kind, model=name))
+    def _publish(self, kind: EventKind, model: ServedModel) -> None:
+        self._manager.publish(ModelEvent(kind=kind, model=model.name, instance=model.instance))

@@ -23,6 +23,7 @@ class Condition:
 
     Attributes:
         name: the model's.
+        instance: which of those that have had this name it is.
         publish: told of every change.
         error: why the model failed, could not be loaded, or is being restarted.
         progress: share of the current load, 0 to 1; 1 when ready.
@@ -31,6 +32,7 @@ class Condition:
     """
 
     name: str
+    instance: int
     publish: Publish
     phase: Phase
     error: str | None = None
@@ -62,7 +64,8 @@ class Condition:
 
     def tell(self, kind: EventKind, text: str) -> None:
         """Publish an event."""
-        self.publish(ModelEvent(kind=kind, model=self.name, progress=self.progress, text=text))
+        event = ModelEvent(kind=kind, model=self.name, instance=self.instance, progress=self.progress, text=text)
+        self.publish(event)
 
     def touch(self) -> None:
         """Wake all who wait for a change."""

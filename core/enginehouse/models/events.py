@@ -30,6 +30,8 @@ class ModelEvent:
     Attributes:
         kind: ``loading`` comes several times per load, ``restarted`` stands for ``ready`` after a worker's death;
             ``added``, ``replaced`` and ``removed`` come from a change of the configuration.
+        instance: which of the models that have had this name it is about, see
+            :class:`enginehouse.models.status.ModelStatus`; with ``replaced`` the new one, which may have loaded before.
         progress: share of a load, 0 to 1.
         text: what a load is doing, or why this happened.
         at: Unix time in seconds.
@@ -37,6 +39,7 @@ class ModelEvent:
 
     kind: EventKind
     model: str
+    instance: int = 1
     progress: float = 0.0
     text: str = ""
     at: float = field(factory=time.time)

@@ -7,6 +7,7 @@ the orders of an operator in ``orders``; both work on the table that this module
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -73,6 +74,7 @@ class ModelManager:
         self._check: ModelCheck | None = None
         self._models: dict[str, ServedModel] = {}
         self._by_name: dict[str, ServedModel] = {}
+        self._instances = itertools.count(1)
         self._made: WeakSet[ServedModel] = WeakSet()  # also those that are about to be served, or were
         self._downloads: WeakKeyDictionary[ServedModel, asyncio.Task[None]] = WeakKeyDictionary()
         self._background: set[asyncio.Task[None]] = set()
@@ -97,6 +99,7 @@ class ModelManager:
         model = ServedModel(
             name=name,
             settings=settings,
+            instance=next(self._instances),
             room=self.room,
             publish=self.publish,
             on_wanted=self._on_wanted,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
@@ -62,6 +63,7 @@ class ServedModel:
 
     Attributes:
         settings: the model's own; what does not concern its worker may be replaced while it is loaded.
+        instance: its number among all models that this server has had.
         room: where it takes the memory that it needs.
         publish: told of everything that happens to it.
         on_wanted: called when it is not loaded although requests wait for it.
@@ -70,6 +72,7 @@ class ServedModel:
 
     name: str
     settings: ModelSettings
+    instance: int
     room: Room
     publish: Publish = lambda _: None
     on_wanted: Callable[[ServedModel], None] = lambda _: None
@@ -94,7 +97,8 @@ class ServedModel:
         """Hear of the first and the last of simultaneous requests."""
         self.uses.on_change = self._note_uses
         # The others will soon load, and are not to be asked for until then.
-        self._condition = Condition(self.name, self.publish, "unloaded" if self.settings.load == "lazy" else "loading")
+        phase: Literal["unloaded", "loading"] = "unloaded" if self.settings.load == "lazy" else "loading"
+        self._condition = Condition(self.name, self.instance, self.publish, phase)
         self._departure = Departure(
             condition=self._condition,
             uses=self.uses,
@@ -156,6 +160,7 @@ class ServedModel:
         footprint = self.room.footprint(self)
         return ModelStatus(
             name=self.name,
+            instance=self.instance,
             state=self.state,
             aliases=self.settings.aliases,
             created=self.created,

@@ -18,6 +18,8 @@ class ModelStatus:
     """What is known about one model now.
 
     Attributes:
+        instance: number of the model among all that this server has had; a new configuration may replace it by another
+            one of the same name.
         created: Unix time in seconds when this server began to serve the model.
         info: of the last successful load; None before it.
         error: why the model failed or could not be loaded, or why it is being restarted.
@@ -34,6 +36,7 @@ class ModelStatus:
     """
 
     name: str
+    instance: int
     state: ModelState
     aliases: tuple[str, ...]
     created: int

@@ -223,7 +223,7 @@ def test_events_stream_what_happens_to_models(operate: Operate) -> None:
     kinds = [event["kind"] for event in events]
     assert kinds[0] == "loading"
     assert kinds[-2:] == ["ready", "unloaded"]
-    assert {event["model"] for event in events} == {FAKE}
+    assert {(event["model"], event["instance"]) for event in events} == {(FAKE, server.models()[FAKE]["instance"])}
     assert "imagining weights" in {event["text"] for event in events}
     assert all(event["at"] > 1e9 and 0 <= event["progress"] <= 1 for event in events)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -26,9 +27,10 @@ from enginehouse.models import ModelManager
 from enginehouse.models.changes import _WITHOUT_WORKER, find_changes
 from enginehouse.models.changing import ModelChanger
 from enginehouse.models.downloads import OnShare
+from enginehouse.models.events import ModelEvent
 from enginehouse.models.orders import load_model, unload_model
 
-from .test_orders import endless, read
+from .test_orders import all_events, endless, read
 from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
 
 
@@ -422,6 +424,46 @@ async def test_end_of_the_server_closes_what_is_about_to_be_served() -> None:
         threading.Timer(0.1, backend.gates["slow"].set).start()
 
     assert (backend.open_bytes, manager.room.held_bytes("cpu")) == (0, 0)
+
+
+def told_of(events: Sequence[ModelEvent], instance: int) -> list[str]:
+    """What is told of one of the models that had the same name; repetitions once."""
+    return [kind for kind, _ in itertools.groupby(event.kind for event in events if event.instance == instance)]
+
+
+@pytest.mark.parametrize("budget", [9, 2], ids=["beside each other", "one after the other"])
+async def test_events_of_a_replaced_model_are_told_from_those_of_its_successor(budget: int) -> None:
+    async with open_tiny(settings_of({"m": tiny(2, load="eager")}, budget=budget)) as manager:
+        old = manager.find("m").status().instance
+        reading = asyncio.create_task(read(await endless(manager, "m")))
+        with manager.events.subscribe() as subscription:
+            await change(ModelChanger(manager), settings_of({"m": tiny(2, slots=3, load="eager")}, budget=budget))
+            await until(lambda: manager.find("m").status().instance != old)
+            await asyncio.sleep(0.02)  # a drain is told of a moment after it has begun
+            reading.cancel()
+            await until(lambda: states(manager) == {"m": "ready"} and manager.room.held_bytes("cpu") == 2)
+        events = all_events(subscription.next)
+        new = manager.find("m").status().instance
+
+        assert {event.model for event in events} == {"m"}
+        assert told_of(events, old) == ["draining", "unloaded"]
+        loaded = ["loading", "ready"]
+        assert told_of(events, new) == ([*loaded, "replaced"] if budget == 9 else ["replaced", *loaded])
+
+
+async def test_events_of_a_model_that_does_not_get_its_place_are_not_those_of_the_one_that_serves() -> None:
+    async with open_tiny(settings_of({"m": tiny(load="eager")})) as manager:
+        serving = manager.find("m").status().instance
+        with manager.events.subscribe() as subscription:
+            await change(ModelChanger(manager), settings_of({"m": tiny(fails="no luck"), "new": tiny()}))
+            await until(lambda: manager.find("m").status().error is not None)
+        events = all_events(subscription.next)
+        (failed,) = (event.instance for event in events if event.kind == "failed")
+        new = manager.find("new").status().instance
+
+        assert told_of(events, serving) == []
+        assert told_of(events, failed) == ["loading", "failed"]
+        assert told_of(events, new) == ["added"]
 
 
 async def test_change_that_is_planned_when_the_server_ends_changes_nothing() -> None:

@@ -148,7 +148,7 @@ async def test_events_tell_the_life_of_a_model() -> None:
             await asyncio.sleep(0.01)  # the event follows the state
             lease.end(ModelUnloaded("enough"))
             (await other).release()
-        kinds = [(event.model, event.kind) for event in _all(subscription.next)]
+        kinds = [(event.model, event.kind) for event in all_events(subscription.next)]
 
         told = [step for step, _ in itertools.groupby(kinds)]
         assert told == [
@@ -168,14 +168,14 @@ async def test_slow_listener_loses_the_oldest_events_and_knows_how_many() -> Non
             for _ in range(300):
                 await load_model(manager, "m")
                 await unload_model(manager, "m")
-        events = _all(subscription.next)
+        events = all_events(subscription.next)
 
         assert len(events) == 1000
         assert subscription.num_lost > 0
         assert events[-1].kind == "unloaded"
 
 
-def _all(next_event: Callable[[], object]) -> list:
+def all_events(next_event: Callable[[], object]) -> list:
     """Everything that has been published."""
     events = []
     while True:

@@ -76,6 +76,7 @@ def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]
     return {
         "id": status.name,
         "object": "model",
+        "instance": status.instance,
         "aliases": list(status.aliases),
         "state": status.state,
         "progress": status.progress,

@@ -16,6 +16,7 @@ _ROOT = [{"url": "/"}]
 _TEXT: JsonSchema = {"type": "string"}
 _TEXT_OR_NULL: JsonSchema = {"type": ["string", "null"]}
 _COUNT: JsonSchema = {"type": "integer", "minimum": 0}
+_NUMBER: JsonSchema = {"type": "integer", "minimum": 1}
 _SECONDS_OR_NULL: JsonSchema = {"type": ["number", "null"], "minimum": 0}
 _SHARE: JsonSchema = {"type": "number", "minimum": 0, "maximum": 1}
 _NAMES: JsonSchema = {"type": "array", "items": _TEXT}
@@ -25,6 +26,7 @@ ADMIN_SCHEMAS: dict[str, JsonSchema] = {
     "ServedModel": object_of(
         id=_TEXT,
         object={"const": "model"},
+        instance=_NUMBER,
         aliases=_NAMES,
         state={"enum": list(get_args(ModelState))},
         progress=_SHARE,
@@ -53,7 +55,12 @@ ADMIN_SCHEMAS: dict[str, JsonSchema] = {
         },
     ),
     "ModelEvent": object_of(
-        kind={"enum": list(get_args(EventKind))}, model=_TEXT, progress=_SHARE, text=_TEXT, at={"type": "number"}
+        kind={"enum": list(get_args(EventKind))},
+        model=_TEXT,
+        instance=_NUMBER,
+        progress=_SHARE,
+        text=_TEXT,
+        at={"type": "number"},
     ),
     "LostEvents": object_of(kind={"const": "lost"}, count=_COUNT),
     **RUNNING_SCHEMAS,
