@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginehouse.backend import Generation
 from enginehouse.errors import EnginehouseError, ServerStopping
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from enginehouse.api.open_answers import OpenAnswer
 
 __all__ = ["Exchange", "OpenExchanges", "Receive"]
+
+_T = TypeVar("_T")
 
 Receive = Callable[[], Awaitable[Any]]
 """ASGI's receive."""
@@ -113,11 +115,13 @@ class Exchange:
 
 
 class OpenExchanges:
-    """Every exchange that is running. ``stopping`` refuses new ones."""
+    """Every exchange that is running, and every order of an operator. ``stopping`` refuses new ones."""
 
     def __init__(self) -> None:
         self.stopping = False
         self._open: set[Exchange] = set()
+        self._orders: set[asyncio.Task[Any]] = set()
+        self._end: EnginehouseError | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -128,8 +132,7 @@ class OpenExchanges:
     @contextlib.asynccontextmanager
     async def open(self, receive: Receive, ping_s: float) -> Any:
         """An exchange that is watched until the block ends."""
-        if self.stopping:
-            raise ServerStopping("The server is shutting down.")
+        self._check_running()
         exchange = Exchange(receive, ping_s)
         self._open.add(exchange)
         watcher = asyncio.create_task(exchange.watch())
@@ -140,7 +143,29 @@ class OpenExchanges:
             watcher.cancel()
             exchange.cancel()
 
+    async def follow(self, order: Coroutine[Any, Any, _T]) -> _T:
+        """What an operator's order comes to, whether its client stays or not; raises the error of :meth:`end_all`."""
+        task = asyncio.ensure_future(order)
+        try:
+            self._check_running()
+            self._orders.add(task)
+            return await task
+        except asyncio.CancelledError:
+            if self._end is None:
+                raise
+            raise self._end from None
+        finally:
+            self._orders.discard(task)
+            task.cancel()
+
     def end_all(self, error: EnginehouseError) -> None:
-        """End every exchange early."""
+        """End every exchange and order early."""
+        self._end = error
         for exchange in self:
             exchange.end(error)
+        for order in self._orders:
+            order.cancel()
+
+    def _check_running(self) -> None:
+        if self.stopping:
+            raise ServerStopping("The server is shutting down.")

@@ -21,6 +21,7 @@ from enginehouse.api.errors import ErrorAnswer
 from enginehouse.api.origins import Headers
 from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState, ReloadReport
+from enginehouse.aside import apart
 from enginehouse.config import Settings
 from enginehouse.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
 from enginehouse.models.changing import ModelChanger
@@ -98,9 +99,9 @@ class Generations:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
         async with self._reloading:
             try:
-                wanted = await asyncio.to_thread(self._reread)
+                wanted = await apart("reading the settings", self._reread)
                 settings, needs_restart = keep_fixed(self.settings, wanted)
-                state, app = await asyncio.to_thread(self._make, settings)
+                state, app = await apart("making a generation", lambda: self._make(settings))
                 planned = await self._changer.plan(settings)
                 await self._check_templates(state)
                 await asyncio.to_thread(state.keys.reload, settings.auth)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from attrs import Factory, field, frozen
 
@@ -66,4 +67,4 @@ class ApiState:
     )
     keys: KeyStore
     admission: Admission
-    reload: Callable[[], Awaitable[ReloadReport]] = _no_reload
+    reload: Callable[[], Coroutine[Any, Any, ReloadReport]] = _no_reload

@@ -17,8 +17,8 @@ from enginehouse.errors import EnginehouseError, ModelTooLarge
 from enginehouse.models.changes import ModelChanges, find_changes, on_same_worker
 from enginehouse.models.events import EventKind, ModelEvent
 from enginehouse.models.manager import ModelManager, budget_of
-from enginehouse.models.memory import footprint_of
-from enginehouse.models.opening import ModelPlan, plan_model
+from enginehouse.models.memory import footprint_apart
+from enginehouse.models.opening import ModelPlan, plan_apart
 from enginehouse.models.orders import load_model
 from enginehouse.models.served import ServedModel
 
@@ -52,7 +52,7 @@ class ModelChanger:
         # A swap that is under way may have taken place when the settings are applied.
         swapped = (name for name in self._swaps if name in settings.models)
         plans = {
-            name: await asyncio.to_thread(plan_model, name, settings.models[name], self._manager.registry)
+            name: await plan_apart(name, settings.models[name], self._manager.registry)
             for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped))
         }
         return PlannedChanges(settings=settings, plans=plans)
@@ -132,7 +132,7 @@ class ModelChanger:
     async def _has_room_beside(self, old: ServedModel, new: ServedModel) -> bool:
         """Whether both fit; the room of ``new`` is then taken."""
         assert new.plan is not None
-        footprint = await asyncio.to_thread(footprint_of, new.plan)
+        footprint = await footprint_apart(new.plan)
         room = self._manager.room
         if room.footprint(old) is None:
             return False  # it waits for room itself, which must not go to the one that waits for its place

@@ -6,11 +6,10 @@ Only the start of the server calls this. A request never causes a download.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 
+from enginehouse.aside import apart
 from enginehouse.hub import HubClient, HubReference, pull
 from enginehouse.hub.cache import cached_snapshot, is_complete
 from enginehouse.hub.listing import HubFile
@@ -40,30 +39,14 @@ async def download(reference: HubReference, on_share: OnShare) -> None:
         DownloadError: it could not be fetched.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
 
     def tell(share: float, text: str) -> None:
         loop.call_soon_threadsafe(on_share, share, text)
 
     report = _Report(tell)
 
-    def end(error: Exception | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        error: Exception | None = None
-        try:
-            pull(reference, HubClient.from_env(), report)
-        except Exception as failure:  # noqa: BLE001 - raised in the task that waits for this thread
-            error = failure
-        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
-            loop.call_soon_threadsafe(end, error)
-
-    # A thread of its own: the loop's pool would keep a server that ends waiting for a slow hub.
-    threading.Thread(target=run, name=f"download {reference}", daemon=True).start()
     try:
-        await done
+        await apart(f"download {reference}", lambda: pull(reference, HubClient.from_env(), report))
     finally:
         report.is_stopped = True
 

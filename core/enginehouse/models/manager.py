@@ -27,8 +27,8 @@ from enginehouse.memory_budget import MemoryBudget
 from enginehouse.models.downloads import download, missing_download
 from enginehouse.models.events import ModelEvent, ModelEvents
 from enginehouse.models.leases import Lease
-from enginehouse.models.memory import default_budget, footprint_of
-from enginehouse.models.opening import plan_model
+from enginehouse.models.memory import default_budget, footprint_apart
+from enginehouse.models.opening import plan_apart
 from enginehouse.models.restarts import RestartPolicy, Restarts
 from enginehouse.models.room import Room
 from enginehouse.models.served import LoadedModel, ModelCheck, ServedModel
@@ -146,7 +146,7 @@ class ModelManager:
 
     async def _plan(self, model: ServedModel) -> None:
         try:
-            model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, self.registry)
+            model.plan = await plan_apart(model.name, model.settings, self.registry)
         except ConfigError:
             raise
         except EnginehouseError as error:
@@ -179,7 +179,7 @@ class ModelManager:
         eager = [model for model in models if model.settings.load == "eager"]
         for model in sorted(eager, key=lambda model: not model.is_pinned):
             assert model.plan is not None
-            footprint = await asyncio.to_thread(footprint_of, model.plan)
+            footprint = await footprint_apart(model.plan)
             if model.is_closed:
                 continue  # a new configuration has taken it out meanwhile
             try:

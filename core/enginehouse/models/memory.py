@@ -13,12 +13,13 @@ from typing import Any
 
 from attrs import frozen
 
+from enginehouse.aside import apart
 from enginehouse.backend import Backend, ModelSource
 from enginehouse.config import structure_options
 from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
 from enginehouse.models.opening import ModelPlan
 
-__all__ = ["Footprint", "default_budget", "footprint_of"]
+__all__ = ["Footprint", "default_budget", "footprint_apart", "footprint_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,11 @@ def footprint_of(plan: ModelPlan) -> Footprint:
     except Exception as error:  # noqa: BLE001 - border to the backend: opening the model will say what is wrong
         _log.debug("no estimate of the memory of %s: %s", plan.name, error)
         return Footprint(_file_bytes(plan.source.path), device)
+
+
+async def footprint_apart(plan: ModelPlan) -> Footprint:
+    """See :func:`footprint_of`: beside the event loop, and where a backend that hangs keeps no server from ending."""
+    return await apart(f"footprint of {plan.name}", lambda: footprint_of(plan))
 
 
 def default_budget() -> MemoryBudget:

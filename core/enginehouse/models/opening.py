@@ -13,6 +13,7 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, frozen
 
+from enginehouse.aside import apart
 from enginehouse.backend import Backend, Engine, ModelSource, Progress, Runner
 from enginehouse.config import ModelSettings, Settings, structure_options
 from enginehouse.engine.worker import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
@@ -26,7 +27,7 @@ from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry, plugin_border
 from enginehouse.types import EngineSettings
 
-__all__ = ["ModelPlan", "OpenEngine", "open_engine", "plan_model"]
+__all__ = ["ModelPlan", "OpenEngine", "open_engine", "plan_apart", "plan_model"]
 
 
 @frozen(kw_only=True)
@@ -100,6 +101,11 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
     drafters = plan_drafters(name, settings, registry, model) if exit_policy is None else ()
     prefix_disk = plan_prefix_disk(name, settings, choice.backend)
     return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
+
+
+async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
+    """See :func:`plan_model`: beside the event loop, and where a plugin that hangs keeps no server from ending."""
+    return await apart(f"planning {name}", lambda: plan_model(name, settings, registry))
 
 
 async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:

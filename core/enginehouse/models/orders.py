@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from enginehouse.errors import ModelConflict
 from enginehouse.models.manager import ModelManager
-from enginehouse.models.opening import plan_model
+from enginehouse.models.opening import plan_apart
 from enginehouse.models.status import ModelStatus
 
 __all__ = ["load_model", "unload_model"]
@@ -24,7 +22,7 @@ async def load_model(manager: ModelManager, name: str) -> ModelStatus:
     if model.is_leaving:
         raise ModelConflict(f"The model {model.name!r} is being unloaded; load it when that is done.")
     if not model.is_serving and model.state in ("unloaded", "failed"):
-        model.plan = await asyncio.to_thread(plan_model, model.name, model.settings, manager.registry)
+        model.plan = await plan_apart(model.name, model.settings, manager.registry)
         model = manager.find(model.name)  # a new configuration may have put another one in its place
         model.begin(manager.settings, on_demand=True)
     lease = await model.lease(None)

@@ -25,7 +25,7 @@ from enginehouse.models.condition import Condition
 from enginehouse.models.departure import Departure
 from enginehouse.models.events import Publish
 from enginehouse.models.leases import Lease, Uses, Waiters
-from enginehouse.models.memory import footprint_of
+from enginehouse.models.memory import footprint_apart
 from enginehouse.models.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.models.restarts import Restarts
 from enginehouse.models.room import Room
@@ -285,7 +285,7 @@ class ServedModel:
         assert self.plan is not None
         if self.room.footprint(self) is None:
             self._condition.report(0.0, "waiting for memory")
-            await self.room.take(self, await asyncio.to_thread(footprint_of, self.plan))
+            await self.room.take(self, await footprint_apart(self.plan))
 
     async def _open(self, settings: Settings) -> OpenEngine:
         """The next engine, which nothing speaks against."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -226,6 +227,21 @@ def test_events_stream_what_happens_to_models(operate: Operate) -> None:
     assert {(event["model"], event["instance"]) for event in events} == {(FAKE, server.models()[FAKE]["instance"])}
     assert "imagining weights" in {event["text"] for event in events}
     assert all(event["at"] > 1e9 and 0 <= event["progress"] <= 1 for event in events)
+
+
+def test_order_that_takes_long_is_told_of_the_end_of_the_server(operate: Operate, caplog) -> None:
+    """Orders wait for what they have begun; whoever gave one hears that it will not be done."""
+    slow = "[models.slow]\nsource = 'fake'\nbackend = 'fake'\nload = 'lazy'\nopen_delay_s = 60\n"
+    server = operate(f"{PLAIN}{slow}[server]\nshutdown_s = 1.0\n")
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(httpx.post, f"{server.url}/admin/models/slow/load", json={}, timeout=30)
+        while server.models()["slow"]["state"] != "loading":
+            pass
+        server.stop()
+        answer = asked.result(30)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_events_do_not_hold_up_the_end_of_the_server(operate: Operate) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,14 +19,14 @@ import pytest
 from attrs import evolve
 
 from enginehouse.api.generations import keep_fixed
-from enginehouse.backend import ModelSource, Probe, Progress
+from enginehouse.backend import ModelSource, Probe
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Attempt, Route, RouteQuestion
 from enginehouse.router_settings import RouterSettings
 from enginehouse.testing.script import write_script
-from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions
+from enginehouse.testing.scripted import ScriptedBackend, ScriptedOptions
 from enginehouse.testing.server import started_server
 from enginehouse.testing.server_thread import server_thread
 
@@ -349,60 +347,52 @@ def test_order_to_load_a_model_whose_backend_stumbles_names_it(tmp_path: Path) -
 
 
 @attrs.define(eq=False)
-class _Watched(ScriptedBackend):
-    """Notes what it opens. Its engines take their time to close: until another model has been planned."""
+class _Stuck(ScriptedBackend):
+    """Waits for something while a model is planned, once ``is_stuck`` says so."""
 
-    opened: list[str] = attrs.field(factory=list)
-    is_closing: threading.Event = attrs.field(factory=threading.Event)
-    is_planned: threading.Event = attrs.field(factory=threading.Event)
+    is_stuck: bool = False
+    is_asked: threading.Event = attrs.field(factory=threading.Event)
+    may_go_on: threading.Event = attrs.field(factory=threading.Event)
+
+    def wait(self) -> None:
+        self.is_asked.set()
+        assert self.may_go_on.wait(60)
 
     def probe(self) -> Probe:
-        if self.is_closing.is_set():
-            self.is_planned.set()
+        if self.is_stuck:
+            self.wait()
         return super().probe()
 
-    def open(self, source: ModelSource, options: Any, progress: Progress) -> ScriptedEngine:
-        self.opened.append(source.text)
-        engine = super().open(source, options, progress)
-        close = engine.close
 
-        async def closing() -> None:
-            self.is_closing.set()
-            assert await asyncio.to_thread(self.is_planned.wait, 20)
-            await asyncio.sleep(0.2)
-            await close()
-
-        engine.close = closing  # type: ignore[method-assign]
-        return engine
-
-
-def test_reload_that_outlasts_the_server_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Settings that are only read when the models are already being closed are not served any more."""
-    files = [write_script(tmp_path / f"{name}.json", [name]) for name in ("a", "b")]
-    models = {name: ModelSettings(source=file, backend="scripted") for name, file in zip("ab", files, strict=True)}
-    settings = Settings(models={"a": models["a"]}, server=ServerSettings(shutdown_s=0.2))
-    backend, is_read = _Watched(), threading.Event()
+@pytest.mark.parametrize("where", ["reading", "planning"])
+def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    model = ModelSettings(source=write_script(tmp_path / "a.json", ["A"]), backend="scripted")
+    settings = Settings(models={"a": model}, server=ServerSettings(shutdown_s=1.0))
+    backend = _Stuck()
     registry = evolve(PluginRegistry.for_settings(settings), backends={"scripted": backend})
 
     def read() -> Settings:
-        is_read.set()
-        assert backend.is_closing.wait(20)
-        return evolve(settings, models=models)
-
-    def reload(url: str) -> None:
-        with contextlib.suppress(httpx.HTTPError):  # the connection may be closed before there is an answer
-            assert httpx.post(f"{url}/admin/reload", json={}, timeout=20).status_code == 503
+        if where == "reading":
+            backend.wait()
+        return evolve(settings, models={"a": model, "b": model})
 
     with server_thread(settings, registry, read) as running, ThreadPoolExecutor() as threads:
         while httpx.get(f"{running.url}/health").status_code != 200:
             pass
-        reloading = threads.submit(reload, running.url)
-        assert is_read.wait(20)
-        running.stop()
-        reloading.result(20)
+        backend.is_stuck = where == "planning"
+        asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)
+        assert backend.is_asked.wait(20)
+        try:
+            running.stop()
+        finally:
+            backend.may_go_on.set()
+        answer = asked.result(20)
 
-    assert backend.opened == files[:1]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert running.exit_code == 0
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_server_without_a_configuration_says_so(tmp_path: Path) -> None:

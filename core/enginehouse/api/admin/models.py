@@ -61,10 +61,10 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
         name, order = _split(_path_of(request))
         if order == "load":
             await read_empty_body(request.receive, limit)
-            return describe_model(manager, await load_model(manager, name))
+            return describe_model(manager, await state.exchanges.follow(load_model(manager, name)))
         body = _read_unload_body(await read_body(request.receive, limit))
-        status = await unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
-        return describe_model(manager, status)
+        unloading = unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
+        return describe_model(manager, await state.exchanges.follow(unloading))
 
     return [list_served_models, show_served_model, order_model]
 

@@ -20,7 +20,7 @@ def reload_route(state: ApiState) -> HTTPRouteHandler:
     async def reload_configuration(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Serve by the configuration as it is written now; one that is wrong changes nothing."""
         await read_empty_body(request.receive, state.settings.limits.max_body_bytes)
-        report = await state.reload()
+        report = await state.exchanges.follow(state.reload())
         changes = report.models
         return {
             "generation": report.generation,
