@@ -149,7 +149,8 @@ async def test_model_source_that_raises_fails_its_own_model_only():
     bad, good = manager.statuses()
     await manager.close()
 
-    assert (bad.state, bad.error) == ("failed", "OSError: a bug of the plugin")
+    said = "the model source 'broken' failed: OSError: a bug of the plugin"
+    assert (bad.state, bad.error) == ("failed", said)
     assert good.state == "ready"
 
 
