@@ -253,7 +253,8 @@ class Draw:
 
     Attributes:
         row: which row of the forward pass.
-        sequence: its handle; what is drawn becomes the :class:`LastSampled` of this sequence.
+        sequence: its handle; what is drawn becomes the :class:`LastSampled` of this sequence. Where a span has drafts,
+            there may be a draw for each of its rows; then the next span of the sequence says its tokens itself.
         sampling: temperature, truncation and ``num_logprobs``; everything that is not default in it is something
             that the runner's ``capabilities.sampling`` names.
         number: in [0, 1), decides the draw; a function of seed, choice and position.

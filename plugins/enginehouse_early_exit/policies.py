@@ -3,6 +3,9 @@
 Source: two measures of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.5): the difference of the two
 highest softmax probabilities, and the cosine of the states of two consecutive layers. Entropy is BranchyNet's
 (Teerapittayanon et al., 2016, arXiv:1709.01686). Thresholds are constant: they do not fall with the position.
+
+All is computed where the arrays are, by the functions of the array API standard (``array-api-compat``), so that of a
+GPU's logits only the answer crosses to the host. Arrays that do not follow the standard are read by numpy.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace, device, is_array_api_obj, to_device
 from attrs import field, frozen
 from attrs.validators import ge, gt, le, optional
 from numpy.typing import NDArray
@@ -20,7 +24,10 @@ from enginehouse.errors import ModelLoadError
 
 __all__ = ["EntropyPolicy", "MarginPolicy", "SaturationPolicy", "Where", "entropy", "margin", "saturation"]
 
-_Rows = NDArray[np.float32]
+_Array = Any
+"""Of any library that follows the array API standard; float32."""
+
+_LEAST = 1e-30  # divides instead of zero
 
 
 @frozen(kw_only=True)
@@ -96,17 +103,17 @@ class _Bound(ABC):
 
 class _MarginBound(_Bound):
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        return margin(np.asarray(view.logits())) >= self.threshold
+        return _on_host(margin(_standard(view.logits())) >= self.threshold)
 
 
 class _EntropyBound(_Bound):
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        return entropy(np.asarray(view.logits())) <= self.threshold
+        return _on_host(entropy(_standard(view.logits())) <= self.threshold)
 
 
 class _SaturationBound(_Bound):
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        return saturation(np.asarray(view.hidden), np.asarray(view.previous_hidden)) >= self.threshold
+        return _on_host(saturation(_standard(view.hidden), _standard(view.previous_hidden)) >= self.threshold)
 
 
 class _Policy:
@@ -145,26 +152,37 @@ class SaturationPolicy(_Policy):
     bound = _SaturationBound
 
 
-def margin(logits: _Rows) -> _Rows:
+def margin(logits: _Array) -> _Array:
     """Probability of the best token less that of the second: (num_rows, vocab_size) to (num_rows,), 0 to 1."""
-    top = np.partition(logits, -2, axis=-1)[:, -2:]
-    total = np.exp(logits - top[:, 1:]).sum(axis=-1)
-    result: _Rows = (1.0 - np.exp(top[:, 0] - top[:, 1])) / total
-    return result
+    xp = array_namespace(logits)
+    best = xp.max(logits, axis=-1, keepdims=True)
+    is_best = xp.arange(logits.shape[-1], device=device(logits)) == xp.argmax(logits, axis=-1, keepdims=True)
+    second = xp.max(xp.where(is_best, -xp.inf, logits), axis=-1)
+    total = xp.sum(xp.exp(logits - best), axis=-1)
+    return (1.0 - xp.exp(second - best[:, 0])) / total
 
 
-def entropy(logits: _Rows) -> _Rows:
+def entropy(logits: _Array) -> _Array:
     """Entropy of the softmax in nats: (num_rows, vocab_size) to (num_rows,), 0 to log(vocab_size)."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    weights = np.exp(shifted)
-    total = weights.sum(axis=-1)
-    expected = (weights * np.where(weights > 0, shifted, 0.0)).sum(axis=-1)  # a logit may be -inf
-    result: _Rows = np.maximum(np.log(total) - expected / total, 0.0)
-    return result
+    xp = array_namespace(logits)
+    shifted = logits - xp.max(logits, axis=-1, keepdims=True)
+    weights = xp.exp(shifted)
+    total = xp.sum(weights, axis=-1)
+    expected = xp.sum(weights * xp.where(weights > 0, shifted, 0.0), axis=-1)  # a logit may be -inf
+    return xp.clip(xp.log(total) - expected / total, min=0.0)
 
 
-def saturation(hidden: _Rows, previous_hidden: _Rows) -> _Rows:
+def saturation(hidden: _Array, previous_hidden: _Array) -> _Array:
     """Cosine of the states behind and before a layer: two of (num_rows, hidden_size) to (num_rows,), -1 to 1."""
-    lengths = np.linalg.norm(hidden, axis=-1) * np.linalg.norm(previous_hidden, axis=-1)
-    result: _Rows = (hidden * previous_hidden).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return result
+    xp = array_namespace(hidden, previous_hidden)
+    squares = xp.sum(hidden * hidden, axis=-1) * xp.sum(previous_hidden * previous_hidden, axis=-1)
+    return xp.sum(hidden * previous_hidden, axis=-1) / xp.sqrt(xp.clip(squares, min=_LEAST))
+
+
+def _standard(array: Any) -> _Array:
+    return array if is_array_api_obj(array) else np.asarray(array)
+
+
+def _on_host(mask: _Array) -> NDArray[np.bool_]:
+    answer: NDArray[np.bool_] = np.asarray(to_device(mask, "cpu"))
+    return answer

@@ -15,7 +15,7 @@ from torch import nn
 
 from enginehouse.backend import Span
 
-__all__ = ["Depths", "exit_layers", "groups_by", "groups_of", "own_modules", "row_order"]
+__all__ = ["Depths", "exit_layers", "groups_by", "own_modules", "row_order"]
 
 _Way = TypeVar("_Way", bound=Hashable)
 
@@ -59,11 +59,6 @@ def own_modules(module: nn.Module) -> Any:
     own = copy.copy(module)
     own._modules = dict(module._modules)  # copy.copy would share it
     return own
-
-
-def groups_of(spans: Sequence[Span]) -> dict[int | None, list[int]]:
-    """Which spans, by index, run how many layers; None is all."""
-    return groups_by([span.num_layers for span in spans])
 
 
 def groups_by(ways: Sequence[_Way]) -> dict[_Way, list[int]]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from enginehouse.early_exit import BoundExitPolicy
 from enginehouse_hf.attention import Step
 from enginehouse_hf.depth import own_modules
+from enginehouse_hf.layer_access import Head, run_to_keys, states_of, with_forward
 
 __all__ = ["EarlyExits", "Exited"]
 
@@ -93,9 +94,9 @@ class EarlyExits:
         self._num_layers = len(layers)
         self._body = own_modules(model.base_model)
         self._body.layers = nn.ModuleList(
-            _with_forward(layer, partial(self._run_layer, index, layer)) for index, layer in enumerate(layers)
+            with_forward(layer, partial(self._run_layer, index, layer)) for index, layer in enumerate(layers)
         )
-        self._head = _Head(model)
+        self._head = Head(model)
         self._pass: _Pass | None = None
 
     def run(self, step: Step, token_ids: Tensor) -> Exited:
@@ -130,7 +131,7 @@ class EarlyExits:
         run = self._pass
         assert run is not None
         if len(run.inside) == len(run.layers):
-            states: Tensor = _states(layer(hidden, *others, **named))
+            states: Tensor = states_of(layer(hidden, *others, **named))
         else:
             _write_keys(layer, hidden, others, named, run)
             states = hidden
@@ -139,7 +140,7 @@ class EarlyExits:
                 step = run.step.narrowed(run.inside)
                 arguments, keywords = _narrowed((others, named), run.inside, len(run.layers))
                 ran = layer(hidden[:, run.inside], *arguments, **{**keywords, "enginehouse_step": step})
-                states[:, run.inside] = _states(ran)
+                states[:, run.inside] = states_of(ran)
         run.hidden = states
         if run.inside and index + 1 in self._asked:
             self._ask(run, index + 1, hidden, states)
@@ -158,41 +159,6 @@ class EarlyExits:
         run.inside = [column for row, column in enumerate(run.inside) if not mask[row]]
 
 
-class _Head:
-    """Output norm and projection, with all around them: the model with one layer, which hands on what it is given."""
-
-    def __init__(self, model: Any) -> None:
-        self._given: Tensor | None = None
-        body = own_modules(model.base_model)
-        body.layers = nn.ModuleList([_with_forward(model.base_model.layers[0], lambda *_, **__: self._given)])
-        self._model = own_modules(model)
-        setattr(self._model, model.base_model_prefix, body)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """(num_rows, vocab_size) in the model's dtype, of ``states`` (num_rows, hidden_size)."""
-        self._given = states[None]
-        nothing = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
-        logits: Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False).logits[0]
-        self._given = None
-        return logits
-
-
-class _KeysWritten(Exception):
-    """The layer has come to its attention; the rest of it is not wanted."""
-
-
-@frozen
-class _KeysOnly:
-    """Takes the place of a step: writes keys and values, and ends the layer."""
-
-    step: Step
-
-    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **_scores: Any) -> Tensor:
-        """See :class:`enginehouse_hf.attention.AnyStep`; never returns."""
-        self.step.append(index, key, value)
-        raise _KeysWritten
-
-
 def _write_keys(layer: Any, hidden: Tensor, others: tuple[Any, ...], named: dict[str, Any], run: _Pass) -> None:
     """Run a layer up to its attention, for the columns that have left."""
     step = run.step
@@ -200,11 +166,7 @@ def _write_keys(layer: Any, hidden: Tensor, others: tuple[Any, ...], named: dict
         outside = run.outside
         hidden, step = hidden[:, outside], step.narrowed(outside)
         others, named = _narrowed((others, named), outside, len(run.layers))
-    try:
-        layer(hidden, *others, **{**named, "enginehouse_step": _KeysOnly(step)})
-    except _KeysWritten:
-        return
-    raise AssertionError("the layer has no attention of ours")
+    run_to_keys(layer, step, hidden, *others, **named)
 
 
 def _narrowed(value: Any, columns: list[int], num_columns: int) -> Any:
@@ -217,16 +179,3 @@ def _narrowed(value: Any, columns: list[int], num_columns: int) -> Any:
     if isinstance(value, dict):
         return {name: _narrowed(item, columns, num_columns) for name, item in value.items()}
     return value
-
-
-def _states(result: Any) -> Tensor:
-    """Some layers return their states in a tuple."""
-    states: Tensor = result[0] if isinstance(result, tuple) else result
-    return states
-
-
-def _with_forward(layer: Any, forward: Callable[..., Any]) -> Any:
-    """A copy of the layer that shares everything with it but what it does."""
-    own = own_modules(layer)
-    own.forward = forward
-    return own

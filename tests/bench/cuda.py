@@ -3,7 +3,8 @@
 Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
 ``served``, ``served-large-chunks`` and ``served-whole`` (the 128 requests through the server, the last not streamed),
 ``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
-``cuda_speculation.py``) and ``transformers`` (``generate`` and ``generate_batch``). Weights are random.
+``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``) and ``transformers`` (``generate`` and
+``generate_batch``). Weights are random.
 Each part prints lines; the card and its bandwidth, measured in the same run, come first.
 """
 
@@ -17,18 +18,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from enginehouse.backend import Draw, LastSampled, ModelSource, Span
 from enginehouse.engine.loop import StepEngine
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_hf.backend import HfBackend, HfOptions
 
+from .cuda_early_exit import measure_early_exit
 from .cuda_models import SHAPES, write_shape
 from .cuda_speculation import measure_speculation
 
@@ -325,10 +328,11 @@ def _measure_llama(bandwidth: float) -> None:
     runner.close()
 
 
-def _measure_speculation() -> None:
+def _measure_changed(measure: Callable[[Any, Tensor, Tensor], Iterator[str]]) -> None:
+    """Give a fresh model, whose weights may be changed, to a measurement that yields lines."""
     runner = open_shape("llama-3.1-8b", slots=8, context=2048)
     network = runner._model.network
-    for line in measure_speculation(runner, network._embeddings, network._head):
+    for line in measure(runner, network._embeddings, network._head):
         _say(line)
     runner.close()
 
@@ -339,7 +343,8 @@ def main() -> None:
     parts: dict[str, Callable[[], None]] = {
         "llama": lambda: _measure_llama(bandwidth),
         "offline": measure_offline,
-        "speculation": _measure_speculation,
+        "speculation": lambda: _measure_changed(measure_speculation),
+        "early-exit": lambda: _measure_changed(measure_early_exit),
         "served": measure_served,
         "served-large-chunks": lambda: measure_served(prefill_chunk_tokens=8192),
         "served-whole": lambda: measure_served(streams=False, prefill_chunk_tokens=8192),

@@ -79,8 +79,10 @@ class EveryOther:
         return np.array([self.num_asked % 2 == 1])
 
 
-def answer(policy: Any, resume: Resume | None = None, **request: Any) -> tuple[list[TextDelta], RequestFinished]:
-    runner = FakeRunner(FakeOptions(num_layers=8))
+def answer(
+    policy: Any, resume: Resume | None = None, device_sampling: bool = False, **request: Any
+) -> tuple[list[TextDelta], RequestFinished]:
+    runner = FakeRunner(FakeOptions(num_layers=8, device_sampling=device_sampling))
     runner.use_exit_policy(policy)
     engine = StepEngine(runner, EngineSettings(), {}, [LiteralDecoder(forces=True)])
     stopping = StopParams(max_tokens=20, ignore_eos=True)
@@ -96,9 +98,10 @@ def layers_of(deltas: list[TextDelta]) -> list[int | None]:
     return [layer for delta in deltas for layer in delta.exit_layers]
 
 
-def test_each_token_tells_how_many_layers_it_ran_through() -> None:
-    """The first one belongs to the prompt, which is never left early."""
-    deltas, finished = answer(EveryOther())
+@pytest.mark.parametrize("device_sampling", [False, True])
+def test_each_token_tells_how_many_layers_it_ran_through(device_sampling: bool) -> None:
+    """The first one belongs to the prompt, which is never left early; also of tokens that are read one step late."""
+    deltas, finished = answer(EveryOther(), device_sampling=device_sampling)
 
     assert layers_of(deltas) == [8, *[2, 8] * 9, 2]
     assert (finished.num_early_exit_tokens, finished.num_skipped_layers) == (10, 60)

@@ -2,8 +2,9 @@
 
 A sequence is drawn on the device when the runner's capabilities name everything that its request asks for. The next
 forward pass is then launched before the token has reached the host: the runner knows it, core reads it while the
-device computes. Sequences whose next step depends on the token (grammars, penalties, reasoning with a limit) are
-drawn on the device as well, but read at once.
+device computes. Sequences whose next step depends on the token (drafts, grammars, penalties, reasoning with a limit)
+are drawn on the device as well, but read at once. Behind drafts, every row is drawn from in the same launch: what is
+drawn does not depend on whether the draft before it is right, only whether it is used.
 
 Called by the loop. Knows no text and no scheduling.
 """
@@ -25,10 +26,26 @@ from enginehouse.engine.sequence import Sequence
 from enginehouse.errors import EnginehouseError
 from enginehouse.types import EngineRequest, SamplingParams
 
-__all__ = ["Flight", "can_draw", "launch"]
+__all__ = ["DeviceDraws", "Flight", "can_draw", "launch"]
 
 _BAN, _FORCE = -100.0, 100.0  # a bias that forces a token silences all others, which is core's to do
 _DEFAULTS = SamplingParams()
+
+
+@frozen(eq=False)
+class DeviceDraws:
+    """What the device draws for one sequence.
+
+    Attributes:
+        num_tokens: one, or behind drafts one for each row.
+        exit_layer: how many layers the rows ran through, where a model is left early.
+        is_checking: whether they are held against drafts, and the sequence grows only by what agrees.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    exit_layer: int | None
+    is_checking: bool
 
 
 @frozen(eq=False)
@@ -37,17 +54,17 @@ class Flight:
 
     Attributes:
         on_host: rows that core draws from.
-        on_device: sequences that were drawn on the device, in the order of ``drawn``.
+        on_device: what was drawn on the device, in the order of ``drawn``.
     """
 
     on_host: Rows = field(factory=list)
-    on_device: list[Sequence] = field(factory=list)
+    on_device: list[DeviceDraws] = field(factory=list)
     drawn: Drawn | None = None
 
     @property
     def must_land(self) -> bool:
         """Whether it must be used before the next forward pass."""
-        return bool(self.on_host) or any(sequence.is_sequential for sequence in self.on_device)
+        return bool(self.on_host) or any(draws.sequence.is_sequential for draws in self.on_device)
 
 
 def can_draw(runner: Runner, request: EngineRequest) -> bool:
@@ -63,30 +80,33 @@ def can_draw(runner: Runner, request: EngineRequest) -> bool:
 
 def launch(runner: Runner, computed: Computed, fail: Fail) -> Flight:
     """Let the runner draw what it can; returns without waiting for it."""
-    sequences, draws = [], []
-    for sequence, row in computed.on_device:
+    on_device: list[DeviceDraws] = []
+    draws: list[Draw] = []
+    for sequence, rows, exit_layer in computed.on_device:
         if sequence.handle is None:
             continue  # another choice of its request has just failed
         try:
-            draws.append(_draw(sequence, sequence.handle, row))
-            sequences.append(sequence)
+            draws += [_draw(sequence, sequence.handle, row, ahead) for ahead, row in enumerate(rows)]
         except EnginehouseError as error:
             fail(sequence.owner, error)
+            continue
+        on_device.append(DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0))
     if not draws:
         return Flight(computed.on_host)
     assert computed.output is not None
     drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # its capabilities say so
-    for sequence in sequences:
-        sequence.num_pending += 1
-    return Flight(computed.on_host, sequences, drawn)
+    for part in on_device:
+        part.sequence.num_pending += not part.is_checking
+    return Flight(computed.on_host, on_device, drawn)
 
 
-def _draw(sequence: Sequence, handle: int, row: int) -> Draw:
-    """How the next token of a sequence is drawn; raises what went wrong with its grammar."""
+def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:
+    """How a token is drawn, ``ahead`` places behind the next one; raises what went wrong with its grammar."""
     sampling = sequence.owner.request.sampling
     number = 0.0
     if sampling.temperature:
-        number = uniform(sampling.seed, sequence.choice, sequence.num_generated + sequence.num_pending)
+        position = sequence.num_generated + sequence.num_pending + ahead
+        number = uniform(sampling.seed, sequence.choice, position)
     draw = Draw(row=row, sequence=handle, sampling=sampling, number=number)
     mask, penalties = sequence.mask(), sequence.sampler.penalties
     if mask is None and penalties is None and not sampling.logit_bias:

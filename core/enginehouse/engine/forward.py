@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import DeviceOutput, ForwardOutput
+from enginehouse.backend import DeviceOutput, ForwardOutput, Span
 from enginehouse.early_exit import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -36,12 +36,13 @@ class Computed:
 
     Attributes:
         on_host: rows that core reads: to draw from, or to score a prompt.
-        on_device: sequences whose next token the runner draws, each with its row of ``output``.
+        on_device: sequences whose next tokens the runner draws, each with its rows of ``output``, and how many layers
+            these ran through, where a model is left early.
         output: all rows; None when none stay on the device.
     """
 
     on_host: Rows = field(factory=list)
-    on_device: list[tuple[Sequence, int]] = field(factory=list)
+    on_device: list[tuple[Sequence, range, int | None]] = field(factory=list)
     output: ForwardOutput | None = None
 
 
@@ -98,7 +99,7 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Compu
 def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Computed:
     """Record what was computed, and share out the rows; ``reads_all``: core draws every token."""
     on_host: list[tuple[Sequence, range]] = []
-    on_device: list[tuple[Sequence, int]] = []
+    on_device: list[tuple[Sequence, range, int | None]] = []
     start = 0
     exit_layers = output.exit_layers if isinstance(output, ExitOutput) else None
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
@@ -107,14 +108,21 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
         sequence.num_computed += size - sequence.num_surplus
         sequence.owner.num_drafted_tokens += sequence.num_surplus
         rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
-        if rows and sequence.on_device and not reads_all and span.outputs == "last":
-            on_device.append((sequence, start))
+        exit_layer = exit_layers[rows[-1]] if rows and exit_layers is not None else None
+        if rows and sequence.on_device and not reads_all and _can_stay(sequence, span):
+            on_device.append((sequence, rows, exit_layer))
         elif rows:
             on_host.append((sequence, rows))
-        if rows and exit_layers is not None:
-            sequence.exit_layer = exit_layers[rows[-1]]
+            sequence.exit_layer = exit_layer
         start = rows.stop
     return Computed(_read(output, on_host), on_device, output if on_device else None)
+
+
+def _can_stay(sequence: Sequence, span: Span) -> bool:
+    """Whether the device can draw all that the rows of a span are for."""
+    if sequence.num_surplus:
+        return not sequence.looks_back  # else drafts are drawn one after the other
+    return span.outputs == "last"
 
 
 def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]]) -> Rows:

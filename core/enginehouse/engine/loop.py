@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -19,7 +20,7 @@ from enginehouse.drafting import BoundDrafter
 from enginehouse.early_exit import LayerAccess
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
-from enginehouse.engine.device_draws import Flight, launch
+from enginehouse.engine.device_draws import DeviceDraws, Flight, launch
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.entrance import Entrance
 from enginehouse.engine.forward import forward
@@ -131,8 +132,9 @@ class StepEngine:
     def _land(self, flight: Flight) -> None:
         """Use what a forward pass gave; of sequences that have left meanwhile nothing is used."""
         if flight.drawn is not None:
-            for sequence, sampled in zip(flight.on_device, flight.drawn.host(), strict=True):
-                self._read(sequence, sampled)
+            tokens = iter(flight.drawn.host())
+            for draws in flight.on_device:
+                self._read(draws, list(islice(tokens, draws.num_tokens)))
         for sequence, rows in flight.on_host:
             self._receive(sequence, rows)
 
@@ -148,15 +150,18 @@ class StepEngine:
 
     # -- one token ---------------------------------------------------------------------------------
 
-    def _read(self, sequence: Sequence, sampled: Sampled) -> None:
-        """Take a token that the device drew."""
-        if not sequence.num_pending:
+    def _read(self, draws: DeviceDraws, sampled: list[Sampled]) -> None:
+        """Take what the device drew."""
+        sequence = draws.sequence
+        if sequence.handle is None or not (draws.is_checking or sequence.num_pending):
             return  # it has ended since
-        sequence.num_pending -= 1
+        sequence.exit_layer = draws.exit_layer
         try:
-            if sampled.token_id < 0:
-                raise GenerationFailed("The model's logits leave no token that could be drawn, or are not finite.")
-            self._accept(sequence, sampled)
+            if draws.is_checking:
+                self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead])))
+                return
+            sequence.num_pending -= 1
+            self._accept(sequence, _valid(sampled[0]))
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
         except Exception as error:  # noqa: BLE001 - as for tokens that core draws
@@ -174,7 +179,7 @@ class StepEngine:
             if sequence.length == sequence.max_length:
                 self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt to be scored only
             elif sequence.num_surplus:
-                self._verify(sequence, rows)
+                self._verify(sequence, lambda ahead: self._sample(sequence, rows[ahead]))
             else:
                 self._sample(sequence, rows[-1])
         except EnginehouseError as error:
@@ -197,11 +202,11 @@ class StepEngine:
         sequence.num_scored = end
         self._outputs.append((sequence.owner.request.request_id, scored))
 
-    def _verify(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
-        """Draw token after token, for as long as they are those that were drafted and are computed already."""
+    def _verify(self, sequence: Sequence, take: Callable[[int], None]) -> None:
+        """Take token after token, for as long as they are those that were drafted and are computed already."""
         first = sequence.num_computed
         while not sequence.num_remaining:
-            self._sample(sequence, rows[sequence.num_computed - first])
+            take(sequence.num_computed - first)
             if sequence.handle is None:
                 return  # it has ended
             sequence.confirm_drafts()
@@ -396,3 +401,9 @@ class StepEngine:
 def _overdue(owner: ActiveRequest) -> QueueTimeout:
     waited = f"The request waited {owner.request.queue_timeout_s:g} s for a place (queue_timeout_s)"
     return QueueTimeout(f"{waited}; try again later.")
+
+
+def _valid(sampled: Sampled) -> Sampled:
+    if sampled.token_id < 0:
+        raise GenerationFailed("The model's logits leave no token that could be drawn, or are not finite.")
+    return sampled

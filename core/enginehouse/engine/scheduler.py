@@ -250,7 +250,7 @@ class Scheduler:
             token_ids = np.array([sequence.buffer[start], *sequence.drafts], np.int32)
             return Span(sequence.handle, start, token_ids, "all")
         if end > sequence.length:
-            return Span(sequence.handle, start, LastSampled())
+            return Span(sequence.handle, start, LastSampled(), may_exit=True)
         outputs: Outputs = "last" if end == sequence.length else "none"
         if sequence.scores_prompt:
             outputs = "all"

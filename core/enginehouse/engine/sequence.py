@@ -144,10 +144,15 @@ class Sequence:
         return self.num_pending > 0 and self.length + self.num_pending == self.max_length
 
     @property
+    def looks_back(self) -> bool:
+        """Whether how a token is drawn depends on the tokens before it."""
+        follows = self.sampler.penalties is not None or self.constraint is not None or self.reasoning is not None
+        return follows or not self.may_end
+
+    @property
     def is_sequential(self) -> bool:
-        """Whether a token must be read before the next one can be drawn: what may follow depends on it."""
-        looks_back = self.sampler.penalties is not None or self.constraint is not None or self.reasoning is not None
-        return looks_back or self.reads_at_once or not self.may_end
+        """Whether a token must be read before the next step: what may follow, or is drafted, depends on it."""
+        return self.looks_back or self.reads_at_once
 
     @property
     def scores_prompt(self) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, rotate_and_store, silu_times
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.cuda.vector import project
@@ -51,7 +52,10 @@ class _Layer:
 
 
 class FusedNetwork:
-    """Implements :class:`enginehouse_hf.cuda.networks.Network`; build it with :func:`fuse`."""
+    """Implements :class:`enginehouse_hf.cuda.networks.Network` and, by parts, ``LayeredNetwork``.
+
+    Build it with :func:`fuse`.
+    """
 
     name = "fused layers"
 
@@ -67,40 +71,99 @@ class FusedNetwork:
         self._layers, self._embeddings, self._norm, self._head = layers, embeddings, norm, head
         self._rope, self._attention = rope, attention
 
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model."""
+        return len(self._layers)
+
+    def layered(self) -> FusedNetwork:
+        """See :class:`Network`."""
+        return self
+
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
         hidden = embedding(step.token_ids, self._embeddings)
-        if step.num_tokens == 1 and step.num_decodes == 1 and step.rows is None:
-            return self._run_single(step, hidden)
-        update: Tensor | None = None
-        for index, layer in enumerate(self._layers[: step.num_layers]):
-            normed = add_norm(hidden, update, layer.input_norm.weight, layer.input_norm.eps)
-            attended = self._attend(step, index, layer, linear(normed, layer.qkv, layer.qkv_bias))
-            update = linear(attended, layer.output)
-            normed = add_norm(hidden, update, layer.mlp_norm.weight, layer.mlp_norm.eps)
-            update = linear(silu_times(linear(normed, layer.gate_up)), layer.down)
-        assert update is not None
+        layers = range(len(self._layers))[: step.num_layers]
+        if _is_single(step) and step.rows is None:
+            self._run_single(step, hidden, layers)
+            return self.head(hidden)
+        update = self._run_many(step, hidden, layers)
         if step.rows is not None:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
             return hidden.new_empty(0, self._head.shape[0])
         return linear(add_norm(hidden, update, self._norm.weight, self._norm.eps), self._head)
 
-    def _run_single(self, step: Step, hidden: Tensor) -> Tensor:
-        """One token of one sequence: matrix times vector throughout."""
-        for index, layer in enumerate(self._layers[: step.num_layers]):
+    def run_layers(self, step: Step, states: States, begin: int, end: int) -> None:
+        """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
+        if not begin:
+            step.begin()
+            states.hidden.copy_(embedding(step.token_ids, self._embeddings))
+        layers = range(begin, end)
+        if _is_single(step):
+            self._run_single(step, states.hidden, layers, states.before)
+        else:
+            states.hidden.add_(self._run_many(step, states.hidden, layers, states.before))
+
+    def write_keys(self, step: Step, hidden: Tensor, begin: int) -> None:
+        """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
+        for index, layer in enumerate(self._layers[begin:], begin):
+            keys, values = step.state.layers[index]
+            num_rows = 2 * keys.shape[1] * keys.shape[2]  # the joint projection ends with keys and values
+            weight, norm = layer.qkv[-num_rows:], layer.input_norm
+            bias = layer.qkv_bias[-num_rows:] if layer.qkv_bias is not None else None
+            if _is_single(step):
+                projected = project(hidden, weight, bias=bias, norm=(norm.weight, norm.eps))
+            else:
+                projected = linear(add_norm(hidden, None, norm.weight, norm.eps), weight, bias)
+            rotate_and_store(projected, keys, values, step.positions, step.places, self._rope, layer.head_norms)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
+        norm = self._norm
+        if len(hidden) == 1:
+            return project(hidden, self._head, norm=(norm.weight, norm.eps))
+        return linear(add_norm(hidden, None, norm.weight, norm.eps), self._head)
+
+    def _run_many(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> Tensor:
+        """Run some layers: the result is ``hidden``, which is changed, plus what is returned.
+
+        ``before`` takes the states before the last of the layers.
+        """
+        update: Tensor | None = None
+        for index in layers:
+            layer = self._layers[index]
+            normed = add_norm(hidden, update, layer.input_norm.weight, layer.input_norm.eps)
+            if before is not None and index == layers[-1]:
+                before.copy_(hidden)
+            attended = self._attend(step, index, layer, linear(normed, layer.qkv, layer.qkv_bias))
+            update = linear(attended, layer.output)
+            normed = add_norm(hidden, update, layer.mlp_norm.weight, layer.mlp_norm.eps)
+            update = linear(silu_times(linear(normed, layer.gate_up)), layer.down)
+        assert update is not None
+        return update
+
+    def _run_single(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> None:
+        """One token of one sequence: matrix times vector throughout; ``hidden`` becomes the result."""
+        for index in layers:
+            layer = self._layers[index]
+            if before is not None and index == layers[-1]:
+                before.copy_(hidden)
             qkv = project(hidden, layer.qkv, bias=layer.qkv_bias, norm=(layer.input_norm.weight, layer.input_norm.eps))
             project(self._attend(step, index, layer, qkv), layer.output, residual=hidden)
             gated = project(hidden, layer.gate_up, norm=(layer.mlp_norm.weight, layer.mlp_norm.eps), is_gated=True)
             project(gated, layer.down, residual=hidden)
-        return project(hidden, self._head, norm=(self._norm.weight, self._norm.eps))
 
     def _attend(self, step: Step, index: int, layer: _Layer, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
         query = rotate_and_store(qkv, keys, values, step.positions, step.places, self._rope, layer.head_norms)
         attended = self._attention.attend(step, index, query, scaling=layer.scale, window=layer.window, softcap=None)
         return attended.view(step.num_tokens, -1)
+
+
+def _is_single(step: Step) -> bool:
+    return step.num_tokens == 1 and step.num_decodes == 1
 
 
 def fuse(model: Any, windows: dict[int, int | None], max_context: int, attention: PoolAttention) -> FusedNetwork:

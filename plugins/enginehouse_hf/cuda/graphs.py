@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from attrs import frozen
@@ -17,15 +18,42 @@ from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import PackedSpans, flatten
 from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
 
-__all__ = ["DecodeGraphs", "graph_sizes"]
+__all__ = ["DecodeGraphs", "Recorder", "graph_sizes"]
 
 _NUM_WARM_UPS = 2
+
+_Result = TypeVar("_Result")
 
 
 def graph_sizes(largest: int) -> list[int]:
     """Sizes of batches that get a graph: close together where steps are short, at most an eighth apart elsewhere."""
     sizes = {1, 2, 4, 8, *range(16, min(largest, 128) + 1, 16), *range(160, largest + 1, 32)}
     return [*sorted(size for size in sizes if size < largest), largest]
+
+
+class Recorder:
+    """Records graphs of work on the device. They run one at a time, so all share the memory of what lies between."""
+
+    def __init__(self) -> None:
+        self._memory: object = None
+
+    def record(self, work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
+        """The graph, and what ``work`` returned: tensors that each replay fills.
+
+        Raises:
+            RuntimeError: the work looks at numbers on the host in between.
+        """
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_NUM_WARM_UPS):  # kernels are compiled and libraries initialised outside of the recording
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
+            result = work()
+        self._memory = graph.pool()
+        return graph, result
 
 
 @frozen(eq=False)
@@ -45,13 +73,20 @@ class DecodeGraphs:
         network: what is recorded.
         state: the pool.
         sizes: batch sizes, ascending.
+        recorder: records them.
         progress: called with the share done before each recording.
     """
 
-    def __init__(self, network: Network, state: DeviceState, sizes: list[int], progress: Callable[[float], None]):
-        self._network, self._state, self._sizes = network, state, sizes
+    def __init__(
+        self,
+        network: Network,
+        state: DeviceState,
+        sizes: list[int],
+        recorder: Recorder,
+        progress: Callable[[float], None],
+    ) -> None:
+        self._network, self._state, self.sizes, self.recorder = network, state, sizes, recorder
         self._graphs: dict[tuple[int, int | None], _Recorded] = {}
-        self._memory: object = None
         # The largest first: the smaller ones then live in the memory that it has taken.
         for done, size in enumerate(reversed(sizes)):
             progress(done / len(sizes))
@@ -60,11 +95,11 @@ class DecodeGraphs:
     @property
     def largest(self) -> int:
         """The largest batch that can be run."""
-        return self._sizes[-1] if self._sizes else 0
+        return self.sizes[-1] if self.sizes else 0
 
     def run(self, packed: PackedSpans, num_layers: int | None = None) -> Tensor:
         """(num_decodes, vocab_size) logits of plain decodes, valid until the next run."""
-        size = self._sizes[bisect_left(self._sizes, packed.num_decodes)]
+        size = self.sizes[bisect_left(self.sizes, packed.num_decodes)]
         if (size, num_layers) not in self._graphs:
             self._record(size, num_layers)
         recorded = self._graphs[size, num_layers]
@@ -76,14 +111,5 @@ class DecodeGraphs:
     def _record(self, size: int, num_layers: int | None) -> None:
         """What runs meanwhile reads and writes the dumps only, so that this may happen between steps."""
         step, numbers = Step.static(self._state, size, num_layers)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_NUM_WARM_UPS):  # kernels are compiled and libraries initialised outside of the recording
-                self._network.run(step)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
-            logits = self._network.run(step)
-        self._memory = graph.pool()
+        graph, logits = self.recorder.record(lambda: self._network.run(step))
         self._graphs[size, num_layers] = _Recorded(graph, step, numbers, logits)

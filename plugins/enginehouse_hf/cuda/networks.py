@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
+from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.depth import Depths
 
@@ -26,20 +28,9 @@ class Network(Protocol):
         """(num_rows, vocab_size) logits in the dtype of the model."""
         ...
 
-
-class _PoolStep:
-    """What :func:`enginehouse_hf.attention.slot_attention` calls in each layer; fills the pool."""
-
-    def __init__(self, step: Step, attention: PoolAttention) -> None:
-        self._step, self._attention, self._places = step, attention, step.places.long()
-
-    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
-        """Query (1, H, T, D) gives (1, T, H, D)."""
-        keys, values = self._step.state.layers[index]
-        keys.index_copy_(0, self._places, key[0].transpose(0, 1))
-        values.index_copy_(0, self._places, value[0].transpose(0, 1))
-        packed = query[0].transpose(0, 1).contiguous()
-        return self._attention.attend(self._step, index, packed, **scores)[None]
+    def layered(self) -> LayeredNetwork:
+        """The same network, part by part; only of models that have ``exit_layers``."""
+        ...
 
 
 class TransformersNetwork:
@@ -66,9 +57,13 @@ class TransformersNetwork:
             input_ids=step.token_ids[None],
             position_ids=step.positions.long()[None],
             use_cache=False,
-            enginehouse_step=_PoolStep(step, self._attention),
+            enginehouse_step=PoolStep(step, self._attention),
             **rows,
         ).logits[0]
         if step.rows is not None and len(logits) != len(step.rows):
             return logits[step.rows]  # old model classes give every column
         return logits
+
+    def layered(self) -> LayeredTransformers:
+        """See :class:`Network`."""
+        return LayeredTransformers(self._depths.model(None), lambda step: PoolStep(step, self._attention))

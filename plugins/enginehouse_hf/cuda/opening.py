@@ -15,7 +15,7 @@ from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size
 from enginehouse_hf.cuda.fused import NotFusable, fuse
-from enginehouse_hf.cuda.graphs import DecodeGraphs, graph_sizes
+from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.packing import Lane, PackedSpans, pack
@@ -35,6 +35,9 @@ _KEPT_SEQUENCES = 64
 
 _NOISE_ALLOWED, _LEAST_NOISE = 4.0, 1e-3
 """How far apart logits may lie: so many times as far as those of the same layers when a text is cut in another way."""
+
+_LARGEST_CHECK = 80
+"""Tokens of a step that checks drafts and still has a graph, at least: 64 drafts and their neighbours."""
 
 _SLACK_BYTES = 512 << 20
 """For libraries' workspaces and what the allocator cannot use."""
@@ -57,7 +60,7 @@ def open_on_cuda(
     max_sequences = options.slots + max(options.slots, _KEPT_SEQUENCES)
     with torch.inference_mode():
         state = _allocate(facts, max_sequences, num_places, model)
-        sizes = graph_sizes(options.slots) if options.cuda_graphs else []
+        sizes = graph_sizes(max(options.slots, _LARGEST_CHECK)) if options.cuda_graphs else []
         graphs = _record(network, state, sizes, progress)
         chunk_tokens = _measure_chunk(network, state, facts.max_context, options.max_batch_tokens)
     capabilities = RunnerCapabilities(
@@ -72,17 +75,30 @@ def open_on_cuda(
         sampling=SUPPORTED,
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
-    return CudaModel(network, state, graphs, kernel), capabilities
+    config = model.config.get_text_config()
+    return CudaModel(
+        network,
+        state,
+        graphs,
+        kernel,
+        slots=options.slots,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+    ), capabilities
 
 
 def _record(network: Network, state: DeviceState, sizes: list[int], progress: Progress) -> DecodeGraphs:
     """Decode steps as graphs; none where the model looks at numbers on the host in between, as some experts do."""
+
+    def report(share: float) -> None:
+        progress(0.85 + 0.1 * share, "recording decode steps")
+
     try:
-        return DecodeGraphs(network, state, sizes, lambda share: progress(0.85 + 0.1 * share, "recording decode steps"))
+        return DecodeGraphs(network, state, sizes, Recorder(), report)
     except RuntimeError as error:
         _log.warning("hf: decode steps cannot be recorded and are launched kernel by kernel: %s", error)
         torch.cuda.synchronize()
-        return DecodeGraphs(network, state, [], lambda _share: None)
+        return DecodeGraphs(network, state, [], Recorder(), report)
 
 
 def _measure_chunk(network: Network, state: DeviceState, longest: int, max_tokens: int) -> int:
@@ -186,6 +202,8 @@ def _step_bytes(model: Any, facts: ModelFacts, options: HfOptions) -> int:
     config = model.config.get_text_config()
     size_bytes = torch.finfo(model.dtype).bits // 8
     widths = 6 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    rows = options.slots * facts.vocab_size * (2 * size_bytes + 8)  # logits, a changed copy, what draws set aside
+    rows = (
+        max(options.slots, _LARGEST_CHECK) * facts.vocab_size * (2 * size_bytes + 8)
+    )  # logits, a changed copy, what draws set aside
     assert options.max_batch_tokens is not None
     return int(options.max_batch_tokens * widths * size_bytes + 2 * rows)

@@ -1,7 +1,10 @@
 """Spans in the order in which they are computed, as arrays in host memory. Knows no device.
 
-Decoding sequences (one token each) stand first, everything longer behind them. Called by the runner; ``step.py`` takes
-the result to the device in one copy.
+Decodes stand first, each token a column that attends for itself, everything longer behind them. A token with drafts
+behind it is so many decodes of one sequence: all keys of a step lie in the pool before a layer attends, and each column
+sees as many of them as its position allows. So checking drafts is a decode step, with the graph of one.
+
+Called by the runner; ``step.py`` takes the result to the device in one copy.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from numpy.typing import NDArray
 from enginehouse.backend import LastSampled, Span
 
 __all__ = ["Lane", "PackedSpans", "flatten", "pack"]
+
+_MAX_CHECKED = 65
+"""Tokens of a span whose every row is wanted, a token and its drafts, that are computed as decodes, at most."""
 
 _ALIGNMENT = 32  # integers: every part of the array begins at a multiple, so kernels can rely on it
 
@@ -40,7 +46,7 @@ class PackedSpans:
 
     Attributes:
         tokens: (4, T): token ids (-1: the last one drawn), slots, positions, places.
-        num_decodes: how many of the first tokens are a span of their own.
+        num_decodes: how many of the first tokens attend for themselves.
         lanes: the longer spans.
         gather: places of everything that the longer spans see, span by span.
         rows: tokens that logits are wanted for, in the order of the spans as they were given.
@@ -54,8 +60,13 @@ class PackedSpans:
 
     @property
     def is_plain_decode(self) -> bool:
-        """Whether every token is a span of its own and wants logits."""
+        """Whether every token attends for itself and wants logits."""
         return not self.lanes and len(self.rows) == self.num_decodes
+
+    def take(self, columns: NDArray[np.intp]) -> PackedSpans:
+        """Some of plain decodes, in the order of ``columns``; all of them want logits."""
+        rows = np.arange(len(columns), dtype=np.int32)
+        return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
 
 def pack(
@@ -72,11 +83,12 @@ def pack(
     if len(places) == len(spans):
         return _pack_decodes(spans, places)
     begins = [0, *accumulate(sizes)]
-    # Single tokens first, those with the most to attend to before others.
-    order = sorted(range(len(spans)), key=lambda index: (sizes[index] > 1, -spans[index].start))
-    num_decodes = sum(size == 1 for size in sizes)
+    are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
+    # Decodes first, those with the most to attend to before others.
+    order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
+    num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)
     tokens = np.empty((4, len(places)), np.int32)
-    firsts, lanes, seen, begin = [0] * len(spans), [], [], 0
+    firsts, lanes, seen, begin = [0] * len(spans), [], [np.empty(0, np.int32)], 0
     for index in order:
         span, size = spans[index], sizes[index]
         end = begin + size
@@ -84,12 +96,16 @@ def pack(
         tokens[1, begin:end] = span.sequence
         tokens[2, begin:end] = np.arange(span.start, span.start + size)
         tokens[3, begin:end] = places[begins[index] : begins[index] + size]
-        if size > 1:
+        if not are_decodes[index]:
             lanes.append(Lane(begin, end, span.start))
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
     return PackedSpans(tokens, num_decodes, lanes, np.concatenate(seen), np.array(rows, np.int32))
+
+
+def _is_decode(span: Span, size: int) -> bool:
+    return size == 1 or (span.outputs == "all" and size <= _MAX_CHECKED)
 
 
 def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpans:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,35 +15,79 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from enginehouse.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
-from enginehouse.errors import EngineError
+from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.errors import EngineError, ModelLoadError
 from enginehouse.types import ModelInfo
+from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs
 from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import pack
+from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
 from enginehouse_hf.cuda.step import DeviceState, Step
-from enginehouse_hf.depth import groups_of, row_order
+from enginehouse_hf.depth import groups_by, row_order
 from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["CudaModel", "CudaRunner"]
+__all__ = ["CudaModel", "CudaRunner", "ExitRows"]
+
+_Way = int | Literal["early"] | None
+"""How many layers a span runs through: so many, as many as the policy wants, all."""
 
 
 @frozen(eq=False)
 class CudaModel:
-    """A loaded model with its memory; ``attention`` names the kernel for longer spans."""
+    """A loaded model with its memory.
+
+    Attributes:
+        attention: names the kernel for longer spans.
+        slots: sequences that decode at once.
+    """
 
     network: Network
     state: DeviceState
     graphs: DecodeGraphs
     attention: str
+    slots: int
+    num_layers: int
+    hidden_size: int
+
+
+class ExitRows(DeviceRows):
+    """Rows on the device, and how many layers the token of each ran through."""
+
+    def __init__(self, logits: torch.Tensor, order: NDArray[np.int32] | None, exit_layers: Sequence[int]) -> None:
+        super().__init__(logits, order)
+        self.exit_layers = exit_layers
+
+
+@frozen(eq=False)
+class _Group:
+    """What spans that take one way give.
+
+    Attributes:
+        logits: (num_rows, vocab_size).
+        order: which of ``logits`` each row is; None is the same order.
+        exit_layers: how many layers each row ran through.
+    """
+
+    logits: torch.Tensor
+    order: NDArray[np.int32] | None
+    exit_layers: list[int]
+
+    def in_order(self) -> torch.Tensor:
+        """(num_rows, vocab_size), row by row; a copy that outlives the next group."""
+        if self.order is None:
+            return self.logits.clone()
+        return self.logits[torch.from_numpy(self.order).to(self.logits.device)]
 
 
 class CudaRunner:
     """Implements :class:`enginehouse.backend.DeviceSampler`; ``forward`` and ``sample`` return before they are done.
 
-    Also a :class:`enginehouse.backend.StateKeeper`: saving waits for what was launched before it.
+    Also a :class:`enginehouse.backend.StateKeeper`: saving waits for what was launched before it. And
+    :class:`enginehouse.early_exit.LayerAccess`: with a policy, ``forward`` waits for what the policy looks at.
     """
 
     def __init__(
@@ -58,7 +103,10 @@ class CudaRunner:
         self.state_format = state_format
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
+        self.num_layers = model.num_layers
         self._model: CudaModel | None = model
+        self._parts: NetworkParts | None = None
+        self._exits: CudaExits | None = None
         self._positions = PositionPool(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
@@ -122,30 +170,66 @@ class CudaRunner:
                 self._positions.truncate(span.sequence, span.start)
             raise EngineError(f"hf: the forward pass failed: {error}") from error
 
+    def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
+        """See :class:`enginehouse.early_exit.LayerAccess`; records what it needs."""
+        self._exits = None
+        if policy is None:
+            return
+        if not self.capabilities.exit_layers:
+            raise ModelLoadError("the layers of this model are built in an unknown way")
+        model = self._loaded
+        with torch.inference_mode():
+            if self._parts is None:
+                sizes = [size for size in model.graphs.sizes if size < model.slots]
+                sizes += model.graphs.sizes[len(sizes) : len(sizes) + 1]
+                layered, recorder = model.network.layered(), model.graphs.recorder
+                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, recorder)
+            self._parts.prepare(policy.layers)
+        self._exits = CudaExits(self._parts, policy)
+
+    def _way(self, span: Span) -> _Way:
+        if self._exits is not None and span.may_exit and span.num_layers is None and span.outputs != "none":
+            return "early" if span.num_tokens == 1 else None
+        return span.num_layers
+
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows:
-        if len({span.num_layers for span in spans}) == 1:
-            return DeviceRows(*self._launch_group(spans, sizes, places, spans[0].num_layers))
-        groups = groups_of(spans)
-        begins = [0, *accumulate(sizes)]
-        parts = []
-        for num_layers, group in groups.items():
-            own = np.concatenate([places[begins[index] : begins[index + 1]] for index in group])
-            chosen = [spans[index] for index in group], [sizes[index] for index in group]
-            logits, order = self._launch_group(*chosen, own, num_layers)
-            parts.append(logits.clone() if order is None else logits[torch.from_numpy(order).to(logits.device)])
-        return DeviceRows(torch.cat(parts), np.array(row_order(spans, sizes, groups), np.int32))
+        groups = groups_by([self._way(span) for span in spans])
+        if len(groups) == 1:
+            (way,) = groups
+            group = self._launch_group(spans, sizes, places, way)
+            logits, order, exit_layers = group.logits, group.order, group.exit_layers
+        else:
+            begins = [0, *accumulate(sizes)]
+            parts: list[torch.Tensor] = []
+            unordered: list[int] = []
+            for way, indices in groups.items():
+                own = np.concatenate([places[begins[index] : begins[index + 1]] for index in indices])
+                chosen = [spans[index] for index in indices], [sizes[index] for index in indices]
+                group = self._launch_group(*chosen, own, way)
+                parts.append(group.in_order())
+                unordered += group.exit_layers
+            rows = row_order(spans, sizes, groups)
+            logits, order = torch.cat(parts), np.array(rows, np.int32)
+            exit_layers = [unordered[row] for row in rows]
+        return DeviceRows(logits, order) if self._exits is None else ExitRows(logits, order, exit_layers)
 
     def _launch_group(
-        self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], num_layers: int | None
-    ) -> tuple[torch.Tensor, NDArray[np.int32] | None]:
-        """Logits of spans that run the same layers, and which of them each row is; None is the same order."""
+        self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
+    ) -> _Group:
+        """Run spans that take one way."""
         model = self._loaded
         packed = pack(spans, sizes, places, self._positions.table)
         with torch.inference_mode():
+            if way == "early":
+                assert self._exits is not None
+                exited = self._exits.run(packed)
+                assert exited.logits is not None
+                return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
+            exit_layers = [way or self.num_layers] * len(packed.rows)
             if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
-                return model.graphs.run(packed, num_layers), packed.rows
-            logits = model.network.run(Step.upload(model.state, packed, num_layers))
-            return logits, packed.rows if packed.is_plain_decode else None
+                return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
+            logits = model.network.run(Step.upload(model.state, packed, way))
+            return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
         """Launch the draws; see :class:`enginehouse.backend.DeviceSampler`."""
@@ -158,7 +242,7 @@ class CudaRunner:
 
     def close(self) -> None:
         """Drop weights and KV memory; again is no error."""
-        self._model = None
+        self._model = self._parts = self._exits = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, to index with."""

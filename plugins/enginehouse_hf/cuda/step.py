@@ -51,11 +51,11 @@ class Step:
 
     Attributes:
         num_tokens: T.
-        num_decodes: how many of the first tokens are a span of their own.
+        num_decodes: how many of the first tokens attend for themselves.
         lanes: the longer spans.
         token_ids: (T,) int64, known once :meth:`begin` has run.
         slots, positions, places: (T,) int32.
-        lengths: (num_decodes,) int32, tokens of each decoding sequence with the new one.
+        lengths: (num_decodes,) int32, tokens that each of these sees, itself included.
         gather: (num_seen,) int32, places that the longer spans see, span by span.
         query_ends, key_ends: (len(lanes) + 1,) int32, running sums of their tokens and of what they see.
         rows: (num_rows,) int32 tokens that logits are wanted for; None is all.

@@ -28,6 +28,7 @@ RNG = np.random.default_rng(11)
 
 
 class TestMargin(ExitPolicyContract):
+    light_packages = frozenset({"numpy", "array_api_compat"})
     policy_options = {"threshold": 0.4, "every": 1}
 
     @pytest.fixture(scope="class")
@@ -37,6 +38,7 @@ class TestMargin(ExitPolicyContract):
 
 
 class TestEntropy(ExitPolicyContract):
+    light_packages = frozenset({"numpy", "array_api_compat"})
     policy_options = {"threshold": 1.5, "min_layer": 2, "every": 2}
 
     @pytest.fixture(scope="class")
@@ -46,6 +48,7 @@ class TestEntropy(ExitPolicyContract):
 
 
 class TestSaturation(ExitPolicyContract):
+    light_packages = frozenset({"numpy", "array_api_compat"})
     policy_options = {"threshold": 0.9, "every": 1}
 
     @pytest.fixture(scope="class")

@@ -45,6 +45,25 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+_GPU = {"device": "cuda:0", "cache_tokens": 2048}
+_WAYS: dict[str, dict[str, Any]] = {
+    "cpu": {"device": "cpu"},
+    "cuda": _GPU,
+    "cuda-eager": {**_GPU, "cuda_graphs": False},
+    "cuda-unfused": {**_GPU, "fused": False},
+}
+
+
+@pytest.fixture(params=_WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options of each way in which the plugin runs a model."""
+    import torch
+
+    if request.param != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return _WAYS[request.param]
+
+
 @pytest.fixture(scope="session")
 def random_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function from a model type of transformers to a folder with a tiny random model of it."""

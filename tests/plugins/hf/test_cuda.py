@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 
 from enginehouse.backend import Draw, ModelSource, Runner, Span
+from enginehouse.drafting import DraftContext
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.draws import uniform
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.errors import ModelLoadError
 from enginehouse.testing.runner_contract import RunnerContract
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
+from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
 
 torch = pytest.importorskip("torch")
 
@@ -334,6 +337,58 @@ def _texts(runner: Runner, temperature: float) -> dict[str, list[int]]:
                 tokens[request_id] += event.token_ids
     engine.close()
     return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": False}, {"fused": False}])
+def test_drafts_change_no_text(tiny_model: TinyModel, options: dict[str, Any], temperature: float) -> None:
+    """Right and wrong ones at every step, checked as decodes and drawn on the device; nor any log-probability."""
+    runner = _open(tiny_model("llama"), context=256, slots=2, **options)
+    prompts = _prompts(runner)[:3]
+    expected, _ = _drafted(runner, prompts, [()] * 3, temperature)
+    guesses = [
+        tuple(token if place % 7 else token + 1 for place, (token, _) in enumerate(answer)) for answer in expected
+    ]
+    found, num_drafted = _drafted(runner, prompts, guesses, temperature)
+
+    assert num_drafted > 60
+    for answer, wanted in zip(found, expected, strict=True):
+        assert [token for token, _ in answer] == [token for token, _ in wanted]
+        assert [logprob for _, logprob in answer] == pytest.approx([logprob for _, logprob in wanted], abs=1e-4)
+    runner.close()
+
+
+def _drafted(
+    runner: Runner, prompts: list[list[int]], guesses: list[tuple[int, ...]], temperature: float
+) -> tuple[list[list[tuple[int, float]]], int]:
+    """Tokens with log-probabilities of each answer, and how many drafts were computed."""
+    drafter = PredictionDrafter().bind(DraftContext(runner, 2), PredictionOptions())
+    ticks = count()  # a step takes as long as any other one, so that drafts pay
+    engine = StepEngine(
+        runner,
+        EngineSettings(slots=2, prefix_cache=False),
+        {},
+        drafters={"prediction": drafter},
+        clock=lambda: float(next(ticks)),
+    )
+    answers: dict[str, list[tuple[int, float]]] = {}
+    num_drafted = 0
+    for index, (prompt, guess) in enumerate(zip(prompts, guesses, strict=True)):
+        sampling = SamplingParams(temperature=temperature, seed=index, num_logprobs=2)
+        stopping = StopParams(max_tokens=48, ignore_eos=True)
+        answers[str(index)] = []
+        engine.add(
+            EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping, prediction_token_ids=guess),
+            prompt,
+        )
+    while engine.has_work():
+        for request_id, event in engine.step():
+            if isinstance(event, TextDelta):
+                logprobs = [entry.logprob for entry in event.logprobs or ()]
+                answers[request_id] += zip(event.token_ids, logprobs, strict=True)
+            elif isinstance(event, RequestFinished):
+                num_drafted += event.num_drafted_tokens
+    return list(answers.values()), num_drafted
 
 
 def test_memory_that_does_not_suffice_is_a_load_error(tiny_model: TinyModel) -> None:

@@ -22,14 +22,7 @@ pytestmark = [pytest.mark.hf, pytest.mark.timeout(300)]
 
 RandomModel = Callable[[str], Path]
 
-_ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 _TOKENS = (np.arange(40, dtype=np.int32) * 31 + 5) % 150
-_WAYS = [
-    pytest.param({"device": "cpu"}, id="cpu"),
-    pytest.param({"device": "cuda:0", "cache_tokens": 2048}, id="cuda", marks=_ON_CUDA),
-    pytest.param({"device": "cuda:0", "cache_tokens": 2048, "cuda_graphs": False}, id="cuda-eager", marks=_ON_CUDA),
-    pytest.param({"device": "cuda:0", "cache_tokens": 2048, "fused": False}, id="cuda-unfused", marks=_ON_CUDA),
-]
 
 
 def _open(path: Path, **options: Any) -> Any:
@@ -63,14 +56,13 @@ def _append(runner: Any, sequence: int, token_ids: np.ndarray, num_layers: int |
     return rows
 
 
-@pytest.mark.parametrize("options", _WAYS)
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3_text", "phi", "qwen3_moe"])
 def test_fewer_layers_are_the_shorter_model(
-    random_model: RandomModel, tmp_path: Path, name: str, options: dict[str, Any]
+    random_model: RandomModel, tmp_path: Path, name: str, way: dict[str, Any]
 ) -> None:
     """In one span, and in chunks and single tokens; each number of layers that is offered."""
     folder = random_model(name)
-    runner = _open(folder, **options)
+    runner = _open(folder, **way)
     assert runner.capabilities.exit_layers == (1, 2, 3)
     for num_layers in (1, 3):
         expected = _reference(_shortened(folder, tmp_path / str(num_layers), num_layers), _TOKENS)
@@ -84,10 +76,9 @@ def test_fewer_layers_are_the_shorter_model(
     runner.close()
 
 
-@pytest.mark.parametrize("options", _WAYS)
-def test_drafts_are_taken_back_before_all_layers_run(random_model: RandomModel, options: dict[str, Any]) -> None:
+def test_drafts_are_taken_back_before_all_layers_run(random_model: RandomModel, way: dict[str, Any]) -> None:
     """Self-drafting: the draft shares the memory of the text before it; verified, logits are those of a plain pass."""
-    runner = _open(random_model("qwen3"), **options)
+    runner = _open(random_model("qwen3"), **way)
     plain, drafted = runner.open_sequence(), runner.open_sequence()
     expected = _append(runner, plain, _TOKENS)
     _append(runner, drafted, _TOKENS[:30])
@@ -107,9 +98,8 @@ def test_drafts_are_taken_back_before_all_layers_run(random_model: RandomModel, 
     runner.close()
 
 
-@pytest.mark.parametrize("options", _WAYS)
-def test_one_pass_may_run_different_numbers_of_layers(random_model: RandomModel, options: dict[str, Any]) -> None:
-    runner = _open(random_model("mistral"), **options)
+def test_one_pass_may_run_different_numbers_of_layers(random_model: RandomModel, way: dict[str, Any]) -> None:
+    runner = _open(random_model("mistral"), **way)
     wanted: list[int | None] = [None, 2, None, 1]
     sizes = [7, 1, 1, 5]
     outputs: list[Any] = ["last", "last", "all", "all"]
@@ -131,7 +121,7 @@ def test_one_pass_may_run_different_numbers_of_layers(random_model: RandomModel,
     runner.close()
 
 
-@_ON_CUDA
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_drafts_follow_what_the_device_drew(random_model: RandomModel) -> None:
     """Greedy drafts, each token drawn on the device and used by the next span without a look at it."""
     runner = _open(random_model("qwen3"), device="cuda:0", cache_tokens=2048)

@@ -1,4 +1,4 @@
-"""Early exit on the CPU: logits of the layer that was left; keys and values above it from the state there."""
+"""Early exit: logits of the layer that was left; keys and values above it from the state there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from enginehouse.backend import ModelSource, Span
-from enginehouse.early_exit import ExitOutput, ExitView, LayerAccess
+from enginehouse.early_exit import ExitContext, ExitOutput, ExitView, LayerAccess
 from enginehouse.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
 
@@ -32,7 +32,7 @@ class Leaves:
         self.shown: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def leaves(self, view: ExitView) -> Any:
-        self.shown.append((view.layer, np.asarray(view.hidden).copy(), np.asarray(view.previous_hidden).copy()))
+        self.shown.append((view.layer, _host(view.hidden), _host(view.previous_hidden)))
         if self._reads_logits:
             view.logits()
         return np.full(len(view.hidden), view.layer == self._at)
@@ -47,8 +47,26 @@ class SomeLeave:
         return np.arange(len(view.hidden)) == 0
 
 
-def _open(path: Path, **options: Any) -> Any:
-    settings = HfOptions(dtype="float32", threads=1, slots=4, context=128, device="cpu", **options)
+@attrs.frozen(eq=False)
+class _GivenView:
+    """Arrays of any library."""
+
+    hidden: Any
+    previous_hidden: Any
+    rows: Any
+    layer: int = 4
+
+    def logits(self) -> Any:
+        return self.rows
+
+
+def _host(array: Any) -> np.ndarray:
+    copy: np.ndarray = array.cpu().numpy().copy()
+    return copy
+
+
+def _open(path: Path, way: dict[str, Any], **options: Any) -> Any:
+    settings = HfOptions(dtype="float32", threads=1, slots=4, context=128, **way, **options)
     return HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
 
 
@@ -68,9 +86,11 @@ def _holding(runner: Any, token_ids: np.ndarray) -> int:
 
 @pytest.mark.parametrize("reads_logits", [False, True])
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3_text", "phi", "gpt_neox", "qwen3_moe", "olmo2"])
-def test_who_leaves_gets_the_logits_of_that_layer(random_model: RandomModel, name: str, reads_logits: bool) -> None:
+def test_who_leaves_gets_the_logits_of_that_layer(
+    random_model: RandomModel, way: dict[str, Any], name: str, reads_logits: bool
+) -> None:
     """Those of the shorter model, for the first token behind a prompt: whether the policy has read them or not."""
-    runner = _open(random_model(name))
+    runner = _open(random_model(name), way)
     assert isinstance(runner, LayerAccess)
     assert runner.num_layers == 4
     shallow = _holding(runner, _TOKENS[:9])
@@ -84,9 +104,11 @@ def test_who_leaves_gets_the_logits_of_that_layer(random_model: RandomModel, nam
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3_text", "phi", "gpt_neox"])
-def test_layers_above_get_keys_and_values_of_the_state_that_left(random_model: RandomModel, name: str) -> None:
+def test_layers_above_get_keys_and_values_of_the_state_that_left(
+    random_model: RandomModel, way: dict[str, Any], name: str
+) -> None:
     """Against a model whose upper layers change nothing for the token: computed with transformers alone."""
-    runner = _open(random_model(name))
+    runner = _open(random_model(name), way)
     runner.use_exit_policy(Leaves((2,), at=2))
     sequence = _holding(runner, _TOKENS[:9])
     for place in (9, 10):
@@ -117,8 +139,8 @@ def _reference(folder: Path, token_ids: np.ndarray, stays: list[int], left_at: i
     return rows
 
 
-def test_a_policy_that_never_lets_go_changes_nothing(random_model: RandomModel) -> None:
-    runner = _open(random_model("qwen3"))
+def test_a_policy_that_never_lets_go_changes_nothing(random_model: RandomModel, way: dict[str, Any]) -> None:
+    runner = _open(random_model("qwen3"), way)
     plain = _holding(runner, _TOKENS[:9])
     expected = runner.forward([Span(plain, 9, _TOKENS[9:10])]).host().copy()
     policy = Leaves((1, 3), at=None, reads_logits=True)
@@ -131,8 +153,8 @@ def test_a_policy_that_never_lets_go_changes_nothing(random_model: RandomModel) 
     runner.close()
 
 
-def test_states_are_those_behind_and_before_the_layer(random_model: RandomModel) -> None:
-    runner = _open(random_model("qwen3"))
+def test_states_are_those_behind_and_before_the_layer(random_model: RandomModel, way: dict[str, Any]) -> None:
+    runner = _open(random_model("qwen3"), way)
     policy = Leaves((1, 2), at=None)
     runner.use_exit_policy(policy)
     _decode(runner, [_holding(runner, _TOKENS[:9])], int(_TOKENS[9]))
@@ -146,14 +168,14 @@ def test_states_are_those_behind_and_before_the_layer(random_model: RandomModel)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "mixtral"])
-def test_tokens_of_a_batch_leave_one_by_one(random_model: RandomModel, name: str) -> None:
+def test_tokens_of_a_batch_leave_one_by_one(random_model: RandomModel, way: dict[str, Any], name: str) -> None:
     """Each gets what it would get alone, and so do the tokens behind it."""
-    runner = _open(random_model(name))
+    runner = _open(random_model(name), way)
     prompts = [_TOKENS[:9], _TOKENS[3:17], _TOKENS[20:25], _TOKENS[1:8]]
     together = [_holding(runner, prompt) for prompt in prompts]
     runner.use_exit_policy(SomeLeave())
     rows, layers = _decode(runner, together, 7)
-    assert layers == [1, 2, 3, 4]
+    assert sorted(layers) == [1, 2, 3, 4]
     for index, prompt in enumerate(prompts):
         runner.use_exit_policy(Leaves((1, 2, 3), at=layers[index]))
         alone = _holding(runner, prompt)
@@ -166,9 +188,9 @@ def test_tokens_of_a_batch_leave_one_by_one(random_model: RandomModel, name: str
     runner.close()
 
 
-def test_prompts_beside_answers_run_through_all_layers(random_model: RandomModel) -> None:
+def test_prompts_beside_answers_run_through_all_layers(random_model: RandomModel, way: dict[str, Any]) -> None:
     """Also a prompt of one token; rows and layers come in the order of the spans."""
-    runner = _open(random_model("qwen3"))
+    runner = _open(random_model("qwen3"), way)
     alone = runner.forward([Span(runner.open_sequence(), 0, _TOKENS[:1])]).host().copy()
     policy = Leaves((1,), at=1)
     runner.use_exit_policy(policy)
@@ -186,9 +208,37 @@ def test_prompts_beside_answers_run_through_all_layers(random_model: RandomModel
     runner.close()
 
 
-def test_a_model_without_layers_to_leave_is_refused(random_model: RandomModel) -> None:
-    runner = _open(random_model("qwen3"))
+def test_a_model_without_layers_to_leave_is_refused(random_model: RandomModel, way: dict[str, Any]) -> None:
+    runner = _open(random_model("qwen3"), way)
     runner.capabilities = attrs.evolve(runner.capabilities, exit_layers=())
     with pytest.raises(ModelLoadError, match="spread over devices"):
         runner.use_exit_policy(Leaves((1,), at=1))
     runner.close()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_policies_decide_on_torchs_arrays_as_on_numpys(num_rows: int) -> None:
+    """Where the arrays are; only the answer comes to the host."""
+    from enginehouse_early_exit.policies import EntropyPolicy, MarginPolicy, SaturationPolicy
+
+    rng = np.random.default_rng(num_rows)
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    context = ExitContext(8, tuple(range(1, 8)))
+    for policy, thresholds in (
+        (MarginPolicy(), (0.1, 0.5)),
+        (EntropyPolicy(), (1.0, 3.0)),
+        (SaturationPolicy(), (0.01, 0.3)),
+    ):
+        for threshold in thresholds:
+            bound = policy.bind(context, policy.options(threshold=threshold))
+            for scale in (1.0, 4.0, 9.0):
+                arrays = [
+                    rng.standard_normal((num_rows, size), np.float32) * np.float32(scale) for size in (16, 16, 300)
+                ]
+                arrays[1] = arrays[0] + arrays[1] * np.float32(rng.uniform(0, 3))
+                expected = bound.leaves(_GivenView(*arrays))
+                found = bound.leaves(_GivenView(*(torch.from_numpy(array).to(device) for array in arrays)))
+
+                assert isinstance(found, np.ndarray)
+                assert found.dtype == np.bool_
+                assert found.tolist() == expected.tolist()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from numpy.typing import NDArray
 
 from enginehouse.backend import ForwardOutput, Span
@@ -77,9 +78,11 @@ def prompt_that_repeats() -> list[int]:
     return [*TEXT[-2:], max(range(ord("a"), ord("z") + 1), key=likelihood), *TEXT]
 
 
-def drawn(drafter: Drafter, options: dict[str, Any], prompt: list[int], second: bool) -> tuple[Counter[Path], int, int]:
+def drawn(
+    drafter: Drafter, options: dict[str, Any], prompt: list[int], second: bool, on_device: bool
+) -> tuple[Counter[Path], int, int]:
     """How often each path was written, and how many tokens were drafted and right."""
-    runner = EvenRunner(MODEL)
+    runner = EvenRunner(evolve(MODEL, device_sampling=on_device))
     opener = (lambda: FakeRunner(MODEL)) if second else None
     bound = drafter.bind(DraftContext(runner, MODEL.slots, opener), structure_options(drafter.options, options, "it"))
     engine = StepEngine(
@@ -126,19 +129,22 @@ def chi_square_p(counts: Counter[Path], probabilities: dict[Path, float]) -> flo
 
 
 @pytest.mark.parametrize(
-    ("drafter", "options", "second"),
+    ("drafter", "options", "second", "on_device"),
     [
-        (PredictionDrafter(), {}, False),
-        (PromptLookupDrafter(), {}, False),
-        (DraftModelDrafter(), {"min_probability": 0.0}, True),
-        (LayersDrafter(), {"min_probability": 0.0, "num_layers": 3}, False),
-        (LayersDrafter(), {"min_probability": 0.0}, True),
+        (PredictionDrafter(), {}, False, False),
+        (PredictionDrafter(), {}, False, True),
+        (PromptLookupDrafter(), {}, False, False),
+        (DraftModelDrafter(), {"min_probability": 0.0}, True, False),
+        (LayersDrafter(), {"min_probability": 0.0, "num_layers": 3}, False, False),
+        (LayersDrafter(), {"min_probability": 0.0}, True, False),
     ],
-    ids=["prediction", "prompt-lookup", "draft-model", "layers", "layers-apart"],
+    ids=["prediction", "drawn on the device", "prompt-lookup", "draft-model", "layers", "layers-apart"],
 )
-def test_drafts_leave_the_distribution_alone(drafter: Drafter, options: dict[str, Any], second: bool) -> None:
+def test_drafts_leave_the_distribution_alone(
+    drafter: Drafter, options: dict[str, Any], second: bool, on_device: bool
+) -> None:
     prompt = prompt_that_repeats()
-    counts, num_drafted, num_accepted = drawn(drafter, options, prompt, second)
+    counts, num_drafted, num_accepted = drawn(drafter, options, prompt, second, on_device)
     probabilities = expected(prompt)
 
     assert counts.keys() <= probabilities.keys()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 from attrs import define, field
+from numpy.typing import NDArray
 
 from enginehouse.backend import Runner
 from enginehouse.early_exit import ExitOutput, ExitView, LayerAccess
@@ -27,7 +29,7 @@ class LeaveAt:
 
     def leaves(self, view: ExitView) -> list[bool]:
         """See :class:`enginehouse.early_exit.BoundExitPolicy`."""
-        arrays = (np.asarray(view.hidden), np.asarray(view.previous_hidden), np.asarray(view.logits()))
+        arrays = [_on_host(array) for array in (view.hidden, view.previous_hidden, view.logits())]
         assert all(array.dtype == np.float32 for array in arrays)
         self.shown.append(tuple(array.shape for array in arrays))
         return [view.layer == self.layer] * len(view.hidden)
@@ -111,3 +113,8 @@ class ExitsContract(ContractBase):
         if left_early.capabilities.truncate == "any":
             assert left_early.truncate(sequence, len(prompt) - 3) == len(prompt) - 3
             self.assert_replays(driver, sequence, prompt)
+
+
+def _on_host(array: Any) -> NDArray[np.generic]:
+    """What numpy makes of an array of the runner's library; those of a GPU are copied first."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

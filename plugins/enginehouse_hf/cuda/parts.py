@@ -1,0 +1,173 @@
+"""Parts of decode steps as CUDA graphs: some layers, only the keys of the rest, the head; for early exit.
+
+The parts of one batch size share one step and one pair of states, so that a part goes on where the last one ended and
+nothing is copied between. A graph is recorded for each part and size when a policy first needs it, as
+``graphs.py`` does for whole steps; where that cannot be, parts are launched kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from enginehouse_hf.cuda.graphs import Recorder
+from enginehouse_hf.cuda.layered import LayeredNetwork, States
+from enginehouse_hf.cuda.packing import PackedSpans, flatten
+from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
+
+__all__ = ["NetworkParts", "TokenBatch"]
+
+_log = logging.getLogger(__name__)
+
+
+@frozen
+class _Layers:
+    """From the states, or token ids, before layer ``begin`` to the states behind layer ``end``."""
+
+    begin: int
+    end: int
+
+
+@frozen
+class _Keys:
+    """Keys and values of the states in all layers from ``begin`` on."""
+
+    begin: int
+
+
+@frozen
+class _Head:
+    """Logits of the states."""
+
+
+_Part = _Layers | _Keys | _Head
+
+
+@define(eq=False)
+class TokenBatch:
+    """Single tokens on their way through the layers, filled up to a size that has graphs.
+
+    Attributes:
+        num_tokens: how many of the rows count.
+        numbers: what the step reads.
+        idle: the same of a step that touches the dumps only.
+    """
+
+    size: int
+    step: Step
+    numbers: Tensor
+    idle: Tensor
+    states: States
+    num_tokens: int = 0
+
+    @property
+    def hidden(self) -> Tensor:
+        """(num_tokens, hidden_size), behind the layer that ran last."""
+        return self.states.hidden[: self.num_tokens]
+
+    @property
+    def before(self) -> Tensor:
+        """(num_tokens, hidden_size), before that layer."""
+        return self.states.before[: self.num_tokens]
+
+
+class NetworkParts:
+    """The parts of one model.
+
+    Args:
+        network: what is run.
+        state: the pool.
+        hidden_size: width of the states between layers, which have the dtype of the pool.
+        sizes: batch sizes that get graphs, ascending; larger batches are launched kernel by kernel.
+        recorder: records them.
+    """
+
+    def __init__(
+        self, network: LayeredNetwork, state: DeviceState, hidden_size: int, sizes: Sequence[int], recorder: Recorder
+    ) -> None:
+        self.num_layers = network.num_layers
+        self._network, self._state, self._hidden_size = network, state, hidden_size
+        self._sizes, self._recorder = list(sizes), recorder
+        self._batches: dict[int, TokenBatch] = {}
+        self._recorded: dict[tuple[_Part, int], Callable[[], Tensor | None]] = {}
+
+    def prepare(self, layers: Sequence[int]) -> None:
+        """Record what tokens need that may leave behind ``layers``, rising; nothing must be on its way."""
+        borders = [0, *layers, self.num_layers]
+        parts: list[_Part] = [_Layers(begin, end) for begin, end in pairwise(borders)]
+        parts += [*map(_Keys, layers), _Head()]
+        for size in reversed(self._sizes):
+            for part in parts:
+                if (part, size) not in self._recorded:
+                    self._recorded[part, size] = self._record(part, self._batch(size))
+
+    def load(self, packed: PackedSpans, hidden: Tensor | None = None) -> TokenBatch:
+        """A batch of plain decodes, and where their states are known, (num_decodes, hidden_size); ends the last one."""
+        num_tokens = packed.num_decodes
+        place = bisect_left(self._sizes, num_tokens)
+        batch = self._batch(self._sizes[place] if place < len(self._sizes) else num_tokens)
+        array, _ = flatten(padded_decodes(self._state, packed, batch.size))
+        batch.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        batch.num_tokens = num_tokens
+        if hidden is not None:
+            batch.hidden.copy_(hidden)
+        return batch
+
+    def run_layers(self, batch: TokenBatch, begin: int, end: int) -> None:
+        """Take the batch from before layer ``begin`` to behind layer ``end``."""
+        self._run(_Layers(begin, end), batch)
+
+    def write_keys(self, batch: TokenBatch, begin: int) -> None:
+        """Write keys and values of the batch in all layers from ``begin`` on."""
+        self._run(_Keys(begin), batch)
+
+    def logits(self, batch: TokenBatch) -> Tensor:
+        """(num_tokens, vocab_size) of the batch as it is; valid until those of the next batch."""
+        logits = self._run(_Head(), batch)
+        assert logits is not None
+        return logits[: batch.num_tokens]
+
+    def _batch(self, size: int) -> TokenBatch:
+        if size not in self._batches:
+            step, numbers = Step.static(self._state, size)
+            like = self._state.layers[0][0]
+            states = States(*(like.new_zeros(size, self._hidden_size) for _ in range(2)))
+            self._batches[size] = TokenBatch(size, step, numbers, numbers.clone(), states)
+        return self._batches[size]
+
+    def _run(self, part: _Part, batch: TokenBatch) -> Tensor | None:
+        return self._recorded.get((part, batch.size), partial(self._compute, part, batch))()
+
+    def _compute(self, part: _Part, batch: TokenBatch) -> Tensor | None:
+        match part:
+            case _Layers(begin=begin, end=end):
+                self._network.run_layers(batch.step, batch.states, begin, end)
+            case _Keys(begin=begin):
+                self._network.write_keys(batch.step, batch.states.hidden, begin)
+            case _Head():
+                return self._network.head(batch.states.hidden)
+        return None
+
+    def _record(self, part: _Part, batch: TokenBatch) -> Callable[[], Tensor | None]:
+        """A graph of the part, which is tried on the dumps only; else what it would be a graph of."""
+        batch.numbers.copy_(batch.idle)
+        compute = partial(self._compute, part, batch)
+        try:
+            graph, result = self._recorder.record(compute)
+        except RuntimeError as error:
+            _log.warning("hf: parts of decode steps cannot be recorded and are launched kernel by kernel: %s", error)
+            torch.cuda.synchronize()
+            return compute
+
+        def replay() -> Tensor | None:
+            graph.replay()
+            return result
+
+        return replay
