@@ -181,18 +181,31 @@ async def serve(
         keys.watch(), forward_model_events(manager, listeners), app.reload_on(hangup or asyncio.Event())
     )
     listeners.start(release())
+    starting = asyncio.create_task(manager.start())
     try:
-        await asyncio.gather(manager.start(), renderer.start())
-        is_failed = await _until_stopped_or_failed(stop, manager, serving)
+        await renderer.start()
+        is_failed = await _has_started(starting, stop) and await _until_stopped_or_failed(stop, manager, serving)
         await _shut_down(server, serving, exchanges, app.settings.server.shutdown_s)
     finally:
         watching.cancel()
+        starting.cancel()
         server.should_exit = server.force_exit = True
-        await asyncio.gather(watching, return_exceptions=True)
+        await asyncio.gather(watching, starting, return_exceptions=True)
         await asyncio.gather(manager.close(), renderer.close())
         await asyncio.wait([serving], timeout=1.0)
         await asyncio.to_thread(listeners.close)
     return 1 if is_failed else 0
+
+
+async def _has_started(starting: asyncio.Task[None], stop: asyncio.Event) -> bool:
+    """Wait until the models are begun, which raises what is wrong with them; False when ``stop`` is set before."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        return False
+    starting.result()
+    return True
 
 
 async def _until_stopped_or_failed(stop: asyncio.Event, manager: ModelManager, serving: asyncio.Task[None]) -> bool:

@@ -395,6 +395,21 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_start_that_never_ends_does_not_hold_up_the_end_of_the_server(tmp_path: Path) -> None:
+    model = ModelSettings(source=write_script(tmp_path / "a.json", ["A"]), backend="scripted")
+    settings = Settings(models={"a": model}, server=ServerSettings(shutdown_s=1.0))
+    backend = _Stuck(is_stuck=True)
+    registry = evolve(PluginRegistry.for_settings(settings), backends={"scripted": backend})
+    with server_thread(settings, registry) as running:
+        assert backend.is_asked.wait(20)
+        try:
+            running.stop()
+        finally:
+            backend.may_go_on.set()
+
+    assert running.exit_code == 0
+
+
 def test_server_without_a_configuration_says_so(tmp_path: Path) -> None:
     source = write_script(tmp_path / "a.json", ["A"])
     with server_thread(Settings(models={"a": ModelSettings(source=source, backend="scripted")})) as running:
