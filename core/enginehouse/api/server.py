@@ -172,8 +172,7 @@ async def serve(
         renderer,
         reread,
     )
-    for name, unknown in keys.ring.unknown_models(settings.served_names()):
-        _log.warning("the key %r may use the model %r, which is not served", name, unknown)
+    _warn_of_keys(keys, settings)
     server = _Server(_uvicorn_config(app, WireBounds.of(settings)))
     _log.info("listening on %s", url_of(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -195,6 +194,12 @@ async def serve(
         await asyncio.wait([serving], timeout=1.0)
         await asyncio.to_thread(listeners.close)
     return 1 if is_failed else 0
+
+
+def _warn_of_keys(keys: KeyStore, settings: Settings) -> None:
+    """Tell of models that keys may use and that there are not."""
+    for name, unknown in keys.ring.unknown_models(settings.served_names()):
+        _log.warning("the key %r may use the model %r, which is not served", name, unknown)
 
 
 async def _has_started(starting: asyncio.Task[None], stop: asyncio.Event) -> bool:
