@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import Draw, LastSampled, ModelSource, Span
+from enginehouse.backend import ModelSource, Span
 from enginehouse.drafting import BoundDrafter, DraftContext
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import InvalidSpan
+from enginehouse.testing.depth_contract import DepthContract, FewerLayers, OpenFamily
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.cache import SlotMemory
@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
 
 RandomModel = Callable[..., Path]
 
+_LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 _TOKENS = (np.arange(40, dtype=np.int32) * 31 + 5) % 90
 
 
@@ -33,67 +34,41 @@ def _open(path: Path, **options: Any) -> Any:
     return MlxBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
 
 
-def _reference(folder: Path, token_ids: np.ndarray) -> np.ndarray:
-    """Logits of every token, by mlx-lm alone."""
-    import mlx.core as mx
-    from mlx_lm import load
-
-    model = load(str(folder))[0]
-    return np.asarray(model(mx.array(token_ids[None]))[0])
-
-
 def _append(runner: Any, sequence: int, token_ids: np.ndarray, num_layers: int | None = None) -> np.ndarray:
     span = Span(sequence, runner.length(sequence), token_ids, "all", num_layers)
     rows: np.ndarray = runner.forward([span]).host().copy()
     return rows
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "qwen3_moe", "gpt_neox"])
-def test_fewer_layers_are_the_shorter_model(random_model: RandomModel, name: str) -> None:
-    """In one span, and in chunks and single tokens; whether the vocabulary projection could be cut off or not."""
-    runner = _open(random_model(name))
-    assert runner.capabilities.exit_layers == (1, 2, 3)
-    needs_three = name in ("llama", "gemma3_text")  # mlx-lm opens no model of windows only
-    for num_layers in (3,) if needs_three else (1, 3):
-        kinds = {"layer_types": _kinds(num_layers)} if name == "llama" else {}
-        expected = _reference(random_model(name, num_hidden_layers=num_layers, **kinds), _TOKENS)
-        whole, parts = runner.open_sequence(), runner.open_sequence()
-        found = _append(runner, whole, _TOKENS, num_layers)
-        pieces = np.split(_TOKENS, [20, 37, 38, 39])
-        found_in_parts = np.concatenate([_append(runner, parts, piece, num_layers) for piece in pieces])
+class TestDepth(DepthContract):
+    """Against mlx-lm alone. Models whose vocabulary projection could be cut off, and one whose could not."""
 
-        assert np.abs(found - expected).max() < 1e-3
-        assert np.abs(found_in_parts - expected).max() < 1e-3
-        assert np.abs(expected).max() > 1
-        runner.free_sequence(whole)
-        runner.free_sequence(parts)
-    runner.close()
+    @pytest.fixture(params=["llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "qwen3_moe", "gpt_neox"])
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
+    @pytest.fixture
+    def open_family(self, random_model: RandomModel) -> OpenFamily:
+        return lambda family: _open(random_model(family))
 
-def _kinds(num_layers: int) -> list[str]:
-    return ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"][:num_layers]
+    @pytest.fixture
+    def open_drawing(self, random_model: RandomModel) -> OpenFamily:
+        return lambda family: _open(random_model(family), draws="mlx")
 
+    @pytest.fixture
+    def logits_of_fewer(self, random_model: RandomModel) -> FewerLayers:
+        import mlx.core as mx
+        from mlx_lm import load
 
-def test_drafts_are_taken_back_before_all_layers_run(random_model: RandomModel) -> None:
-    """Self-drafting: the draft shares the memory of the text before it; verified, logits are those of a plain pass."""
-    runner = _open(random_model("gemma3_text"))
-    plain, drafted = runner.open_sequence(), runner.open_sequence()
-    expected = _append(runner, plain, _TOKENS)
-    _append(runner, drafted, _TOKENS[:30])
-    for place in range(30, 34):
-        _append(runner, drafted, _TOKENS[place : place + 1], 2)
-    _append(runner, drafted, _TOKENS[34:35], 1)
-    for num_layers in (None, 3, 2):
-        with pytest.raises(InvalidSpan, match="fewer layers"):
-            _append(runner, drafted, _TOKENS[35:], num_layers)
-    fork, kept = runner.fork(drafted, 33)
-    with pytest.raises(InvalidSpan, match="fewer layers"):
-        _append(runner, fork, _TOKENS[kept:])
+        def logits(family: str, num_layers: int, token_ids: np.ndarray) -> np.ndarray:
+            kinds = {"layer_types": _LAYER_TYPES[:num_layers]} if family == "llama" else {}
+            model = load(str(random_model(family, num_hidden_layers=num_layers, **kinds)))[0]
+            return np.asarray(model(mx.array(token_ids[None]))[0])
 
-    assert runner.truncate(fork, 30) == runner.truncate(drafted, 30) == 30
-    assert np.abs(_append(runner, drafted, _TOKENS[30:]) - expected[30:]).max() < 1e-3
-    assert np.abs(_append(runner, fork, _TOKENS[30:]) - expected[30:]).max() < 1e-3
-    runner.close()
+        return logits
+
+    def depths(self, family: str) -> Sequence[int]:
+        return (3,) if family in ("llama", "gemma3_text") else (1, 3)  # mlx-lm opens no model of windows only
 
 
 def test_drafts_may_outgrow_the_memory_of_the_layers_above(random_model: RandomModel) -> None:
@@ -111,54 +86,6 @@ def test_drafts_may_outgrow_the_memory_of_the_layers_above(random_model: RandomM
 
     assert np.abs(_append(runner, fork, tokens) - expected).max() < 1e-3
     assert np.abs(_append(runner, drafted, tokens) - expected).max() < 1e-3
-    runner.close()
-
-
-def test_one_pass_may_run_different_numbers_of_layers(random_model: RandomModel) -> None:
-    runner = _open(random_model("gemma3_text"))
-    wanted: list[int | None] = [None, 2, None, 1]
-    sizes = [7, 1, 1, 5]
-    outputs: list[Any] = ["last", "last", "all", "all"]
-    sequences = [runner.open_sequence() for _ in wanted]
-    alone = []
-    for sequence, size, rows, num_layers in zip(sequences, sizes, outputs, wanted, strict=True):
-        runner.forward([Span(sequence, 0, _TOKENS[:9], "none")])
-        span = Span(sequence, 9, _TOKENS[9 : 9 + size], rows, num_layers)
-        alone.append(runner.forward([span]).host().copy())
-        runner.truncate(sequence, 9)
-    spans = [
-        Span(sequence, 9, _TOKENS[9 : 9 + size], rows, num_layers)
-        for sequence, size, rows, num_layers in zip(sequences, sizes, outputs, wanted, strict=True)
-    ]
-    together = runner.forward(spans).host()
-
-    assert together.shape[0] == 1 + 1 + 1 + 5
-    assert np.abs(together - np.concatenate(alone)).max() < 1e-3
-    runner.close()
-
-
-def test_drafts_follow_what_the_device_drew(random_model: RandomModel) -> None:
-    """Greedy drafts, each token drawn by MLX and used by the next span without a look at it."""
-    runner = _open(random_model("qwen3"), draws="mlx")
-    drafted, checked = runner.open_sequence(), runner.open_sequence()
-    sampling, tokens = SamplingParams(temperature=0.0), []
-    output = runner.forward([Span(drafted, 0, _TOKENS[:9], "last", 2)])
-    for step in range(5):
-        drawn = runner.sample(output, [Draw(row=0, sequence=drafted, sampling=sampling, number=0.0)])
-        output = runner.forward([Span(drafted, 9 + step, LastSampled(), "last", 2)])
-        tokens.append(drawn.host()[0].token_id)
-    text = np.concatenate([_TOKENS[:9], np.array(tokens, np.int32)])
-
-    assert tokens == _append(runner, checked, text, 2)[8:-1].argmax(1).tolist()
-    runner.close()
-
-
-def test_layers_that_are_not_there_are_refused(random_model: RandomModel) -> None:
-    runner = _open(random_model("qwen3"))
-    sequence = runner.open_sequence()
-    for num_layers in (0, 4, 9):
-        with pytest.raises(InvalidSpan, match=f"num_layers={num_layers} is not supported"):
-            _append(runner, sequence, _TOKENS[:3], num_layers)
     runner.close()
 
 
