@@ -265,4 +265,4 @@ def _holding(runner: Runner, token_ids: NDArray[np.int32]) -> int:
 
 def _copied(array: Any) -> NDArray[np.generic]:
     """A copy on the host, of an array of any library."""
-    return np.array(array.cpu() if hasattr(array, "cpu") else array)
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array).copy()
