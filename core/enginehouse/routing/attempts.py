@@ -66,6 +66,10 @@ OnDiscarded = Callable[[int], None]
 """Told of tokens that were computed for a request and stand in no answer, as soon as that is known."""
 
 
+_BLAMELESS = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
+"""Errors of the engine of which the request is the cause, the operator, or a load that is under way."""
+
+
 def with_logprobs(request: GenerateRequest) -> GenerateRequest:
     """The request, asking for log-probabilities too; they are taken out of its answer again where it did not."""
     return evolve(request, sampling={"num_logprobs": 0, **request.sampling})
@@ -90,7 +94,8 @@ class _Tries:
     """The attempts of one request.
 
     An attempt is judged while another one is left that may do better: what only stands in for a model that fails, or
-    seems hopeless now, would not. Attempts that were not accepted wait behind all others.
+    seems hopeless now, would not. Attempts that were not accepted wait behind all others but those at models that are
+    left aside.
     """
 
     def __init__(self, plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded) -> None:
@@ -145,7 +150,7 @@ class _Tries:
         return None
 
     def _take(self) -> Attempt:
-        """The next attempt: one at a model that is left aside comes after all others, also if that is new."""
+        """The next attempt; one at a model that is left aside, perhaps since the plan was made, only at the very end."""
         hopeful = next((other for other in self._left if not self._experience.has_failed(other.model)), None)
         if hopeful is None and self._unsure:
             return Attempt(self._unsure.pop())
@@ -220,13 +225,11 @@ async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Prob
 
 
 def _conclude(trial: Trial, error: EnginehouseError) -> None:
-    """Say what an error means for the model that was tried."""
-    if isinstance(error, RequestKillsWorker | ModelNotReady | ModelUnloaded) or not isinstance(
-        error, EngineError | QueueTimeout
-    ):
-        trial.ended()
-    else:
+    """Say what an error means for the model that was tried: its failure is what made the request wait for nothing."""
+    if isinstance(error, EngineError | QueueTimeout) and not isinstance(error, _BLAMELESS):
         trial.failed()
+    else:
+        trial.ended()
 
 
 def _is_fault_of_model(error: EnginehouseError) -> bool:
