@@ -150,7 +150,7 @@ class _Tries:
         return None
 
     def _take(self) -> Attempt:
-        """The next attempt; one at a model that is left aside, perhaps since the plan was made, only at the very end."""
+        """The next attempt; models that are left aside, perhaps since the plan was made, are tried at the very end."""
         hopeful = next((other for other in self._left if not self._experience.has_failed(other.model)), None)
         if hopeful is None and self._unsure:
             return Attempt(self._unsure.pop())
