@@ -384,12 +384,15 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
         backend.is_stuck = where == "planning"
         asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)
         assert backend.is_asked.wait(20)
+        body = {"model": "a", "prompt": "x", "max_tokens": 1}
+        served = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
         try:
             running.stop()
         finally:
             backend.may_go_on.set()
         answer = asked.result(20)
 
+    assert served.status_code == 200
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert running.exit_code == 0
     assert not [record for record in caplog.records if record.exc_info]
