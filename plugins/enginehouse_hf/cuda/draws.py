@@ -22,7 +22,7 @@ from torch import Tensor
 from enginehouse_hf.cuda.search import collect, refine, survey
 from enginehouse_hf.cuda.search_end import finish
 
-__all__ = ["draw_rows"]
+__all__ = ["compile_draws", "draw_rows"]
 
 _PART = 4096  # tokens of a row that one program looks at
 _TILE = 1024  # tokens that it sets aside together
@@ -56,7 +56,8 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
     on_device = torch.from_numpy(rules).pin_memory().to(device, non_blocking=True)
     records = torch.empty(num_rows, 48, dtype=torch.float64, device=device)
     sums = torch.empty(num_rows, parts, 8, dtype=torch.float32, device=device)
-    arrivals = torch.zeros(7, num_rows, dtype=torch.int32, device=device)
+    # Rows of a multiple of 16 bytes: Triton would compile a kernel anew for an argument that is aligned otherwise.
+    arrivals = torch.zeros(7, -(-num_rows // 4) * 4, dtype=torch.int32, device=device)
     tokens = torch.empty(num_rows, dtype=torch.int32, device=device)
     survey[grid](
         logits, stride, on_device, num_rows, records, sums, arrivals, width, shift, block, parts_wide, num_warps=_WARPS
@@ -83,3 +84,11 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
             num_warps=8,
         )  # fmt: skip
     return tokens
+
+
+def compile_draws(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Draw once of each kind, so that no request waits for a compiler: from plain logits, and from changed ones."""
+    rules = np.array([[0.0], [0.0], [1.0], [2.0], [0.5], [0.0], [0.5]])
+    for kind in {dtype, torch.float32}:
+        logits = torch.zeros(1, vocab_size, dtype=kind, device=device)
+        draw_rows(logits, rules, torch.zeros(1, dtype=torch.int32, device=device))

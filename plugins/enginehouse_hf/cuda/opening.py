@@ -14,6 +14,7 @@ from enginehouse.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size
+from enginehouse_hf.cuda.draws import compile_draws
 from enginehouse_hf.cuda.fused import NotFusable, fuse
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
 from enginehouse_hf.cuda.long_spans import choose
@@ -62,6 +63,7 @@ def open_on_cuda(
         state = _allocate(facts, max_sequences, num_places, model)
         sizes = graph_sizes(max(options.slots, _LARGEST_CHECK)) if options.cuda_graphs else []
         graphs = _record(network, state, sizes, progress)
+        compile_draws(facts.vocab_size, model.dtype, model.device)
         chunk_tokens = _measure_chunk(network, state, facts.max_context, options.max_batch_tokens)
     capabilities = RunnerCapabilities(
         max_sequences=max_sequences,
@@ -132,7 +134,7 @@ def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention
     plain = TransformersNetwork(model, attention, options.compile)
     if not options.fused:
         return plain
-    expected, again = _probe(plain, facts, model, num_more=4), _probe(plain, facts, model, num_more=14)
+    expected, again = _probe(plain, facts, model, num_more=4), _probe(plain, facts, model, num_more=14)[-5:]
     noise = _difference(again, expected)
     try:
         fused = fuse(model, facts.windows, facts.max_context, attention)
@@ -151,7 +153,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> torch.Tensor:
-    """Logits of a short text, float32; its last ``num_more`` tokens come one by one."""
+    """Logits of the end of a short text, float32: its last ``num_more`` tokens come one by one, and one before them."""
     longest = min(28, facts.max_context)
     num_more = min(num_more, longest - 1)
     capabilities = RunnerCapabilities(
@@ -163,7 +165,7 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     token_ids = (torch.arange(longest) * 7919 % facts.vocab_size).numpy().astype("int32")
     rows = []
     for start, end in ((0, longest - num_more), *((at, at + 1) for at in range(longest - num_more, longest))):
-        spans = [Span(sequence, start, token_ids[start:end], "all")]
+        spans = [Span(sequence, start, token_ids[start:end], "last")]
         sizes = positions.check(spans)
         packed = pack(spans, sizes, positions.append(spans, sizes), positions.table)
         rows.append(network.run(Step.upload(state, packed)).float())

@@ -101,8 +101,8 @@ class NetworkParts:
     def prepare(self, layers: Sequence[int]) -> None:
         """Record what tokens need that may leave behind ``layers``, rising; nothing must be on its way."""
         borders = [0, *layers, self.num_layers]
-        parts: list[_Part] = [_Layers(begin, end) for begin, end in pairwise(borders)]
-        parts += [*map(_Keys, layers), _Head()]
+        # The head first: what is recorded later does not use the memory of its logits, and keys are written after them.
+        parts: list[_Part] = [_Head(), *(_Layers(begin, end) for begin, end in pairwise(borders)), *map(_Keys, layers)]
         for size in reversed(self._sizes):
             for part in parts:
                 if (part, size) not in self._recorded:
@@ -129,7 +129,7 @@ class NetworkParts:
         self._run(_Keys(begin), batch)
 
     def logits(self, batch: TokenBatch) -> Tensor:
-        """(num_tokens, vocab_size) of the batch as it is; valid until those of the next batch."""
+        """(num_tokens, vocab_size) of the batch as it is; valid until another part runs than its keys."""
         logits = self._run(_Head(), batch)
         assert logits is not None
         return logits[: batch.num_tokens]

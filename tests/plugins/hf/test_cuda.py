@@ -242,6 +242,39 @@ def test_draws_are_those_of_cores_sampler(dtype: str, vocab_size: int, spread: f
     assert last.tolist() == tokens[::-1]
 
 
+def test_no_draw_waits_for_a_compiler(tiny_model: TinyModel) -> None:
+    """Whatever is asked for, by however many: all kernels are there once the model is open."""
+    from enginehouse_hf.cuda.search import collect, refine, survey
+    from enginehouse_hf.cuda.search_end import finish
+
+    runner = _open(tiny_model("llama"), context=64, dtype="bfloat16")
+    device = torch.cuda.current_device()
+    compiled = [set(kernel.device_caches[device][0]) for kernel in (survey, refine, collect, finish)]
+    assert all(compiled)
+    sequences = [runner.open_sequence() for _ in range(4)]
+    fields: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 7, "top_p": 0.9, "min_p": 0.1}]
+    for num_rows in (1, 2, 3, 4):
+        spans = [Span(sequence, runner.length(sequence), np.array([5], np.int32)) for sequence in sequences[:num_rows]]
+        output = runner.forward(spans)
+        for temperature in (0.0, 0.7):
+            for bias in (None, np.array([3], np.int64)):
+                draws = [
+                    Draw(
+                        row=index,
+                        sequence=sequences[index],
+                        sampling=SamplingParams(temperature=temperature, seed=1, **fields[index]),
+                        number=0.4,
+                        bias_ids=bias,
+                        bias_values=None if bias is None else np.array([1.0], np.float32),
+                    )
+                    for index in range(num_rows)
+                ]
+                runner.sample(output, draws).host()
+    runner.close()
+
+    assert [set(kernel.device_caches[device][0]) for kernel in (survey, refine, collect, finish)] == compiled
+
+
 def test_rows_that_cannot_be_drawn_from_are_told() -> None:
     from enginehouse_hf.cuda.draws import draw_rows
 
