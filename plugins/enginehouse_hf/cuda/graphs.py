@@ -97,6 +97,10 @@ class DecodeGraphs:
         """The largest batch that can be run."""
         return self.sizes[-1] if self.sizes else 0
 
+    def sizes_for(self, num_decodes: int) -> list[int]:
+        """Those that batches of up to so many tokens are filled up to."""
+        return self.sizes[: bisect_left(self.sizes, num_decodes) + 1]
+
     def run(self, packed: PackedSpans, num_layers: int | None = None) -> Tensor:
         """(num_decodes, vocab_size) logits of plain decodes, valid until the next run."""
         size = self.sizes[bisect_left(self.sizes, packed.num_decodes)]

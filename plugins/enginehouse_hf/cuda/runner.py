@@ -5,7 +5,7 @@ It knows sequences, steps and logits; nothing of files (see ``opening.py``), req
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -180,38 +180,45 @@ class CudaRunner:
         model = self._loaded
         with torch.inference_mode():
             if self._parts is None:
-                sizes = [size for size in model.graphs.sizes if size < model.slots]
-                sizes += model.graphs.sizes[len(sizes) : len(sizes) + 1]
-                layered, recorder = model.network.layered(), model.graphs.recorder
-                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, recorder)
+                layered, graphs = model.network.layered(), model.graphs
+                sizes = graphs.sizes_for(model.slots)
+                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, graphs.recorder)
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
 
     def _way(self, span: Span) -> _Way:
-        if self._exits is not None and span.may_exit and span.num_layers is None and span.outputs != "none":
-            return "early" if span.num_tokens == 1 else None
-        return span.num_layers
+        may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
+        return "early" if may_exit and self._exits is not None else span.num_layers
 
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows:
-        groups = groups_by([self._way(span) for span in spans])
-        if len(groups) == 1:
-            (way,) = groups
-            group = self._launch_group(spans, sizes, places, way)
-            logits, order, exit_layers = group.logits, group.order, group.exit_layers
+        ways = groups_by([self._way(span) for span in spans])
+        if len(ways) == 1:
+            found = self._launch_group(spans, sizes, places, next(iter(ways)))
         else:
-            begins = [0, *accumulate(sizes)]
-            parts: list[torch.Tensor] = []
-            unordered: list[int] = []
-            for way, indices in groups.items():
-                own = np.concatenate([places[begins[index] : begins[index + 1]] for index in indices])
-                chosen = [spans[index] for index in indices], [sizes[index] for index in indices]
-                group = self._launch_group(*chosen, own, way)
-                parts.append(group.in_order())
-                unordered += group.exit_layers
-            rows = row_order(spans, sizes, groups)
-            logits, order = torch.cat(parts), np.array(rows, np.int32)
-            exit_layers = [unordered[row] for row in rows]
-        return DeviceRows(logits, order) if self._exits is None else ExitRows(logits, order, exit_layers)
+            found = self._launch_groups(spans, sizes, places, ways)
+        if self._exits is None:
+            return DeviceRows(found.logits, found.order)
+        return ExitRows(found.logits, found.order, found.exit_layers)
+
+    def _launch_groups(
+        self,
+        spans: Sequence[Span],
+        sizes: Sequence[int],
+        places: NDArray[np.int32],
+        ways: Mapping[_Way, list[int]],
+    ) -> _Group:
+        """Run spans, by index, that take different ways, one way after the other."""
+        begins = [0, *accumulate(sizes)]
+        parts: list[torch.Tensor] = []
+        exit_layers: list[int] = []
+        for way, indices in ways.items():
+            own = np.concatenate([places[begins[index] : begins[index + 1]] for index in indices])
+            chosen = [spans[index] for index in indices], [sizes[index] for index in indices]
+            group = self._launch_group(*chosen, own, way)
+            parts.append(group.in_order())
+            exit_layers += group.exit_layers
+        order = row_order(spans, sizes, ways)
+        return _Group(torch.cat(parts), np.array(order, np.int32), [exit_layers[row] for row in order])
 
     def _launch_group(
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
