@@ -1,0 +1,92 @@
+"""Spans in the order in which a GPU computes them: what is a decode, what a longer span, and where each row lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginehouse.backend import LastSampled, Outputs, Span
+from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
+
+pytestmark = pytest.mark.hf
+
+_CONTEXT = 128
+
+
+def _packed(spans: Sequence[Span]) -> PackedSpans:
+    """Positions of each sequence lie in a stripe of the pool of its own, new ones included."""
+    table = np.arange(8 * _CONTEXT, dtype=np.int32).reshape(8, _CONTEXT)
+    sizes = [span.num_tokens for span in spans]
+    places = [table[span.sequence, span.start : span.start + size] for span, size in zip(spans, sizes, strict=True)]
+    return pack(spans, sizes, np.concatenate(places), table)
+
+
+def _span(sequence: int, start: int, size: int, outputs: Outputs) -> Span:
+    return Span(sequence, start, np.arange(size, dtype=np.int32) + 100 * sequence, outputs)
+
+
+def test_a_token_and_its_drafts_are_decodes_of_one_sequence() -> None:
+    """Each sees the keys before it, and all have logits: the step is one that graphs are recorded of."""
+    packed = _packed([_span(1, 9, 4, "all"), Span(2, 30, LastSampled()), _span(3, 5, 3, "all")])
+
+    assert packed.is_plain_decode
+    assert packed.lanes == []
+    assert packed.num_decodes == 8
+    assert packed.tokens.tolist() == [
+        [-1, 100, 101, 102, 103, 300, 301, 302],
+        [2, 1, 1, 1, 1, 3, 3, 3],
+        [30, 9, 10, 11, 12, 5, 6, 7],
+        [286, 137, 138, 139, 140, 389, 390, 391],
+    ]
+    assert packed.rows.tolist() == [1, 2, 3, 4, 0, 5, 6, 7]
+    array, offsets = flatten(packed)
+    begin, end = offsets["lengths"]
+    assert array[begin:end].tolist() == [31, 10, 11, 12, 13, 6, 7, 8]
+
+
+def test_prompts_and_long_spans_are_no_decodes() -> None:
+    """Whatever of them is wanted: their attention is that of whole spans, behind the decodes."""
+    packed = _packed([_span(1, 0, 70, "all"), _span(2, 3, 5, "last"), _span(3, 8, 2, "all")])
+
+    assert not packed.is_plain_decode
+    assert packed.num_decodes == 2
+    assert [(lane.begin, lane.end, lane.start) for lane in packed.lanes] == [(2, 7, 3), (7, 77, 0)]
+    assert packed.gather.tolist() == [*range(2 * _CONTEXT, 2 * _CONTEXT + 8), *range(_CONTEXT, _CONTEXT + 70)]
+    assert packed.rows.tolist() == [*range(7, 77), 6, 0, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(1, 70), st.sampled_from(["none", "last", "all"])),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_row_is_that_of_its_token(shapes: list[tuple[int, int, Outputs]]) -> None:
+    spans = [_span(sequence, *shape) for sequence, shape in enumerate(shapes)]
+    packed = _packed(spans)
+    wanted = [
+        (span.sequence, span.start + place)
+        for span in spans
+        for place in {"none": [], "last": [span.num_tokens - 1], "all": range(span.num_tokens)}[span.outputs]
+    ]
+
+    assert [(int(packed.tokens[1, row]), int(packed.tokens[2, row])) for row in packed.rows] == wanted
+    assert packed.tokens.shape[1] == sum(span.num_tokens for span in spans)
+    ends = [lane.end for lane in packed.lanes]
+    assert [lane.begin for lane in packed.lanes] == [packed.num_decodes, *ends][: len(ends)]
+    assert [*accumulate(lane.stop for lane in packed.lanes)][-1:] == [len(packed.gather)][: len(ends)]
+
+
+def test_some_of_the_decodes_are_taken_in_the_order_asked_for() -> None:
+    packed = _packed([_span(sequence, 10 + sequence, 1, "last") for sequence in (1, 2, 3)])
+    taken = packed.take(np.array([2, 0]))
+
+    assert taken.is_plain_decode
+    assert taken.tokens[1].tolist() == [packed.tokens[1, 2], packed.tokens[1, 0]]
+    assert taken.rows.tolist() == [0, 1]
