@@ -7,7 +7,6 @@ CPU in float32, whose rounding differs a little by batch.
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,35 +14,19 @@ import pytest
 from enginehouse.testing.server import started_server
 
 from .client import Server
-from .workloads import PROMPTS, Prompt
+from .workloads import PROMPTS, WAYS, Prompt, one_model_in_all_ways
 
-WAYS = {
-    "plain": "prefix_cache = false\ndrafters = []",
-    "cached": "drafters = []",
-    "lookup": 'drafters = ["prediction", "prompt-lookup"]',
-    "second": 'drafters = [{ name = "draft-model", source = "MODEL", max_tokens = 4 }]',
-    "layers": 'drafters = [{ name = "layers", num_layers = 28, min_probability = 0.0, max_tokens = 4 }]',
-}
 BACKENDS = {
     "llamacpp": "cache_tokens = 16384\n",
     "hf": 'cache_tokens = 16384\nbackend = "hf"\ndevice = "cpu"\ndtype = "float32"\n',
     "mlx": 'backend = "mlx"\ndtype = "float32"\n',
 }
-"""Further settings of the model on each backend. SmolLM2 has 30 layers."""
+"""Further settings of the model on each backend."""
 
 FEW = [prompt for prompt in PROMPTS if prompt.name in ("chat 1", "edit 0", "json 2", "conversation 4")]
 
 Answers = dict[str, tuple[str, dict[str, Any]]]
 """Name of a prompt to the text of its answer and what was saved for it."""
-
-
-def configuration(backend: str, model: Path) -> str:
-    """The model once for each way to serve it."""
-    tables = []
-    for name, way in WAYS.items():
-        generic = f'source = "MODEL"\ncontext = 4096\n{BACKENDS[backend]}'
-        tables.append(f"[models.{name}]\n{generic}{way}\n".replace("MODEL", str(model)))
-    return "\n".join(tables)
 
 
 @pytest.fixture(
@@ -61,7 +44,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         model = request.getfixturevalue("smollm2_folder")
     else:
         model.symlink_to(request.getfixturevalue("smollm2_gguf"))  # its first layers are kept beside it
-    config.write_text(configuration(request.param, model), encoding="utf-8")
+    config.write_text(one_model_in_all_ways(model, BACKENDS[request.param]), encoding="utf-8")
     with started_server("--config", config) as process:
         found = Server.connect(process.url, "plain")
         with found.client:

@@ -1,12 +1,33 @@
-"""Forty prompts on which optimisations must not change a word: chats, edits, JSON, documents, conversations."""
+"""Forty prompts on which optimisations must not change a word, and the ways to serve them.
+
+The prompts are chats, edits, JSON, documents and conversations.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
-__all__ = ["PROMPTS", "Prompt"]
+__all__ = ["PROMPTS", "WAYS", "Prompt", "one_model_in_all_ways"]
+
+WAYS = {
+    "plain": "prefix_cache = false\ndrafters = []",
+    "cached": "drafters = []",
+    "lookup": 'drafters = ["prediction", "prompt-lookup"]',
+    "second": 'drafters = [{ name = "draft-model", source = "MODEL", max_tokens = 4 }]',
+    "layers": 'drafters = [{ name = "layers", num_layers = 28, min_probability = 0.0, max_tokens = 4 }]',
+}
+"""Settings of a model by name. SmolLM2 has 30 layers."""
+
+
+def one_model_in_all_ways(model: Path, settings: str) -> str:
+    """A configuration that has the model once for each of :data:`WAYS`, with ``settings``, lines of TOML, in all."""
+    generic = f'source = "MODEL"\ncontext = 4096\n{settings}'
+    tables = [f"[models.{name}]\n{generic}{way}\n".replace("MODEL", str(model)) for name, way in WAYS.items()]
+    return "\n".join(tables)
+
 
 _CODE = '''class Account:
     """A bank account."""
