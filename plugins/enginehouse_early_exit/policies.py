@@ -180,7 +180,8 @@ def saturation(hidden: _Array, previous_hidden: _Array) -> _Array:
 
 
 def _standard(array: Any) -> _Array:
-    return array if is_array_api_obj(array) else np.asarray(array)
+    """The array itself, where it follows the standard: MLX's say so, but have no device, nor functions as it wants."""
+    return array if is_array_api_obj(array) and hasattr(array, "device") else np.asarray(array)
 
 
 def _on_host(mask: _Array) -> NDArray[np.bool_]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -132,6 +134,55 @@ def test_a_stricter_threshold_lets_fewer_leave(policy: Any, from_loose_to_strict
     assert 0 < masks[2].sum() < 200
     for looser, stricter in pairwise(masks):
         assert not (stricter & ~looser).any()
+
+
+@attrs.frozen(eq=False)
+class GivenView:
+    """Arrays of any library."""
+
+    hidden: Any
+    previous_hidden: Any
+    rows: Any
+    layer: int = 4
+
+    def logits(self) -> Any:
+        return self.rows
+
+
+def on_torch(array: np.ndarray) -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(array).to("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def on_mlx(array: np.ndarray) -> Any:
+    return pytest.importorskip("mlx.core").array(array)
+
+
+@pytest.mark.parametrize(
+    "convert", [pytest.param(on_torch, marks=pytest.mark.hf), pytest.param(on_mlx, marks=pytest.mark.mlx)]
+)
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_policies_decide_on_arrays_of_other_libraries_as_on_numpys(
+    num_rows: int, convert: Callable[[np.ndarray], Any]
+) -> None:
+    """Where the arrays are, if their library follows the standard; only the answer comes to the host."""
+    rng = np.random.default_rng(num_rows)
+    context = ExitContext(8, tuple(range(1, 8)))
+    thresholds = {"margin": (0.1, 0.5), "entropy": (1.0, 3.0), "saturation": (0.01, 0.3)}
+    for policy in POLICIES:
+        for threshold in thresholds[policy.name]:
+            bound = policy.bind(context, policy.options(threshold=threshold))
+            for scale in (1.0, 4.0, 9.0):
+                arrays = [
+                    rng.standard_normal((num_rows, size), np.float32) * np.float32(scale) for size in (16, 16, 300)
+                ]
+                arrays[1] = arrays[0] + arrays[1] * np.float32(rng.uniform(0, 3))
+                expected = bound.leaves(GivenView(*arrays))
+                found = bound.leaves(GivenView(*map(convert, arrays)))
+
+                assert isinstance(found, np.ndarray)
+                assert found.dtype == np.bool_
+                assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=[policy.name for policy in POLICIES])
