@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import httpx
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from core.behaviours.workloads import PROMPTS, WAYS, Prompt, one_model_in_all_ways
 from enginehouse.testing.server import started_server
@@ -29,37 +29,41 @@ _LOAD_S = 600.0
 
 @frozen
 class _Answer:
-    """Tokens of an answer, as text, and for each the most probable ones with their log-probabilities."""
+    """An answer; where log-probabilities can be had, its tokens, and for each the most probable ones with theirs."""
 
+    text: str
     tokens: list[str]
     tops: list[dict[str, float]]
     num_drafted: int
     num_right: int
 
 
-@frozen
+@define
 class _Way:
     """What one way to serve has shown, beside the plain one.
 
     Attributes:
-        places: the first tokens that differ.
+        num_other: answers that are another text.
+        places: the first tokens that differ, where they are known.
         gaps: how much more probable the plain answer's token is there than the other one, by their logarithms.
     """
 
     name: str
     answers: list[_Answer]
     seconds: float
+    num_other: int = 0
     places: list[int] = field(factory=list)
     gaps: list[float] = field(factory=list)
 
     def compare(self, wanted: _Answer, found: _Answer) -> None:
         """Note where two answers part, and how near they were to it."""
-        pairs = list(zip(wanted.tokens, found.tokens, strict=False))
-        place = next((index for index, (one, other) in enumerate(pairs) if one != other), len(pairs))
-        self.places.append(place)
-        if place < len(pairs):
-            tops, (one, other) = wanted.tops[place], pairs[place]
-            self.gaps.append(tops[one] - tops.get(other, min(tops.values())))
+        self.num_other += 1
+        for place, (one, other) in enumerate(zip(wanted.tokens, found.tokens, strict=False)):
+            if one != other:
+                tops = wanted.tops[place]
+                self.places.append(place)
+                self.gaps.append(max(tops.values()) - tops.get(other, min(tops.values())))
+                return
 
     def row(self) -> str:
         """Of the table."""
@@ -67,7 +71,7 @@ class _Way:
         num_right = sum(answer.num_right for answer in self.answers)
         first = f"{min(self.places)}, {median(self.places):g}" if self.places else ""
         gap = f"{median(self.gaps):.3f}, {max(self.gaps):.3f}" if self.gaps else ""
-        num_same = len(self.answers) - len(self.places)
+        num_same = len(self.answers) - self.num_other
         return f"| {self.name} | {num_same} of {len(self.answers)} | {num_drafted}, {num_right} | {first} | {gap} |"
 
 
@@ -94,7 +98,7 @@ def _ways(client: httpx.Client) -> Iterator[_Way]:
             began = time.monotonic()
             way = _Way(f"{model}, {what}", _ask_all(client, model, at_once), time.monotonic() - began)
             for wanted, found in zip(plain, way.answers, strict=True):
-                if wanted.tokens != found.tokens:
+                if wanted.text != found.text:
                     way.compare(wanted, found)
             yield way
 
@@ -105,16 +109,18 @@ def _ask_all(client: httpx.Client, model: str, at_once: int) -> list[_Answer]:
 
 
 def _ask(client: httpx.Client, model: str, prompt: Prompt) -> _Answer:
-    body = {**prompt.body(model, _MAX_TOKENS), "logprobs": True, "top_logprobs": 5}
+    body = prompt.body(model, _MAX_TOKENS)
+    if "prediction" not in body:  # the API has no log-probabilities beside it
+        body |= {"logprobs": True, "top_logprobs": 5}
     answer = client.post("/v1/chat/completions", json=body, headers={"X-Enginehouse-Details": "true"})
     answer.raise_for_status()
     data = answer.json()
-    entries = data["choices"][0]["logprobs"]["content"]
-    tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries]
-    saved = data["enginehouse"]["optimizations"]
+    choice, saved = data["choices"][0], data["enginehouse"]["optimizations"]
+    entries = choice["logprobs"]["content"] if choice.get("logprobs") else []
     return _Answer(
+        choice["message"]["content"],
         [entry["token"] for entry in entries],
-        [{**top, entry["token"]: entry["logprob"]} for top, entry in zip(tops, entries, strict=True)],
+        [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries],
         saved["drafted_tokens"],
         saved["accepted_draft_tokens"],
     )
