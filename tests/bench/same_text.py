@@ -62,7 +62,7 @@ class _Way:
             if one != other:
                 tops = wanted.tops[place]
                 self.places.append(place)
-                self.gaps.append(max(tops.values()) - tops.get(other, min(tops.values())))
+                self.gaps.append(tops[one] - tops.get(other, min(tops.values())))
                 return
 
     def row(self) -> str:
@@ -117,10 +117,11 @@ def _ask(client: httpx.Client, model: str, prompt: Prompt) -> _Answer:
     data = answer.json()
     choice, saved = data["choices"][0], data["enginehouse"]["optimizations"]
     entries = choice["logprobs"]["content"] if choice.get("logprobs") else []
+    tops = [{top["token"]: top["logprob"] for top in (*entry["top_logprobs"], entry)} for entry in entries]
     return _Answer(
         choice["message"]["content"],
         [entry["token"] for entry in entries],
-        [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries],
+        tops,
         saved["drafted_tokens"],
         saved["accepted_draft_tokens"],
     )
