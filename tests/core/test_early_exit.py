@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from enginehouse.backend import ForwardOutput, Span
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
 from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.early_exit import ExitContext, ExitView, LayerAccess
@@ -133,6 +134,34 @@ def test_tokens_that_were_told_before_are_not_told_again() -> None:
 
     assert sum(len(delta.token_ids) for delta in deltas) == sum(len(delta.exit_layers) for delta in deltas)
     assert finished.num_early_exit_tokens == layers_of(deltas).count(2) > 0
+
+
+class SpansKept(FakeRunner):
+    """Keeps the spans that it was given."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        super().__init__(options)
+        self.spans: list[Span] = []
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        self.spans += spans
+        return super().forward(spans)
+
+
+def test_a_text_that_is_computed_again_runs_through_all_layers_token_by_token_too() -> None:
+    """Only the token whose logits are wanted may leave, as it did before."""
+    plain = [token_id for delta in answer(None)[0] for token_id in delta.token_ids]
+    resume = Resume(choices=(ResumedChoice(choice=0, token_ids=tuple(plain[:5])),))
+    runner = SpansKept(FakeOptions(num_layers=8, max_batch_tokens=1))
+    engine = StepEngine(runner, EngineSettings(), {})
+    stopping = StopParams(max_tokens=6, ignore_eos=True)
+    engine.add(EngineRequest(request_id="r", sampling=SamplingParams(temperature=0), stopping=stopping), PROMPT, resume)
+    while engine.has_work():
+        engine.step()
+    engine.close()
+
+    assert [span.outputs for span in runner.spans] == ["none"] * (len(runner.spans) - 1) + ["last"]
+    assert [span.may_exit for span in runner.spans] == [False] * (len(runner.spans) - 1) + [True]
 
 
 def test_forced_tokens_ran_through_no_layers_of_their_own() -> None:

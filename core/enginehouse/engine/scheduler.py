@@ -254,7 +254,8 @@ class Scheduler:
         outputs: Outputs = "last" if end == sequence.length else "none"
         if sequence.scores_prompt:
             outputs = "all"
-        may_exit = num_tokens == 1 and start >= len(sequence.owner.prompt)
+        # What is computed again, and has been followed by other tokens, is computed as a prompt is.
+        may_exit = num_tokens == 1 and end == sequence.length and start >= len(sequence.owner.prompt)
         return Span(sequence.handle, start, sequence.buffer[start:end], outputs, may_exit=may_exit)
 
     # -- leaving -----------------------------------------------------------------------------------
