@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import attrs
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from enginehouse.backend import ForwardOutput, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftTask
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import GenerationFailed, InvalidSpan
+from enginehouse.errors import CacheFull, GenerationFailed, InvalidSpan
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
     Constraint,
@@ -163,6 +165,124 @@ def test_no_draft_changes_anything_that_a_client_sees(
 
     assert [seen_of(result) for result in drafted] == [seen_of(result) for result in plain]
     assert not oracle.open_sessions
+
+
+class FailingRunner(FakeRunner):
+    """Fails at some of its passes, as a library does or for want of room."""
+
+    def __init__(self, options: FakeOptions, failing: Collection[int], full: Collection[int]) -> None:
+        super().__init__(options)
+        self.failing, self.full = failing, full
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        if self.num_steps + 1 in {*self.failing, *self.full}:
+            self.num_steps += 1
+            raise CacheFull(1, 0) if self.num_steps in self.full else RuntimeError("on purpose")
+        return super().forward(spans)
+
+
+def check_what_is_held(engine: StepEngine, runner: FakeRunner) -> None:
+    """No draft outlives its step, and what is kept for others is what its tokens say."""
+    scheduler = engine._scheduler
+    kept = {node.handle: node.path().tolist() for node in scheduler.cache._holders}
+    held = {handle: [cell.token_id for cell in cells] for handle, cells in runner._sequences.items()}
+    running = {sequence.handle: sequence for sequence in scheduler.running}
+    assert held.keys() == kept.keys() | running.keys()
+    assert all(held[handle] == token_ids for handle, token_ids in kept.items() if handle is not None)
+    for sequence in scheduler.running:
+        assert sequence.handle is not None and sequence.num_surplus == 0
+        assert held[sequence.handle][: sequence.length] == sequence.token_ids[: len(held[sequence.handle])].tolist()
+
+
+@attrs.frozen
+class Trouble:
+    """Passes that fail, passes that find no room, and which request leaves before which step."""
+
+    failing: list[int]
+    full: list[int]
+    leaving: list[tuple[int, int]]
+
+
+TROUBLES = st.builds(
+    Trouble,
+    failing=st.lists(st.integers(2, 40), max_size=3),
+    full=st.lists(st.integers(2, 40), max_size=3),
+    leaving=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2)), max_size=2),
+)
+ENDS = st.fixed_dictionaries(
+    {
+        "min_tokens": st.sampled_from([0, 0, 6]),
+        "stop_token_ids": st.sampled_from([(), (101,), (97, 110)]),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    drawn=st.lists(REQUESTS, min_size=1, max_size=3),
+    ends=ENDS,
+    error=st.sampled_from([0.0, 0.2]),
+    options=st.builds(
+        FakeOptions,
+        context=st.just(150),
+        slots=st.just(3),
+        cache_tokens=st.sampled_from([200, 2000]),
+        device_sampling=st.booleans(),
+        window=st.sampled_from([None, 16]),
+        fork=st.sampled_from(["share", "copy", "none"]),
+    ),
+    trouble=TROUBLES,
+)
+def test_drafts_leave_nothing_behind(
+    drawn: list[dict[str, Any]], ends: dict[str, Any], error: float, options: FakeOptions, trouble: Trouble
+) -> None:
+    """Where answers end inside a draft, passes fail with drafts in them, or clients leave."""
+    requests, endless = [], []
+    for index, one in enumerate(drawn):
+        sampling = SamplingParams(temperature=one["temperature"], seed=index, num_logprobs=one["num_logprobs"])
+        stopping = StopParams(max_tokens=one["max_tokens"] + ends["min_tokens"], stop=one["stop"], **ends)
+        request = EngineRequest(
+            request_id=f"q{index}", sampling=sampling, stopping=stopping, num_choices=one["num_choices"]
+        )
+        unending = msgspec.structs.replace(request, stopping=StopParams(max_tokens=80, ignore_eos=True))
+        prompt = prompt_of(index, one["length"])
+        requests.append((request, prompt))
+        endless.append((unending, prompt))
+    plain = run(engine_with(None, options), requests)
+    oracle = Oracle(texts_of(endless, options), error)  # it drafts beyond ends, too
+    results = run_in_trouble(requests, oracle, options, trouble)
+
+    gone = {index for _, index in trouble.leaving}
+    for index, (expected, result) in enumerate(zip(plain, results, strict=True)):
+        if result.summary is None:
+            assert index in gone or (result.error is not None and (trouble.failing or trouble.full))
+            continue
+        assert expected.summary is not None
+        assert seen_of(result) == seen_of(expected)
+        assert result.summary.num_completion_tokens == expected.summary.num_completion_tokens
+        assert result.summary.num_accepted_tokens <= result.summary.num_drafted_tokens
+    assert not oracle.open_sessions
+
+
+def run_in_trouble(
+    requests: Sequence[tuple[EngineRequest, list[int]]], oracle: Oracle, options: FakeOptions, trouble: Trouble
+) -> list[Result]:
+    """What clients see; looks at what is held after every step."""
+    runner = FailingRunner(options, trouble.failing, trouble.full)
+    engine = StepEngine(runner, EngineSettings(), {}, drafters={"oracle": oracle})
+    results = {request.request_id: Result() for request, _ in requests}
+    for request, prompt in requests:
+        engine.add(request, prompt)
+    for step in itertools.count():
+        for at, index in trouble.leaving:
+            if at == step:
+                engine.cancel(f"q{index}")
+        if not engine.has_work():
+            return list(results.values())
+        for request_id, event in engine.step():
+            results[request_id].take(event)
+        check_what_is_held(engine, runner)
+    raise AssertionError("unreachable")
 
 
 def test_right_drafts_save_steps_and_are_counted() -> None:
