@@ -38,6 +38,10 @@ async def apart(name: str, work: Callable[[], _T]) -> _T:
     def run() -> None:
         try:
             outcome = partial(done.set_result, work())
+        except StopIteration as error:  # no future takes it: the task would wait for ever
+            early = RuntimeError(f"{name}: StopIteration")
+            early.__cause__ = error
+            outcome = partial(done.set_exception, early)
         except BaseException as error:  # noqa: BLE001 - raised in the task that waits for this thread
             outcome = partial(done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
