@@ -298,6 +298,42 @@ def test_right_drafts_save_steps_and_are_counted() -> None:
     assert result.summary.num_completion_tokens == 60
 
 
+class UntilThere(Oracle):
+    """Drafts nothing behind so many tokens."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
+        super().__init__(texts)
+        self.num_tokens = num_tokens
+
+    def _propose(self, task: DraftTask) -> Draft | None:
+        return super()._propose(task) if len(task.token_ids) < self.num_tokens else None
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_where_the_device_draws_tokens_are_read_at_once_only_while_there_are_drafts(is_free: bool) -> None:
+    """Also from a drafter that costs, which has to see the last token before it can go on from it."""
+    request, prompt = make_request(max_tokens=200, ignore_eos=True), prompt_of(1, 10)
+    options = FakeOptions(device_sampling=True)
+    (text,) = texts_of([(request, prompt)], options)
+    oracle = UntilThere([text], 60)
+    oracle.is_free = is_free
+    runner = CountingRunner(options)
+    engine = StepEngine(runner, EngineSettings(), {}, clock=lambda: runner.seconds, drafters={"oracle": oracle})
+    result = Result()
+    engine.add(request, prompt)
+    ahead = {}
+    while engine.has_work():
+        for _, event in engine.step():
+            result.take(event)
+        ahead |= {sequence.length: sequence.num_pending > 0 for sequence in engine._scheduler.running}
+
+    assert result.token_ids[0] == text[len(prompt) :]
+    assert result.summary is not None and result.summary.num_accepted_tokens > 30
+    assert not any(is_ahead for length, is_ahead in ahead.items() if 20 < length < 60)
+    if is_free:  # one that costs and seems to pay is asked again and again
+        assert all(is_ahead for length, is_ahead in ahead.items() if 90 < length < 200)
+
+
 def test_drafts_that_are_always_wrong_are_soon_not_computed_any_more() -> None:
     request, prompt = make_request(max_tokens=300, ignore_eos=True), prompt_of(1, 10)
     oracle = Oracle(texts_of([(request, prompt)], FakeOptions()), error=1.0)

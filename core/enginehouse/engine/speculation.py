@@ -62,7 +62,7 @@ class SequenceDrafts:
     Attributes:
         draft: the last one, not yet compared with what was written; it began at ``start``.
         num_used: tokens of it that a step has computed.
-        num_idle_steps: steps since a draft was used.
+        num_idle_steps: steps since a draft was used, or a drafter waited for the last token.
     """
 
     sessions: list[_Session] = field(factory=list)
@@ -215,14 +215,16 @@ class Speculation:
         session = next((s for s in drafts.sessions if s.bound is bound), None) if drafts is not None else None
         if session is None or bound.drafter.is_free:
             return session
-        if sequence.num_pending:
-            return None  # it would start from a token too early
+        assert drafts is not None
         if not bound.ledger.is_open:
             return None
         session.num_steps_unasked += 1
         candidate = Candidate(session.rates.rate(NUM_GRADES // 2), MAX_DRAFT_TOKENS, bound.seconds_per_token)
         pays = choose_lengths([candidate], 0, MAX_DRAFT_TOKENS, self._costs)[0] > 0
         if not pays and session.num_steps_unasked < _LOOK_EVERY:
+            return None
+        if sequence.num_pending:  # it would start from a token too early, but not in the next step
+            drafts.num_idle_steps = 0 if pays else _READ_AT_ONCE_STEPS - 1
             return None
         session.num_steps_unasked = 0
         return session
@@ -260,13 +262,17 @@ class Speculation:
         if sum(lengths) and self._runner.free_tokens() < sum(lengths) + num_running:
             lengths = [0] * len(lengths)  # nobody is preempted for a guess
         for (sequence, drafts), length in zip(proposed, lengths, strict=True):
-            drafts.num_idle_steps = 0 if length else drafts.num_idle_steps + 1
-            sequence.reads_at_once = drafts.num_idle_steps < _READ_AT_ONCE_STEPS
+            if length:
+                drafts.num_idle_steps = 0
             if length and not sequence.num_pending:
                 assert drafts.draft is not None and drafts.drafted_by is not None
                 drafts.num_used = length
                 sequence.drafts = drafts.draft.token_ids[:length]
                 self._at_work.append((sequence, drafts.drafted_by.bound))
+        for sequence in sequences:
+            if sequence.speculation is not None:
+                sequence.reads_at_once = sequence.speculation.num_idle_steps < _READ_AT_ONCE_STEPS
+                sequence.speculation.num_idle_steps += 1
 
 
 @contextmanager
