@@ -64,6 +64,20 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return _WAYS[request.param]
 
 
+@pytest.fixture
+def open_family(random_model: Callable[[str], Path], way: dict[str, Any]) -> Callable[[str], Any]:
+    """A function from a model type to a runner of a tiny model of it, run in one of the ways."""
+    from enginehouse.backend import ModelSource
+    from enginehouse_hf.backend import HfBackend, HfOptions
+
+    def open_one(family: str) -> Any:
+        path = random_model(family)
+        settings = HfOptions(dtype="float32", threads=1, slots=4, context=128, **way)
+        return HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
+
+    return open_one
+
+
 @pytest.fixture(scope="session")
 def random_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function from a model type of transformers to a folder with a tiny random model of it."""

@@ -6,14 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.testing.depth_contract import DepthContract, FewerLayers, OpenFamily
-from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse.testing.depth_contract import DepthContract, FewerLayers
 
 torch = pytest.importorskip("torch")
 
@@ -31,15 +28,6 @@ class TestDepth(DepthContract):
     @pytest.fixture(params=["qwen3", "mistral", "gemma3_text", "phi", "qwen3_moe"])
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
-
-    @pytest.fixture
-    def open_family(self, random_model: RandomModel, way: dict[str, Any]) -> OpenFamily:
-        def open_one(family: str) -> Any:
-            path = random_model(family)
-            settings = HfOptions(dtype="float32", threads=1, slots=4, context=128, **way)
-            return HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
-
-        return open_one
 
     @pytest.fixture
     def logits_of_fewer(self, random_model: RandomModel, tmp_path: Path) -> FewerLayers:

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.testing.depth_contract import OpenFamily
 from enginehouse.testing.leaving_contract import AfterLeaving, LeavingContract
-from enginehouse_hf.backend import HfBackend, HfOptions
 
 torch = pytest.importorskip("torch")
 
@@ -38,15 +35,6 @@ class TestLeaving(LeavingContract):
     @pytest.fixture(params=["qwen3", "gemma3_text", "mixtral"])
     def batched_family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
-
-    @pytest.fixture
-    def open_family(self, random_model: RandomModel, way: dict[str, Any]) -> OpenFamily:
-        def open_one(family: str) -> Any:
-            path = random_model(family)
-            settings = HfOptions(dtype="float32", threads=1, slots=4, context=128, **way)
-            return HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
-
-        return open_one
 
     @pytest.fixture
     def logits_after_leaving(self, random_model: RandomModel) -> AfterLeaving:
