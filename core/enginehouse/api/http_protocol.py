@@ -1,7 +1,9 @@
-"""HTTP on one connection: uvicorn's protocol, bounded in size and time, with our error object for what is no HTTP.
+"""HTTP on one connection: uvicorn's protocol, bounded in size and time, with our error object for what is not HTTP.
 
 Made by :mod:`enginehouse.api.server` for each connection; calls the guard. Knows no routes. A client that sends its
 request byte by byte would hold a connection for ever, so a head and a body each have a time in which they must come.
+A client may send further requests before the first one is answered. They are not parsed until then: what has arrived of
+them is kept as bytes, and beyond some of these the connection is not read.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, Literal
 
+import httptools
 from attrs import frozen
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from enginehouse.api.access import AccessRecord
@@ -22,6 +26,12 @@ from enginehouse.config import Settings
 __all__ = ["HttpProtocol", "WireBounds"]
 
 _HEADER_SIGNS = len(": \r\n")
+
+_EMPTY_LINE = b"\r\n\r\n"
+"""Ends every head, and every body in chunks."""
+
+_MAX_UNPARSED_BYTES = 64 * 1024
+"""Of requests that wait for the answer before theirs; with more, reading pauses. The last read may exceed it."""
 
 
 @frozen(kw_only=True)
@@ -44,24 +54,50 @@ class WireBounds:
         )
 
 
+class _Reading(FlowControl):
+    """uvicorn's flow control, which it resumes with every answer and every read of a body: here only where allowed."""
+
+    is_held_back = False
+
+    def hold_back(self) -> None:
+        """Do not read until :meth:`let_go`."""
+        self.is_held_back = True
+        self.pause_reading()
+
+    def let_go(self) -> None:
+        """Read on if reading was held back."""
+        if self.is_held_back:
+            self.is_held_back = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Read on unless it is held back."""
+        if not self.is_held_back:
+            super().resume_reading()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection.
 
     The parser keeps an unfinished head in memory and copies it with every packet, so its size is looked at while it
-    comes, not only when it is complete.
+    comes, not only when it is complete. It also parses all that it is given, so it is given one request at a time.
 
     Args:
         bounds: sizes and times.
         arguments: uvicorn's.
     """
 
+    flow: _Reading
+
     def __init__(self, *arguments: Any, bounds: WireBounds, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._bounds = bounds
+        self._unparsed = bytearray()
+        self._last_parsed = b""  # three bytes at most, of an empty line that the next packet may complete
         self._part: Literal["head", "body", "none"] = "head"  # what is being read; none: the request is complete
         self._has_begun = False  # something of the head has come
-        self._began_before = True  # this packet did: all of it belongs to the head
-        self._num_head_bytes = 0
+        self._num_head_bytes = 0  # of a head, or of the fields after the last chunk
+        self._num_body_left: int | None = None  # None: the body comes in chunks
         self._is_refused = False  # what still comes on this connection is not looked at
         self._timer: asyncio.TimerHandle | None = None
 
@@ -70,23 +106,70 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first head may come."""
         super().connection_made(transport)
+        self.flow = _Reading(transport)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing comes any more."""
         self._stop_timer()
+        self._unparsed.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what arrived; a head that does not end is refused."""
+        """Take what arrived; it is parsed once the requests before it are answered."""
         if self._is_refused:
             return
-        self._began_before = self._part != "body"
-        super().data_received(data)
-        if self._part == "head" and self._began_before:
-            self._num_head_bytes += len(data)
-            self._check_head(self._num_head_bytes)
+        self._unset_keepalive_if_required()
+        self._unparsed += data
+        self._parse()
+
+    def on_response_complete(self) -> None:
+        """The next request, if it has arrived, may begin."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        self._parse()
+
+    # -- one request at a time ---------------------------------------------------------------------
+
+    def _parse(self) -> None:
+        """Parse what has arrived, up to the end of a request that is being answered."""
+        while self._unparsed and not (self._is_refused or self._is_waiting):
+            self._unset_keepalive_if_required()
+            piece = bytes(self._unparsed[: self._piece_size()])
+            del self._unparsed[: len(piece)]
+            self._last_parsed = (self._last_parsed + piece[-3:])[-3:]
+            self._parse_piece(piece)
+        if self._is_refused:
+            self._unparsed.clear()
+        if len(self._unparsed) > _MAX_UNPARSED_BYTES:
+            self.flow.hold_back()
+        else:
+            self.flow.let_go()  # a client that leaves is only noticed while we read
         self._start_timer()
+
+    def _piece_size(self) -> int:
+        """Length of what may be parsed without going beyond the end of a request."""
+        if self._part == "body" and self._num_body_left is not None:
+            return self._num_body_left
+        seam = self._last_parsed + self._unparsed[:3]
+        end = seam.find(_EMPTY_LINE) - len(self._last_parsed)
+        if _EMPTY_LINE not in seam:
+            end = self._unparsed.find(_EMPTY_LINE)
+            if end < 0:
+                return len(self._unparsed)
+        return end + len(_EMPTY_LINE)
+
+    def _parse_piece(self, piece: bytes) -> None:
+        num_before = self._num_head_bytes = self._num_head_bytes + len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        if self._num_head_bytes == num_before and not self._is_refused:
+            self._check_head(num_before)
 
     # -- what the parser calls ---------------------------------------------------------------------
 
@@ -96,23 +179,37 @@ class HttpProtocol(HttpToolsProtocol):
         self._part, self._has_begun = "head", True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head; those after the last chunk of a body are passed over."""
+        if self._part == "head":
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """The body begins, unless the head was too long."""
         self._stop_timer()
         self._check_head(len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers))
         self._part, self._has_begun, self._num_head_bytes = "body", False, 0
+        fields = dict(self.headers)
+        self._num_body_left = None if b"transfer-encoding" in fields else int(fields.get(b"content-length", 0))
         if not self._is_refused:
             super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        """A chunk begins; the last one has nothing in it."""
+        self._num_head_bytes = 0
+
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
+        self._num_head_bytes = 0
+        if self._num_body_left is not None:
+            self._num_body_left -= len(body)
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is complete; another one may follow."""
         self._stop_timer()
-        self._part, self._began_before = "none", False
+        self._part, self._num_head_bytes = "none", 0
         if not self._is_refused:
             super().on_message_complete()
 
@@ -125,6 +222,11 @@ class HttpProtocol(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a complete request is being answered, so that the next one waits."""
+        return self._part == "none" and self._is_answering
 
     def _check_head(self, num_bytes: int) -> None:
         bounds = self._bounds
@@ -142,7 +244,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         """Limit the time of what is being read; whatever comes between two requests begins a head."""
-        if self._timer is not None or self.transport.is_closing() or (self._part == "none" and self._is_answering):
+        if self._timer is not None or self.transport.is_closing() or self._is_waiting:
             return
         seconds = self._bounds.body_timeout_s if self._part == "body" else self._bounds.head_timeout_s
         self._timer = self.loop.call_later(seconds, self._end_slow)
@@ -170,6 +272,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, answer: ErrorAnswer) -> None:
         self._is_refused = True
+        if self._is_answering and self.cycle.response_started:
+            self.transport.close()  # another answer in the midst of this one would be read as a part of it
+            return
         body = answer.body()
         record = AccessRecord(method="-", path="-", status=answer.status, outcome=answer.code)
         record.request_id = new_request_id()
