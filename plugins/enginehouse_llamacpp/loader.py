@@ -14,7 +14,7 @@ from enginehouse_llamacpp.cores import usable_cores
 from enginehouse_llamacpp.invariance import is_batch_invariant, may_be_batch_invariant
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.memory import SequenceMemory
-from enginehouse_llamacpp.metadata import describe_model
+from enginehouse_llamacpp.metadata import describe_model, read_pre_tokenizer
 from enginehouse_llamacpp.model import load_model
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
@@ -64,7 +64,7 @@ class _Model:
         bindings = library.bindings
         return cls(
             address,
-            LlamaCppTokenizer(bindings, bindings.llama_model_get_vocab(address)),
+            LlamaCppTokenizer(bindings, bindings.llama_model_get_vocab(address), read_pre_tokenizer(bindings, address)),
             bindings.llama_model_n_ctx_train(address),
             bindings.llama_model_n_swa(address),
             bindings.llama_model_is_recurrent(address) or bindings.llama_model_is_hybrid(address),

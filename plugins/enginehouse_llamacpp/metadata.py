@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 
 from enginehouse.types import ModelInfo
 from enginehouse_llamacpp.library import Bindings
+from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 
-__all__ = ["describe_model", "read_metadata", "recommended_parameters"]
+__all__ = ["describe_model", "read_metadata", "read_pre_tokenizer", "recommended_parameters"]
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _VOCABULARY_KEYS = "tokenizer.ggml."
@@ -37,6 +38,17 @@ def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
         if not key.startswith(_VOCABULARY_KEYS):
             values[key] = _read_text(lambda *to, at=index: bindings.llama_model_meta_val_str_by_index(model, at, *to))
     return values
+
+
+def read_pre_tokenizer(bindings: Bindings, model: int) -> PreTokenizer:
+    """How the vocabulary of a model splits texts into words."""
+
+    def value(key: str) -> str:
+        name = f"{_VOCABULARY_KEYS}{key}".encode()
+        return _read_text(lambda *to: bindings.llama_model_meta_val_str(model, name, *to))
+
+    kind = bindings.llama_vocab_type(bindings.llama_model_get_vocab(model))
+    return PreTokenizer.of(kind == bindings.LLAMA_VOCAB_TYPE_BPE, value("model"), value("pre"))
 
 
 def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer, max_context: int) -> ModelInfo:

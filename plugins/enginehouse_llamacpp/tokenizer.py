@@ -1,13 +1,30 @@
-"""Token ids of a GGUF vocabulary. Thread-safe: llama.cpp's tokenizer only reads, our tables never change."""
+"""Token ids of a GGUF vocabulary. Thread-safe: llama.cpp's tokenizer only reads, our tables never change.
+
+All text that is tokenized in this plugin goes through :meth:`LlamaCppTokenizer.encode`, since llama.cpp's own function
+overflows the stack of a usual thread on some texts; see :mod:`enginehouse_llamacpp.pre_tokenizers`.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Mapping, Sequence
 
+from enginehouse.errors import GenerationFailed
 from enginehouse_llamacpp.library import Bindings
+from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
 
 __all__ = ["LlamaCppTokenizer"]
+
+_SHALLOW_CHARACTERS = 1024
+"""Length of a match that any thread's stack has room for."""
+
+_STACK_BYTES_PER_CHARACTER = 1024
+"""Three times what was measured. Only what is used becomes memory; it is given back when the thread ends."""
+
+_BASE_STACK_BYTES = 2**20
+
+_stack_size_lock = threading.Lock()
 
 
 class LlamaCppTokenizer:
@@ -16,8 +33,8 @@ class LlamaCppTokenizer:
     Tables are made once: asking llama.cpp per token would cost more than sampling.
     """
 
-    def __init__(self, bindings: Bindings, vocab: int) -> None:
-        self._bindings, self._vocab = bindings, vocab
+    def __init__(self, bindings: Bindings, vocab: int, pre_tokenizer: PreTokenizer) -> None:
+        self._bindings, self._vocab, self._pre_tokenizer = bindings, vocab, pre_tokenizer
         self.vocab_size: int = bindings.llama_vocab_n_tokens(vocab)
         self.token_bytes: Sequence[bytes] = self._read_token_bytes()
         control = self._read_control_ids()
@@ -31,7 +48,22 @@ class LlamaCppTokenizer:
         self.prefix_token_ids: tuple[int, ...] = (bos,) if bindings.llama_vocab_get_add_bos(vocab) and bos >= 0 else ()
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens."""
+        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens.
+
+        Raises:
+            InvalidRequest: the vocabulary's pre-tokenizer cannot read this text.
+            GenerationFailed: there is no memory for the stack that it needs.
+        """
+        if len(text) <= _SHALLOW_CHARACTERS:
+            return self._encode(text, special)
+        length = self._pre_tokenizer.longest_match(text)
+        if length <= _SHALLOW_CHARACTERS:
+            return self._encode(text, special)
+        thread = _DeepThread(self, text, special)
+        thread.begin(_BASE_STACK_BYTES + length * _STACK_BYTES_PER_CHARACTER)
+        return thread.result()
+
+    def _encode(self, text: str, special: bool) -> list[int]:
         if not text:
             return []
         data = text.encode(errors="replace")
@@ -65,3 +97,45 @@ class LlamaCppTokenizer:
         get_attributes, vocab = self._bindings.llama_vocab_get_attr, self._vocab
         mask = self._bindings.LLAMA_TOKEN_ATTR_CONTROL | self._bindings.LLAMA_TOKEN_ATTR_UNKNOWN
         return [token_id for token_id in range(self.vocab_size) if get_attributes(vocab, token_id) & mask]
+
+
+class _DeepThread(threading.Thread):
+    """Tokenizes one text on a stack of its own."""
+
+    def __init__(self, tokenizer: LlamaCppTokenizer, text: str, special: bool) -> None:
+        super().__init__(name="deep tokenizing", daemon=True)
+        self._tokenizer, self._text, self._special = tokenizer, text, special
+        self._token_ids: list[int] | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, stack_bytes: int) -> None:
+        """Start with so large a stack, rounded up to whole MiB.
+
+        Raises:
+            GenerationFailed: the system does not give that much address space.
+        """
+        size = -(-stack_bytes // 2**20) * 2**20
+        with _stack_size_lock:  # the setting is the interpreter's, for all threads started meanwhile
+            before = threading.stack_size(size)
+            try:
+                self.start()
+            except (RuntimeError, MemoryError) as error:
+                message = f"There is no memory for a stack of {size // 2**20} MiB, which tokenizing this text needs."
+                raise GenerationFailed(message) from error
+            finally:
+                threading.stack_size(before)
+
+    def result(self) -> list[int]:
+        """Token ids, when they are there; raises what the tokenizer raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        assert self._token_ids is not None
+        return self._token_ids
+
+    def run(self) -> None:
+        """Tokenize."""
+        try:
+            self._token_ids = self._tokenizer._encode(self._text, self._special)
+        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
+            self._error = error

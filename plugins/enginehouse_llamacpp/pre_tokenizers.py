@@ -1,0 +1,107 @@
+r"""Pre-tokenizers of llama.cpp: which of them recurse on the stack, and which take quadratic time.
+
+A BPE vocabulary names the expressions that split a text into words before merging. llama.cpp has code of its own for
+some; the others run through ``std::regex``, which in GNU's library recurses once per character of a match. Measured
+(llama-cpp-python 0.3, GCC 12; letters, spaces, digits, punctuation, CJK, combining marks, emoji): 321 bytes of stack
+per character with each of them, so a word of 26,000 characters ends a process whose threads have 8 MiB.
+
+Three are quadratic in a run that one of their expressions looks through again from each character: 20 to 30 ns times
+the square of its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from attrs import frozen
+
+from enginehouse.errors import InvalidRequest
+
+__all__ = ["PreTokenizer"]
+
+_WITHOUT_REGEX = frozenset(
+    """
+    a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
+    gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en
+    jina-v2-code jina-v2-de jina-v2-es jina-v5-nano kimi-k2 kormo laguna lfm2 llama-bpe llama-v3 llama3 megrez mellum
+    mellum2 midm-2.0 minerva-7b modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refact roberta-bpe sarvam-moe smaug-bpe
+    smollm solar-open stablelm2 starcoder trillion
+    """.split()  # noqa: SIM905 - a list of fifty lines says no more
+)
+"""Values of ``tokenizer.ggml.pre`` whose unbounded matches llama.cpp finds with its own code; a test tries each."""
+
+_WORDS = re.compile(r"[^ \t\n\v\f\r]+")
+_LINES = re.compile(r"[^\r\n]+")
+_SPACES = re.compile(r"\s{2,}")
+_DIGITS = re.compile(r"\d{2,}")
+
+_OF_WORDS = frozenset({"exaone-moe"})
+"""Those with an expression that matches several words at once, so only the end of a line ends a match for certain."""
+
+_QUADRATIC: Mapping[str, re.Pattern[str]] = {"deepseek-llm": _SPACES, "jais-2": _SPACES, "superbpe": _DIGITS}
+
+_MAX_MATCH_CHARACTERS = 2**18
+_MAX_SQUARES = 10**8
+"""Sum of the squared lengths of quadratic runs: about three seconds."""
+
+
+@frozen
+class PreTokenizer:
+    """The pre-tokenizer of one vocabulary.
+
+    Attributes:
+        name: value of ``tokenizer.ggml.pre``, "default" where the file has none.
+        recurses: whether stack is needed for each character of a match.
+    """
+
+    name: str
+    recurses: bool
+
+    @classmethod
+    def of(cls, is_bpe: bool, model: str, pre: str) -> PreTokenizer:
+        """The one that llama.cpp takes.
+
+        Args:
+            is_bpe: other kinds of vocabularies have none.
+            model: value of ``tokenizer.ggml.model``.
+            pre: value of ``tokenizer.ggml.pre``, "" where the file has none.
+        """
+        name = "gemma4" if model == "gemma4" else pre or "default"
+        return cls(name, is_bpe and name not in _WITHOUT_REGEX)
+
+    def longest_match(self, text: str) -> int:
+        """An upper bound, in characters, of what one match in ``text`` may take from the stack.
+
+        Raises:
+            InvalidRequest: a match may be too long, or the text would take quadratic time.
+        """
+        if not self.recurses:
+            return 0
+        is_of_words = self.name in _OF_WORDS
+        longest = _longest((_LINES if is_of_words else _WORDS).finditer(text))
+        # A match is one optional character, a word, and the white space behind it.
+        length = longest + _longest(_SPACES.finditer(text)) + 2
+        if length > _MAX_MATCH_CHARACTERS:
+            end = "end of a line" if is_of_words else "white space"
+            raise InvalidRequest(
+                f"The text goes on for {length} characters without {end}, or has that much white space in one place; "
+                f"the tokenizer of this model ({self.name}) takes at most {_MAX_MATCH_CHARACTERS} characters. "
+                "Break the text up, or send token ids."
+            )
+        self._check_time(text)
+        return length
+
+    def _check_time(self, text: str) -> None:
+        slow = _QUADRATIC.get(self.name)
+        if slow is not None and sum((match.end() - match.start()) ** 2 for match in slow.finditer(text)) > _MAX_SQUARES:
+            what = "digits" if slow is _DIGITS else "white space"
+            raise InvalidRequest(
+                f"The text has too much {what} in long runs: the time of this model's tokenizer ({self.name}) grows "
+                f"with the square of their lengths, and these add up to more than {_MAX_SQUARES}. Shorten the runs, "
+                "or send token ids."
+            )
+
+
+def _longest(matches: Iterable[re.Match[str]]) -> int:
+    return max((match.end() - match.start() for match in matches), default=0)
