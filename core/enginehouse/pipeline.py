@@ -30,7 +30,7 @@ from enginehouse.profiles import PROFILES
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
-from enginehouse.replay import Replays, ask
+from enginehouse.replay import Replays
 from enginehouse.request_parameters import without_parameter
 from enginehouse.routing import OnDiscarded, Plan, Planner, Routed, run_attempts, with_logprobs
 from enginehouse.timeouts import Timeouts, timeouts_of
@@ -102,9 +102,9 @@ class Pipeline:
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
-        self._compressor = PromptCompressor(settings.models, registry.compressors, manager)
-        self._media = MediaReader(settings.media)
         self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
+        self._compressor = PromptCompressor(settings.models, registry.compressors, manager, self.replays)
+        self._media = MediaReader(settings.media)
         self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
@@ -208,7 +208,7 @@ class Pipeline:
         check_parameters(request, card.capabilities)
         layers = self._layers(request, model.name, model.info)
         parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
-        prediction = await _tokenized(request.prediction, model)
+        prediction = await self._prediction(request, model)
 
         async def submit(request: GenerateRequest, compressed: Compressed | None) -> RunningRequest:
             return await self._render_and_submit(
@@ -239,7 +239,7 @@ class Pipeline:
         rendered = time.perf_counter()
         engine_request = _engine_request(request, parameters, prompt, timeouts, prediction)
         try:
-            generation = await self.replays.submit(model, engine_request)
+            generation = await self.replays.submit(model, engine_request, prompt.written)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -271,6 +271,19 @@ class Pipeline:
                     raise
                 request, param = left
                 unsupported.append(param)
+
+    async def _prediction(self, request: GenerateRequest, model: LoadedModel) -> Sequence[int] | None:
+        """The tokens of a request's predicted answer, in which control-token strings are text.
+
+        Raises:
+            InvalidRequest: there are more than any answer of this model could have.
+        """
+        if not request.prediction:
+            return None if request.prediction is None else ()
+        token_ids = await self.replays.tokenize(model, (Segment(request.prediction),), request.caller)
+        if len(token_ids) > (most := model.info.max_context):
+            raise InvalidRequest(f"prediction: must have at most {most} tokens, not {len(token_ids)}", "prediction")
+        return token_ids
 
     async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
         """The prompt that :meth:`submit` would make of a request to ``model``, without bringing it to the engine.
@@ -349,17 +362,3 @@ def _chat(request: GenerateRequest) -> Chat | None:
         thinking=request.thinking,
         template_variables=request.template_variables,
     )
-
-
-async def _tokenized(prediction: str | None, model: LoadedModel) -> Sequence[int] | None:
-    """The tokens of a predicted answer, in which control-token strings are text.
-
-    Raises:
-        InvalidRequest: there are more than any answer of this model could have.
-    """
-    if not prediction:
-        return None if prediction is None else ()
-    token_ids = await ask(model, lambda engine: engine.tokenize((Segment(prediction),), False))
-    if len(token_ids) > (most := model.info.max_context):
-        raise InvalidRequest(f"prediction: must have at most {most} tokens, not {len(token_ids)}", "prediction")
-    return token_ids

@@ -21,7 +21,7 @@ from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.replay import ask
+from enginehouse.replay import Replays
 from enginehouse.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
 
 __all__ = ["Prompt", "PromptMaker"]
@@ -34,6 +34,7 @@ class Prompt:
     Attributes:
         token_ids: of a prompt that came as ids; there are no segments then.
         add_special: whether the model's usual special prefix goes in front.
+        written: the texts in it that are its caller's.
         plan: what became of a chat; None for a raw prompt, and where the engine takes messages.
         reasoning: what the engine must know of the answer's reasoning.
         render_s: seconds that the chat template took.
@@ -44,16 +45,19 @@ class Prompt:
     segments: tuple[Segment, ...]
     token_ids: tuple[int, ...] | None
     add_special: bool
+    written: tuple[str, ...] = ()
     plan: ChatPlan | None = None
     reasoning: ReasoningParams | None = None
     render_s: float = 0.0
     unsupported: tuple[str, ...] = ()
 
-    async def tokenize(self) -> Sequence[int]:
+    async def tokenize(self, replays: Replays, caller: str) -> Sequence[int]:
         """The token ids that a forward pass would get."""
         if self.token_ids is not None:
             return self.token_ids
-        return await ask(self.model, lambda engine: engine.tokenize(self.segments, self.add_special))
+        return await replays.tokenize(
+            self.model, self.segments, caller, add_special=self.add_special, written=self.written
+        )
 
     @property
     def parsing(self) -> AnswerParsing:
@@ -97,6 +101,7 @@ class PromptMaker:
                 segments=_raw_segments(request, model.info),
                 token_ids=request.token_ids,
                 add_special=request.text is not None,
+                written=_written(request),
             )
         template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
         chat = ChatFormat(template, model.info.special_tokens)
@@ -111,6 +116,7 @@ class PromptMaker:
             segments=segments,
             token_ids=None,
             add_special=False,
+            written=_written(request),
             plan=plan,
             reasoning=plan.reasoning_params(segments),
             render_s=render_s,
@@ -141,6 +147,16 @@ class PromptMaker:
             extra=plan.variables,
         )
         return plan.opened(await self._renderer.render(prompt))
+
+
+def _written(request: GenerateRequest) -> tuple[str, ...]:
+    """What the caller has written of a prompt: texts, and names where there is more to what they name."""
+    written = [request.text, request.suffix]
+    for message in request.messages or ():
+        written += [message.content, message.reasoning, *(call.arguments for call in message.tool_calls)]
+    if request.tool_use is not None:
+        written += [tool.name for tool in request.tool_use.tools]
+    return tuple(text for text in (*written, *request.template_variables) if text)
 
 
 def _raw_segments(request: GenerateRequest, info: ModelInfo) -> tuple[Segment, ...]:

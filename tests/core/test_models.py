@@ -280,6 +280,16 @@ def test_restart_pauses_grow_to_a_limit_and_begin_anew_after_a_stable_time():
     assert all(restarts.died(ready_s=1) is not None for _ in range(2000)), "no overflow, never given up"
 
 
+def test_deaths_of_work_cost_the_model_no_pause():
+    """Whose work it was waits instead; see ``enginehouse.replay``."""
+    restarts = Restarts(RestartPolicy(first_delay_s=0.5, factor=2, max_delay_s=3, stable_after_s=60))
+
+    assert [restarts.died(ready_s=1, is_of_work=True) for _ in range(6)] == [0] * 6
+    assert [restarts.died(ready_s=1) for _ in range(3)] == [0, 0.5, 1], "those of an idle model do"
+    assert restarts.died(ready_s=1, is_of_work=True) == 0
+    assert restarts.total == 10
+
+
 def test_restart_is_given_up_after_failed_starts_in_a_row():
     restarts = Restarts(RestartPolicy(max_failed_starts=3))
 

@@ -14,10 +14,12 @@ from enginehouse.engine.worker.intake import Intake
 from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.engine.worker.messages import (
     Accepted,
+    Begun,
     CallFailed,
     Detokenize,
     Detokenized,
     FromWorker,
+    Left,
     Rejected,
     Submit,
     Tokenize,
@@ -67,12 +69,17 @@ class Bench:
 
     def __init__(self, max_queue: int = 128, max_queue_tokens: int = 1000) -> None:
         self.tokenizer, self.decoder = GatedTokenizer(), GatedDecoder()
-        self.sent: list[FromWorker] = []
+        self.told: list[FromWorker] = []
         self.entered: list[str] = []
         settings = EngineSettings(slots=1, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {}, [self.decoder])  # type: ignore[list-item]
-        self.intake = Intake(engine, self.tokenizer, self.sent.append, self._enter)
+        self.intake = Intake(engine, self.tokenizer, self.told.append, self._enter)
         self.intake.start()
+
+    @property
+    def sent(self) -> list[FromWorker]:
+        """Its answers, without what it says of its work."""
+        return [message for message in self.told if not isinstance(message, Begun | Left)]
 
     def _enter(self, request: EngineRequest, token_ids: list[int], resume: Resume | None) -> None:
         self.entered.append(request.request_id)
@@ -171,6 +178,35 @@ def test_cancel_does_not_wait_for_a_long_prompt_and_the_request_never_enters(ben
     assert not bench.intake.cancel("last"), "the engine thread has it now"
 
 
+def test_it_tells_what_it_works_on_before_it_does(bench):
+    """So a death is held against nothing that only waited, and not against what it was not working on."""
+    bench.submit("long", "slow")
+    bench.submit("queued")
+    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.told == [Begun("long", "text")]
+    bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
+    assert bench.decoder.is_busy.wait(5)
+    assert bench.told[1:] == [Begun("bomb", "text"), Begun("bomb", "constraint")]
+    bench.intake.call(Tokenize(7, (Segment("hello"),), False))
+    bench.tokenizer.gate.set()
+    bench.wait(lambda: isinstance(bench.told[-1], Tokenized))
+    assert bench.told[-2] == Begun(7, "text")
+
+
+def test_cancelled_request_has_left_when_nothing_works_on_it_any_more(bench):
+    bench.submit("long", "slow")
+    bench.submit("queued")
+    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.intake.cancel("queued")
+    assert bench.told[-1] == Left("queued"), "at once: nothing has begun with it"
+    assert bench.intake.cancel("long")
+    assert Left("long") not in bench.told
+    bench.tokenizer.gate.set()
+    bench.wait(lambda: bench.told[-1] == Left("long"))
+
+    assert bench.entered == []
+
+
 def test_queue_bound_counts_what_the_engine_does_not_know_yet():
     bench = Bench(max_queue=1)  # one request in the slot, one in the queue
     bench.submit("a", "slow")
@@ -216,7 +252,8 @@ def test_tokens_that_fit_no_frame_are_refused():
     def send(message: FromWorker) -> None:
         if isinstance(message, Tokenized):
             raise FrameTooLarge(MAX_FRAME_BYTES + 1)
-        sent.append(message)
+        if not isinstance(message, Begun):
+            sent.append(message)
 
     engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1, max_queue=1), {})
     intake = Intake(engine, FakeTokenizer(), send, lambda *_: None)

@@ -12,7 +12,6 @@ from attrs import frozen
 from enginehouse.api.encoding import legacy_logprob, legacy_top_logprobs, token_text
 from enginehouse.errors import UnsupportedParameter
 from enginehouse.pipeline import Pipeline, RunningRequest
-from enginehouse.replay import ask
 from enginehouse.types import TokenLogprob
 
 __all__ = ["Echo", "read_echo"]
@@ -68,15 +67,15 @@ async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
         UnsupportedParameter: the engine does not tell the tokens of a prompt.
         EngineError: the model is gone.
     """
-    request, model = running.request, running.model
+    request, model, replays = running.request, running.model, pipeline.replays
     try:
         text = request.text
         if text is None:
-            text = await ask(model, lambda engine: engine.detokenize(request.token_ids or ()))
+            text = await replays.detokenize(model, request.token_ids or (), request.caller)
         if request.num_prompt_logprobs is None:
             return Echo(text)
-        token_ids = await (await pipeline.prompt(request, model)).tokenize()
-        (piece,) = await ask(model, lambda engine: engine.pieces(token_ids[:1]))
+        token_ids = await (await pipeline.prompt(request, model)).tokenize(replays, request.caller)
+        (piece,) = await replays.pieces(model, token_ids[:1], request.caller)
     except UnsupportedParameter as error:
         raise UnsupportedParameter("echo: this model's engine does not tell the tokens of a prompt", "echo") from error
     return Echo(text, (token_ids[0], piece))

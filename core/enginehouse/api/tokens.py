@@ -28,7 +28,6 @@ from enginehouse.config import LimitsSettings
 from enginehouse.errors import InvalidRequest
 from enginehouse.models import LoadedModel
 from enginehouse.prompting import Prompt
-from enginehouse.replay import ask
 from enginehouse.types import GenerateRequest, Segment
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
@@ -148,7 +147,7 @@ class DetokenizeBody(RequestBody):
 
 def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """The routes, below the prefix where the API is mounted."""
-    settings = state.settings
+    settings, replays = state.settings, state.pipeline.replays
     shared = (state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
     tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
     detokenize_decoder = BodyDecoder(DetokenizeBody, *shared)
@@ -165,10 +164,10 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         check_model(decoded.caller, body.model, state.manager)
         async with state.manager.use(body.model) as model:
             prompt = await _tokenized_prompt(state, decoded, model)
-            token_ids = await prompt.tokenize()
+            token_ids = await prompt.tokenize(replays, decoded.caller.name)
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
-                pieces = await ask(model, lambda engine: engine.pieces(token_ids))
+                pieces = await replays.pieces(model, token_ids, decoded.caller.name)
         written = await aside(
             len(token_ids) > _MANY_TOKENS,
             lambda: encode_json(_tokenized(body, token_ids, pieces, model.info.max_context)),
@@ -184,7 +183,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
         )
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
-            text = await ask(model, lambda engine: engine.detokenize(token_ids))
+            text = await replays.detokenize(model, token_ids, decoded.caller.name)
         return _answer(request, decoded, model, encode_json({"content": text, "prompt": text}))
 
     @post("/apply-template", status_code=200)
@@ -208,7 +207,7 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], mod
         return evolve(prompt, token_ids=None, add_special=body.prefixed)
     text = (body.content if body.content is not None else body.prompt) or ""
     segments = (Segment(text, trusted=body.parse_special is not False),)
-    return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed)
+    return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed, written=(text,))
 
 
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:

@@ -24,6 +24,7 @@ from enginehouse.compression import CompressionTask, Compressor, Range, cut
 from enginehouse.config import ModelSettings
 from enginehouse.errors import ModelNotReady
 from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.replay import Replays
 from enginehouse.types import GenerateRequest
 
 __all__ = ["Compressed", "PromptCompressor"]
@@ -69,17 +70,28 @@ class Compressed:
 class PromptCompressor:
     """Compresses for all models of a server. Lives on the event loop; compressors run on threads of its own.
 
+    Args:
+        models: their settings, by name.
+        compressors: what may be chosen, by name.
+        manager: where scorers are leased.
+        replays: where models are asked.
+
     Raises:
         ConfigError: the settings of a model cannot be followed.
     """
 
     def __init__(
-        self, models: Mapping[str, ModelSettings], compressors: Mapping[str, Compressor], manager: ModelManager
+        self,
+        models: Mapping[str, ModelSettings],
+        compressors: Mapping[str, Compressor],
+        manager: ModelManager,
+        replays: Replays,
     ) -> None:
         check_settings(models, compressors)
         self._models = models
         self._compressors = compressors
         self._manager = manager
+        self._replays = replays
         self._cache: OrderedDict[bytes, _Kept] = OrderedDict()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compress")
 
@@ -176,7 +188,7 @@ class PromptCompressor:
             if self._manager.find(scorer).loaded is None:
                 raise ModelNotReady(f"the scorer {scorer!r} is not loaded")
             lease = await self._manager.lease(scorer)
-        tools = EngineTools(model, model if lease is None else lease.model, request)
+        tools = EngineTools(model, model if lease is None else lease.model, self._replays, request)
         try:
             yield tools
         finally:

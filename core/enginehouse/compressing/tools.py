@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from enginehouse.compression import ScoredToken
 from enginehouse.errors import GenerationFailed
 from enginehouse.models import LoadedModel
-from enginehouse.replay import ask
+from enginehouse.replay import Replays
 from enginehouse.types import EngineRequest, GenerateRequest, PromptLogprobs, SamplingParams, Segment, StopParams
 
 __all__ = ["EngineTools"]
@@ -29,14 +29,15 @@ class EngineTools:
     Args:
         model: whose tokens are counted.
         scorer: what is asked how probable texts are.
+        replays: where both are asked.
         request: on whose behalf; only who asks, how urgently, and what may be kept, is taken from it.
 
     Attributes:
         num_scored_tokens: tokens that the scorer has read.
     """
 
-    def __init__(self, model: LoadedModel, scorer: LoadedModel, request: GenerateRequest) -> None:
-        self._model, self._scorer, self._request = model, scorer, request
+    def __init__(self, model: LoadedModel, scorer: LoadedModel, replays: Replays, request: GenerateRequest) -> None:
+        self._model, self._scorer, self._replays, self._request = model, scorer, replays, request
         self._loop = asyncio.get_running_loop()
         self.num_scored_tokens = 0
         self._counts: dict[str, int] = {}
@@ -79,11 +80,11 @@ class EngineTools:
         return [await self._tokenize(text) for text in texts]
 
     async def _tokenize(self, text: str) -> Sequence[int]:
-        return await ask(self._model, lambda engine: engine.tokenize((Segment(text),), False)) if text else ()
+        return await self._replays.tokenize(self._model, (Segment(text),), self._request.caller) if text else ()
 
     async def _token_ends(self, text: str) -> list[int]:
         token_ids = await self._tokenize(text)
-        pieces = await ask(self._model, lambda engine: engine.pieces(token_ids))
+        pieces = await self._replays.pieces(self._model, token_ids, self._request.caller)
         return list(_char_ends(text, [len(piece) for piece in pieces]))
 
     async def _score_all(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
@@ -112,7 +113,7 @@ class EngineTools:
             cache_prompt=self._request.cache_prompt,
             caller=self._request.caller,
         )
-        generation = await self._scorer.engine.submit(request)
+        generation = await self._replays.submit(self._scorer, request)
         self.num_scored_tokens += generation.num_prompt_tokens
         sizes: list[int] = []
         logprobs: list[float] = []

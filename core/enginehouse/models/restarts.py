@@ -37,11 +37,13 @@ class Restarts:
     num_failed_starts: int = 0
     total: int = 0
 
-    def died(self, ready_s: float | None) -> float | None:
+    def died(self, ready_s: float | None, *, is_of_work: bool = False) -> float | None:
         """Record a death and say how long to wait before the next start; None is "give up".
 
         Args:
             ready_s: how long the model was ready; None when it never was.
+            is_of_work: it died while it worked, and whose work that was is found out (``replay``): callers pay for
+                what they do with waiting of their own, so this death costs others no pause.
         """
         if ready_s is None:
             self.num_failed_starts += 1
@@ -51,8 +53,10 @@ class Restarts:
             self.num_failed_starts = 0
             if ready_s >= self.policy.stable_after_s:
                 self.num_in_a_row = 0
-        self.num_in_a_row += 1
         self.total += 1
+        if is_of_work:
+            return 0.0
+        self.num_in_a_row += 1
         if self.num_in_a_row == 1:
             return 0.0
         # The exponent is bounded so that a long row of deaths cannot overflow a float.

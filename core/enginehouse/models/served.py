@@ -267,6 +267,7 @@ class ServedModel:
                 open=lambda: self._open(settings),
                 on_ready=self._become_ready,
                 on_gone=self._lose_engine,
+                finds_culprits=lambda: self.settings.replay,
             ).run()
         except (InsufficientMemory, ModelTooLarge) as error:
             _log.warning("%s", error.message)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from attrs import define
 
 from enginehouse.backend import Engine
+from enginehouse.engine.worker import WorkerEngine
 from enginehouse.errors import EngineDead, EnginehouseError, ModelLoadError
 from enginehouse.models.condition import Condition
 from enginehouse.models.opening import OpenEngine
@@ -32,6 +33,7 @@ class Workers:
         open: makes the next engine.
         on_ready: told of an engine that serves from now on.
         on_gone: told that it does not any more, before any request hears of that.
+        finds_culprits: whether those are found out whose work a worker dies of.
     """
 
     condition: Condition
@@ -39,6 +41,7 @@ class Workers:
     open: Callable[[], Awaitable[OpenEngine]]
     on_ready: Callable[[Engine], None]
     on_gone: Callable[[], None]
+    finds_culprits: Callable[[], bool]
 
     async def run(self) -> None:
         """Open an engine whenever there is none; cancel this to close the one that there is.
@@ -48,9 +51,9 @@ class Workers:
         """
         has_served = False
         while True:
-            death, ready_s = await self._serve_once(has_served)
+            death, ready_s, is_of_work = await self._serve_once(has_served)
             has_served = has_served or ready_s is not None
-            delay_s = self.restarts.died(ready_s)
+            delay_s = self.restarts.died(ready_s, is_of_work=is_of_work and self.finds_culprits())
             if delay_s is None:
                 num_starts = self.restarts.num_failed_starts
                 raise ModelLoadError(f"given up after {num_starts} failed starts; the last one: {death}")
@@ -58,14 +61,14 @@ class Workers:
             _log.warning("model %s: %s; restarting in %.1f s", self.condition.name, death, delay_s)
             await asyncio.sleep(delay_s)
 
-    async def _serve_once(self, has_served: bool) -> tuple[str, float | None]:
+    async def _serve_once(self, has_served: bool) -> tuple[str, float | None, bool]:
         """Open an engine and wait until it dies.
 
         Args:
             has_served: an earlier one has served.
 
         Returns:
-            Why it died and for how many seconds it was ready; None when it never was.
+            Why it died, for how many seconds it was ready (None when it never was), and whether it was working.
 
         Raises:
             EnginehouseError: the load was refused, and what a backend refuses once it refuses again.
@@ -73,11 +76,11 @@ class Workers:
         try:
             opened = await self.open()
         except EngineDead as error:
-            return error.message, None
+            return error.message, None, False
         except EnginehouseError as error:
             if not has_served:
                 raise
-            return error.message, None
+            return error.message, None, False
         began = time.monotonic()
         death = "the server is shutting down"
         try:
@@ -87,7 +90,7 @@ class Workers:
             ready_s = time.monotonic() - began
             self._lose(death)
             await opened.engine.close()
-        return death, ready_s
+        return death, ready_s, isinstance(opened.engine, WorkerEngine) and opened.engine.has_died_working
 
     async def _until_dead(self, died: asyncio.Future[EngineDead]) -> str:
         """Wait for the end of the engine; why it came. The state changes before any request hears of the death.

@@ -5,89 +5,55 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal, Protocol
 
-from enginehouse.engine.worker import WorkerEngine, WorkerGeneration
-from enginehouse.errors import EngineDead, EnginehouseError, RequestKillsWorker, WorkerDied
+from enginehouse.engine.worker import Stage, WorkerGeneration
+from enginehouse.errors import EnginehouseError, WorkerDied
+from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.transcript import Transcript
+from enginehouse.replay.work import Work
 from enginehouse.types import CacheMiss, EngineRequest, Event
 
-__all__ = ["Home", "ReplayedGeneration"]
+__all__ = ["ReplayedGeneration"]
 
-# Between two looks at a worker that has died and not been buried yet.
+# Between two looks at a worker that has died and whose death is not known yet.
 _RETRY_S = 0.05
 
 
-class Home(Protocol):
-    """What a request needs of the place that keeps the requests of its model together."""
-
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether a request of this model is on trial."""
-        ...
-
-    async def admission(self, request: ReplayedGeneration) -> WorkerEngine:
-        """Wait until a request may enter the worker; returns the worker, which lives."""
-        ...
-
-    async def burial(self, engine: WorkerEngine) -> None:
-        """Wait until the death of a worker is known, and what it means for its requests."""
-        ...
-
-    def progressed(self, request: ReplayedGeneration) -> None:
-        """A request has come further while one is on trial."""
-        ...
-
-    def left(self, request: ReplayedGeneration) -> None:
-        """A request has ended, in whatever way."""
-        ...
-
-
-class ReplayedGeneration:
+class ReplayedGeneration(Work):
     """Implements :class:`enginehouse.backend.Generation`, and is told what happens to the request in its worker.
 
     Args:
         request: what is answered.
-        home: the model's requests, of which this is one.
-        arrival: grows from request to request.
+        place: the work of the model, of which this is one.
         timeout_s: how long it may be without a worker.
+        written: see :class:`Work`.
 
     Attributes:
-        request: what is answered.
-        num_suspicions: see :class:`enginehouse.replay.probation.Suspect`; so is ``num_forgiven``.
-        engine: the worker that holds it; None while it is between two.
         num_replays: how often it went on in another worker.
         has_started: whether it has ever left the queue of one.
-        stage: how far it has come in that worker; what is *queued* there has run no code of its own any more.
     """
 
-    def __init__(self, request: EngineRequest, home: Home, arrival: int, timeout_s: float) -> None:
+    def __init__(self, request: EngineRequest, place: ModelWork, timeout_s: float, written: Sequence[str]) -> None:
+        super().__init__(request.caller, place.next_arrival(), request, timeout_s, written)
         self.num_prompt_tokens = 0
-        self.arrival = arrival
-        self.num_suspicions = 0
-        self.num_forgiven = 0
         self.num_replays = 0
         self.has_started = False
-        self.engine: WorkerEngine | None = None
-        self.stage: Literal["submitted", "accepted", "queued", "running"] = "submitted"
-        self.request = request
-        self._home = home
-        self._timeout_s = timeout_s
+        self._place = place
         self._loop = asyncio.get_running_loop()
         self._transcript = Transcript(request, self._loop.time)
         self._stays: deque[WorkerGeneration] = deque()  # those that are still to be read
         self._last_stay: WorkerGeneration | None = None
-        self._limit: asyncio.Timeout | None = None
         self._returning: asyncio.Task[None] | None = None
         self._error: EnginehouseError | None = None
-        self._is_over = False
+        self._must_step_aside = False  # as soon as it is known to be in the worker
+        self._is_cancelled = False
 
     # -- the pipeline's side -----------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         """Batches of events, without a gap and without repetition. Closing the iterator early cancels the request."""
         try:
-            while not self._is_over:
+            while not self._is_cancelled:
                 while self._stays:
                     try:
                         async for events in self._stays.popleft():
@@ -116,14 +82,14 @@ class ReplayedGeneration:
 
     def cancel(self) -> None:
         """Stop generating; idempotent, also after the end. Iteration then just ends."""
-        if self._is_over:
+        if self._is_cancelled:
             return
-        self._is_over = True
+        self._is_cancelled = True
         if self._returning is not None:
             self._returning.cancel()
         if self._last_stay is not None:
             self._last_stay.cancel()
-        self._home.left(self)
+        self._place.over(self)
 
     # -- into a worker, and out of it --------------------------------------------------------------
 
@@ -139,54 +105,40 @@ class ReplayedGeneration:
             EngineDead: there was no worker for too long.
             RequestKillsWorker: workers die of it.
         """
-        try:
-            async with asyncio.timeout(self._timeout_s if is_returning else None) as self._limit:
-                await self._enter()
-        except TimeoutError:
-            message = f"The model stopped working and was not back within {self._timeout_s:g} s; try again later."
-            raise EngineDead(message) from None
-        finally:
-            self._limit = None
+        async with self.bounded(from_now=is_returning):
+            await self._enter()
 
     async def _enter(self) -> None:
         while True:
-            engine = await self._home.admission(self)
-            self.engine, self.stage = engine, "submitted"
+            engine = await self._place.admission(self)
             try:
                 stay = await engine.submit(self.request, resume=self._transcript.begin_stay(), recorder=self)
             except WorkerDied:
-                await self._home.burial(engine)
+                await self._place.death(engine)
+            except EnginehouseError:
+                self._place.answered(self)
+                raise
             else:
                 self.num_replays += self._last_stay is not None
                 self._last_stay = stay
                 self._stays.append(stay)
-                if self.engine is engine:
+                if self.is_over or (self.engine is engine and not self._must_step_aside):
                     return
+                self._must_step_aside = False
                 stay.detach()  # it had to step aside, or the worker died, before this was reached
-            if self._error is not None:
-                raise self._error
-
-    def start_limit(self) -> None:
-        """Waiting begins that somebody must end; harmless when it has begun."""
-        if self._limit is not None and self._limit.when() is None:
-            self._limit.reschedule(self._loop.time() + self._timeout_s)
 
     def lost(self) -> None:
         """The worker has died: go to the next one, unless :meth:`enter` is at it already."""
-        self.engine = None
-        if self._limit is not None:
+        if self.is_bounded:
             self.start_limit()
-        elif self._error is None:
+        else:
             self._return()
 
-    def refuse(self, error: RequestKillsWorker) -> None:
-        """Workers die of this request: end it."""
-        self._error = error
-
     def step_aside(self) -> None:
-        """Leave the worker to another request for a while."""
-        self.engine = None
-        if self._limit is None:
+        """Leave the worker to other work for a while."""
+        if self.is_bounded:
+            self._must_step_aside = True
+        else:
             assert self._last_stay is not None
             self._last_stay.detach()
             self._return()
@@ -197,7 +149,7 @@ class ReplayedGeneration:
                 await self.enter(is_returning=True)
             except EnginehouseError as error:
                 self._error = error
-                self._home.left(self)
+                self._place.over(self)
 
         self._returning = self._loop.create_task(come_back(), name=f"replay of {self.request.request_id}")
 
@@ -208,34 +160,42 @@ class ReplayedGeneration:
         """Tokens of the answer so far."""
         return self._transcript.num_tokens
 
+    def begun(self, stage: Stage) -> None:
+        """See :class:`enginehouse.engine.worker.Recorder`."""
+        self.stage = stage
+
+    def left(self) -> None:
+        """See :class:`enginehouse.engine.worker.Recorder`."""
+        self._place.left(self)
+
     def accepted(self, num_prompt_tokens: int) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
-        self.stage = "accepted"
+        self.stage = "waiting"
         self.num_prompt_tokens = num_prompt_tokens
         self._transcript.accepted()
 
     def entered(self) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
-        self.stage = "queued"
+        self.stage = "waiting"
 
     def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
-        self.stage, self.has_started = "running", True
+        self.stage, self.has_started = "request", True
         self._transcript.started(num_cached_tokens, num_loaded_tokens, cache_miss)
 
     def record(self, event: Event) -> Event:
         """See :class:`enginehouse.engine.worker.Recorder`."""
         recorded = self._transcript.record(event)
         if self._transcript.is_finished:
-            self._home.left(self)
-        elif self._home.is_suspicious:
-            self._home.progressed(self)
+            self._place.answered(self)
+        elif self._place.is_suspicious:
+            self._place.progressed(self)
         return recorded
 
     def failed(self, error: EnginehouseError) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
         if not isinstance(error, WorkerDied):
-            self._home.left(self)
+            self._place.answered(self)
 
     def thinking_stopped(self) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""

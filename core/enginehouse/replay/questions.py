@@ -1,47 +1,71 @@
-"""Questions to an engine that are no generations: asked again when the worker dies before it has answered."""
+"""Questions to an engine that are no generations, as work: asked again when the worker dies before it has answered."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
-from enginehouse.backend import Engine
-from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, ModelUnloaded, WorkerDied
-from enginehouse.models import LoadedModel
+from enginehouse.engine.worker import Stage
+from enginehouse.errors import EnginehouseError, WorkerDied
+from enginehouse.replay.model_work import ModelWork
+from enginehouse.replay.work import Work
+from enginehouse.types import EngineRequest
 
-__all__ = ["ask"]
+__all__ = ["Ask", "Question"]
 
 _T = TypeVar("_T")
 
-# Between two looks at a worker of which it is not known yet why it closed its link.
-_RETRY_S = 0.05
+Ask = Callable[..., Awaitable[_T]]
+"""Asks the engine that it is given; what else it is given, it passes on to the engine's method."""
 
 
-async def ask(model: LoadedModel, question: Callable[[Engine], Awaitable[_T]]) -> _T:
-    """What a model's engine answers; a worker that dies over it is forgiven once.
+class Question(Work, Generic[_T]):
+    """One question. Also the :class:`enginehouse.engine.worker.WorkObserver` of itself.
 
-    Raises:
-        EngineDead: the next worker died as well, there was none in time, or the model's settings want no replays.
-        EnginehouseError: whatever the engine raises.
+    Args:
+        ask: asks an engine.
+        place: the work of the model that is asked.
+        request: who asks, and what about, as the prompt of a request.
+        timeout_s: how long it may be without a worker.
+        written: see :class:`Work`.
     """
-    try:
-        return await question(model.engine)
-    except WorkerDied:
-        if not model.settings.replay:
-            raise
-    try:
-        async with asyncio.timeout(model.settings.replay_timeout_s):
-            return await question(await _next_engine(model))
-    except TimeoutError:
-        raise EngineDead("The model stopped working and was not back in time; try again later.") from None
-    except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
-        raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
 
+    def __init__(
+        self, ask: Ask[_T], place: ModelWork, request: EngineRequest, timeout_s: float, written: Sequence[str]
+    ) -> None:
+        super().__init__(request.caller, place.next_arrival(), request, timeout_s, written)
+        self._ask = ask
+        self._place = place
 
-async def _next_engine(model: LoadedModel) -> Engine:
-    while True:
-        engine = (await model.served.restarted()).engine
-        if engine is not model.engine:
-            return engine
-        await asyncio.sleep(_RETRY_S)
+    async def answer(self) -> _T:
+        """Ask until there is an answer.
+
+        Raises:
+            RequestKillsWorker: workers die of it.
+            EngineDead: there was no worker for too long.
+            EnginehouseError: whatever the engine raises.
+        """
+        try:
+            async with self.bounded(from_now=False):
+                return await self._answer()
+        finally:
+            self._place.over(self)
+
+    async def _answer(self) -> _T:
+        while True:
+            engine = await self._place.admission(self)
+            try:
+                return await self._ask(engine, observer=self)
+            except WorkerDied:
+                await self._place.death(engine)
+            except EnginehouseError:
+                self.left()
+                raise
+
+    def begun(self, stage: Stage) -> None:
+        """The worker begins with it."""
+        self.stage = stage
+
+    def left(self) -> None:
+        """The worker has answered."""
+        self._place.answered(self)

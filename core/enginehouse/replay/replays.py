@@ -1,43 +1,107 @@
-"""Where the pipeline submits requests, so that they outlive the workers that answer them."""
+"""Where the pipeline brings what it asks of models, so that it outlives the workers that answer it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from enginehouse.backend import Generation
 from enginehouse.engine.worker import WorkerEngine
+from enginehouse.inspection import EngineView, Inspectable
 from enginehouse.models import LoadedModel
 from enginehouse.models.served import ServedModel
-from enginehouse.replay.home import ModelHome
-from enginehouse.types import EngineRequest
+from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.model_work import ModelWork
+from enginehouse.replay.questions import Ask, Question
+from enginehouse.types import EngineRequest, Segment
 
 __all__ = ["Replays"]
+
+_T = TypeVar("_T")
 
 
 class Replays:
     """One per server. Lives on the event loop.
 
+    Models whose settings switch replays off, and engines that have no worker, answer themselves: their end is the
+    answer's end. All methods raise what the engine's raise, and for work of which workers die RequestKillsWorker.
+
     Args:
-        max_waiting: requests per model that may wait while others are on trial.
+        max_waiting: pieces of work of one caller and model that may wait while there are suspects.
     """
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._homes: WeakKeyDictionary[ServedModel, ModelHome] = WeakKeyDictionary()
+        self._works: WeakKeyDictionary[ServedModel, ModelWork] = WeakKeyDictionary()
 
-    async def submit(self, model: LoadedModel, request: EngineRequest) -> Generation:
+    async def submit(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Generation:
         """Bring a request to a model; returns when it is accepted.
 
-        Models whose settings switch replays off, and engines that have no worker, answer it themselves: their end is
-        its end.
-
-        Raises:
-            RequestError, Overloaded, EngineDead: as :meth:`enginehouse.backend.Engine.submit`.
-            RequestKillsWorker: workers die of it.
+        Args:
+            model: where to.
+            request: what to answer.
+            written: the texts of its prompt that its caller has written.
         """
-        if not model.settings.replay or not isinstance(model.engine, WorkerEngine):
+        place = self._place(model)
+        if place is None:
             return await model.engine.submit(request)
-        home = self._homes.get(model.served)
-        if home is None:
-            home = self._homes[model.served] = ModelHome(model.served, self._max_waiting)
-        return await home.submit(model, request)
+        generation = ReplayedGeneration(request, place, model.settings.replay_timeout_s, written)
+        place.add(model, generation)
+        try:
+            await generation.enter()
+        except BaseException:
+            generation.cancel()
+            raise
+        return generation
+
+    async def tokenize(
+        self,
+        model: LoadedModel,
+        segments: Sequence[Segment],
+        caller: str,
+        *,
+        add_special: bool = False,
+        written: Sequence[str] | None = None,
+    ) -> Sequence[int]:
+        """Token ids of a prompt; ``written`` is all of it unless it is said."""
+        request = EngineRequest(request_id="", segments=tuple(segments), caller=caller)
+        if written is None:
+            written = tuple(segment.text for segment in segments)
+        return await self._ask(
+            model, request, lambda engine, **how: engine.tokenize(segments, add_special, **how), written
+        )
+
+    async def pieces(self, model: LoadedModel, token_ids: Sequence[int], caller: str) -> list[bytes]:
+        """The bytes of each token id."""
+        request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
+        return await self._ask(model, request, lambda engine, **how: engine.pieces(token_ids, **how))
+
+    async def detokenize(self, model: LoadedModel, token_ids: Sequence[int], caller: str) -> str:
+        """The text of token ids."""
+        request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
+        return await self._ask(model, request, lambda engine, **how: engine.detokenize(token_ids, **how))
+
+    async def view(self, model: LoadedModel, caller: str) -> EngineView | None:
+        """A picture of the engine; None when it shows none."""
+        if not isinstance(model.engine, Inspectable):
+            return None
+        request = EngineRequest(request_id="", caller=caller)
+        return await self._ask(model, request, lambda engine, **how: engine.view(**how))
+
+    async def _ask(self, model: LoadedModel, request: EngineRequest, ask: Ask[_T], written: Sequence[str] = ()) -> _T:
+        place = self._place(model)
+        if place is None:
+            return await ask(model.engine)
+        question = Question(ask, place, request, model.settings.replay_timeout_s, written)
+        place.add(model, question)
+        return await question.answer()
+
+    def _place(self, model: LoadedModel) -> ModelWork | None:
+        """The work of a model; None where it is not looked after."""
+        if not model.settings.replay or not isinstance(model.engine, WorkerEngine):
+            return None
+        place = self._works.get(model.served)
+        if place is None:
+            place = self._works[model.served] = ModelWork(model.served, self._max_waiting)
+        return place

@@ -22,6 +22,7 @@ class FakeFaults:
         abort_at_step: the process dies as by a failed assertion in C (SIGABRT).
         raise_at_token: as ``raise_at_step``, and so the following ones.
         nan_at_token: the last row of the sequence that holds the token is NaN.
+        abort_at_text: the process dies as above while it tokenizes a text that holds this one.
         latch: a file. While it is there nothing goes wrong; what goes wrong makes it first, and so happens once.
         refuse_to_open: text of the ModelLoadError that opening raises.
     """
@@ -34,6 +35,7 @@ class FakeFaults:
     nan_at_token: int | None = None
     hang_at_token: int | None = None
     abort_at_token: int | None = None
+    abort_at_text: str | None = None
     latch: str | None = None
     refuse_to_open: str | None = None
 

@@ -87,7 +87,7 @@ class FakeRunner:
         self.options = options = options or FakeOptions()
         context = options.context or 4096
         try:
-            self.tokenizer: Tokenizer = FakeTokenizer(options.vocab_size)
+            self.tokenizer: Tokenizer = FakeTokenizer(options.vocab_size, options.faults.abort_at_text)
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
         self.capabilities = RunnerCapabilities(

@@ -6,6 +6,7 @@ character next to whole ones, tokens inside which a stop string begins, several 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -28,9 +29,11 @@ class FakeTokenizer:
 
     Args:
         vocab_size: at least the number of tokens above; further ids stand for ``<unused-N>``, never encoded.
+        abort_at_text: encoding a text that holds it ends the process, as a crash of a library in C would.
     """
 
-    def __init__(self, vocab_size: int | None = None) -> None:
+    def __init__(self, vocab_size: int | None = None, abort_at_text: str | None = None) -> None:
+        self._abort_at_text = abort_at_text
         tokens = [bytes([value]) for value in range(256)] + list(PIECES)
         first_control = len(tokens)
         tokens += [name.encode() for name in CONTROL_TOKENS]
@@ -51,6 +54,8 @@ class FakeTokenizer:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """See :class:`enginehouse.backend.Tokenizer`."""
+        if self._abort_at_text is not None and self._abort_at_text in text:
+            os.abort()
         if not special:
             return self._encode_bytes(text.encode())
         token_ids: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import httpx
 import psutil
 from attrs import define, field
 
+from enginehouse.auth import AuthSettings
 from enginehouse.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse.testing.server_thread import server_thread
 
@@ -47,6 +49,7 @@ class Answer:
 
     status: int = 0
     lines: list[str] = field(factory=list)
+    times_s: list[float] = field(factory=list)
     body: Any = None
     failure: str | None = None
     is_over: bool = False
@@ -90,6 +93,11 @@ class Answer:
     @property
     def text(self) -> str:
         return "".join(choice["text"] for choice in self.choices)
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time between two lines of a stream."""
+        return max(later - earlier for earlier, later in itertools.pairwise(self.times_s))
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -142,7 +150,7 @@ class Rig:
         wait_until(lambda: worker.pid not in [other.pid for other in self.workers()], "its end")
         return worker.pid
 
-    def ask(self, prompt: str = "tell me", *, stream: bool = True, **fields: Any) -> Answer:
+    def ask(self, prompt: str = "tell me", *, stream: bool = True, key: str | None = None, **fields: Any) -> Answer:
         """Send a completion request on a thread of its own."""
         fields = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "model": "m", "prompt": prompt, **fields}
         if stream:
@@ -151,7 +159,7 @@ class Rig:
 
         def run() -> None:
             try:
-                with httpx.Client(base_url=self.url, timeout=_PATIENCE_S) as client:
+                with self.client(key) as client:
                     self._read(client, {"stream": stream, **fields}, answer)
             except Exception as error:  # noqa: BLE001 - shown by the test
                 answer.failure = repr(error)
@@ -162,12 +170,19 @@ class Rig:
         answer._thread.start()
         return answer
 
+    def client(self, key: str | None = None) -> httpx.Client:
+        """Somebody who has this key."""
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        return httpx.Client(base_url=self.url, timeout=_PATIENCE_S, headers=headers)
+
     @staticmethod
     def _read(client: httpx.Client, body: dict[str, Any], answer: Answer) -> None:
         with client.stream("POST", "/v1/completions", json=body) as response:
             answer.status = response.status_code
             if body["stream"] and response.status_code == 200:
-                answer.lines += (line for line in response.iter_lines() if line)
+                for line in filter(None, response.iter_lines()):
+                    answer.lines.append(line)
+                    answer.times_s.append(time.monotonic())
             else:
                 answer.body = json.loads(response.read())
 
@@ -179,11 +194,16 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig(models: dict[str, ModelSettings], *, ready: bool = True, **server: Any) -> Iterator[Rig]:
+def rig(
+    models: dict[str, ModelSettings], *, ready: bool = True, keys: tuple[str, ...] = (), **server: Any
+) -> Iterator[Rig]:
     """Serve the models while the block runs."""
     strangers = frozenset(child.pid for child in psutil.Process().children(recursive=True))
     settings = Settings(
-        server=ServerSettings(**server), limits=LimitsSettings(render_timeout_s=60.0), models=dict(models)
+        auth=AuthSettings(keys=keys),
+        server=ServerSettings(**server),
+        limits=LimitsSettings(render_timeout_s=60.0),
+        models=dict(models),
     )
     with server_thread(settings) as server_:
         running = Rig(server_.url, strangers)

@@ -11,7 +11,6 @@ import string
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from attrs import define
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.engine.worker.endings import count_memory_kills
@@ -20,12 +19,19 @@ from enginehouse.models import ModelManager
 from enginehouse.models.restarts import RestartPolicy
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
-from enginehouse.replay.home import ModelHome
+from enginehouse.replay.model_work import ModelWork
+from enginehouse.replay.work import State, Work
 from enginehouse.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
 Told = tuple[str, tuple[int, ...], int]
+
+
+class Other(Work):
+    """Another suspect, which has come far and so is tried last."""
+
+    num_tokens = 1000
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -45,16 +51,6 @@ async def serving(max_waiting: int = 100, **fields) -> AsyncIterator[Server]:
         yield Server(manager, Replays(max_waiting))
     finally:
         await manager.close()
-
-
-@define(eq=False)
-class Stranger:
-    """Another suspect."""
-
-    arrival: int = -1
-    num_tokens: int = 1000
-    num_suspicions: int = 0
-    num_forgiven: int = 0
 
 
 class Server:
@@ -86,7 +82,7 @@ class Server:
 
     @property
     def is_suspicious(self) -> bool:
-        return any(home.is_suspicious for home in self.replays._homes.values())
+        return any(place.is_suspicious for place in self.replays._works.values())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         loaded = self.manager.find("m").loaded
@@ -94,9 +90,9 @@ class Server:
             os.kill(loaded.engine._carrier.pid, number)  # type: ignore[attr-defined]
 
     @property
-    def home(self) -> ModelHome:
-        (home,) = self.replays._homes.values()
-        return home
+    def place(self) -> ModelWork:
+        (place,) = self.replays._works.values()
+        return place
 
 
 @pytest.mark.skipif(count_memory_kills() is None, reason="the system does not say whom it kills for want of memory")
@@ -107,7 +103,7 @@ async def test_request_whose_worker_is_killed_again_is_not_blamed():
         await until(lambda: server.num_events >= 3)
         first = server.manager.get("m").engine
         server.kill()
-        await until(lambda: server.home._engine is not first)
+        await until(lambda: server.place._engine is not first)
         seen = server.num_events
         await until(lambda: server.num_events > seen)
         server.kill()
@@ -122,15 +118,19 @@ async def test_request_that_ends_as_it_passes_its_trial_is_not_told_twice(max_to
     async with asyncio.timeout(60), serving(isolation="thread", options={"step_delay_s": 0.05}) as server:
         expected = await server.ask(0, max_tokens, stop)
         asked = asyncio.create_task(server.ask(0, max_tokens, stop))
-        await until(lambda: bool(server.home._requests))
-        (request,) = server.home._requests
-        other = Stranger()
-        server.home._probation.died([request, other])
-        assert server.home._probation.trial is request
-        await until(lambda: server.home._probation.trial is other)
+        await until(lambda: bool(server.place._works))
+        (request,) = server.place._works
+        quarantine = server.place._quarantine
+        await until(lambda: request.stage == "request")
+        other = Other("somebody", -1, EngineRequest(request_id="other", token_ids=(97,)), 60.0)
+        quarantine.entered(other)
+        quarantine.died([request, other])
+        quarantine.entered(request)  # it never left this worker
+        assert request.state is State.ISOLATED
+        await until(lambda: request.state is not State.ISOLATED)
         await asyncio.sleep(0.2)  # it is alone outside, and would stay there
-        server.home._probation.left(other)
-        server.home._notify()
+        quarantine.over(other)
+        server.place._notify()
 
         assert await asked == expected
 
@@ -215,7 +215,7 @@ async def test_reasoning_that_nobody_could_stop_is_not_stopped_in_the_next_worke
     async with asyncio.timeout(60), serving(isolation="thread", options={"step_delay_s": 0.02}) as server:
         asked = asyncio.create_task(server.ask(0, 20))
         await until(lambda: server.num_events >= 2)
-        (request,) = server.home._requests
+        (request,) = server.place._works
         assert await server.manager.get("m").engine.stop_thinking(request.request.request_id) == 0  # type: ignore[attr-defined]
         resume = request._transcript.begin_stay()
         await asked

@@ -17,6 +17,7 @@ from enginehouse.compression import CompressibleText, CompressionTask, Compresso
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.plugins import PluginRegistry
+from enginehouse.replay import Replays
 from enginehouse.testing.fake_compression import FakeCompressionTools
 from enginehouse.types import Compression, GenerateRequest, Message
 from enginehouse_compress.extractive import ExtractiveCompressor
@@ -94,7 +95,7 @@ async def smollm2(**settings: object) -> AsyncIterator[tuple[PromptCompressor, L
     await manager.start()
     try:
         await manager.wait_settled(120)
-        yield PromptCompressor(everything.models, registry.compressors, manager), manager.get("m")
+        yield PromptCompressor(everything.models, registry.compressors, manager, Replays(100)), manager.get("m")
     finally:
         await manager.close()
 

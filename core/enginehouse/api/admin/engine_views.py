@@ -9,13 +9,14 @@ from attrs import frozen
 
 from enginehouse.backend import Engine
 from enginehouse.errors import EnginehouseError
-from enginehouse.inspection import EngineView, Inspectable
-from enginehouse.models import ModelManager
+from enginehouse.inspection import EngineView
+from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.replay import Replays
 
 __all__ = ["Engines"]
 
 _PATIENCE_S = 1.0
-"""An engine answers between two steps; of one that takes longer there is no picture."""
+"""An engine answers between two steps, and not beside a suspect; of one that takes longer there is no picture."""
 
 
 @frozen(eq=False)
@@ -23,34 +24,41 @@ class Engines:
     """The engines of one server. ``get`` is told of a model by its name."""
 
     manager: ModelManager
+    replays: Replays
 
     def get(self, model: str) -> Engine | None:
         """The engine that serves a model now."""
+        loaded = self._loaded(model)
+        return loaded.engine if loaded is not None else None
+
+    def _loaded(self, model: str) -> LoadedModel | None:
         try:
-            return self.manager.get(model).engine
+            return self.manager.get(model)
         except EnginehouseError:
             return None
 
     def all(self) -> dict[str, Engine]:
         """Every engine that serves now, by model."""
-        found = {status.name: self.get(status.name) for status in self.manager.statuses() if status.state == "ready"}
-        return {name: engine for name, engine in found.items() if engine is not None}
+        return {name: loaded.engine for name, loaded in self._all().items()}
 
-    async def views(self, wanted: Callable[[str], bool] = lambda model: True) -> dict[str, EngineView]:
-        """The pictures that could be had, by model."""
-        engines = {name: engine for name, engine in self.all().items() if wanted(name)}
-        inspectable = {name: engine for name, engine in engines.items() if isinstance(engine, Inspectable)}
-        views = await asyncio.gather(*(_take(engine) for engine in inspectable.values()))
-        return {name: view for name, view in zip(inspectable, views, strict=True) if view is not None}
+    def _all(self) -> dict[str, LoadedModel]:
+        names = [status.name for status in self.manager.statuses() if status.state == "ready"]
+        found = {name: self._loaded(name) for name in names}
+        return {name: loaded for name, loaded in found.items() if loaded is not None}
+
+    async def views(self, caller: str, wanted: Callable[[str], bool] = lambda model: True) -> dict[str, EngineView]:
+        """The pictures that could be had for a caller, by model."""
+        models = {name: loaded for name, loaded in self._all().items() if wanted(name)}
+        views = await asyncio.gather(*(self._view(loaded, caller) for loaded in models.values()))
+        return {name: view for name, view in zip(models, views, strict=True) if view is not None}
+
+    async def _view(self, model: LoadedModel, caller: str) -> EngineView | None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self.replays.view(model, caller)
+        except (TimeoutError, EnginehouseError):
+            return None
 
     def restarting(self) -> frozenset[str]:
         """Models that served before and do not now."""
         return frozenset(status.name for status in self.manager.statuses() if status.state == "restarting")
-
-
-async def _take(engine: Inspectable) -> EngineView | None:
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            return await engine.view()
-    except (TimeoutError, EnginehouseError):
-        return None

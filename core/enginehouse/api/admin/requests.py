@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from enginehouse.api.admin.engine_views import Engines
 from enginehouse.api.admin.running_requests import describe_answer, describe_partial, prompts_of
 from enginehouse.api.body import read_empty_body
+from enginehouse.api.caller import caller_of
 from enginehouse.api.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.state import ApiState
 
@@ -18,24 +19,24 @@ __all__ = ["request_routes"]
 
 def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """The routes below ``/admin/requests``."""
-    engines, exchanges = Engines(state.manager), state.exchanges
+    engines, exchanges = Engines(state.manager, state.pipeline.replays), state.exchanges
     limit = state.settings.limits.max_body_bytes
 
-    async def describe(answers: list[OpenAnswer]) -> list[dict[str, Any]]:
+    async def describe(answers: list[OpenAnswer], request: Request[Any, Any, Any]) -> list[dict[str, Any]]:
         models = {answer.record.model for answer in answers}
-        views = await engines.views(models.__contains__)
+        views = await engines.views(caller_of(request.scope).name, models.__contains__)
         return [describe_answer(answer, views, engines.restarting()) for answer in answers]
 
     @get("/admin/requests")
-    async def list_requests() -> dict[str, Any]:
+    async def list_requests(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """List the generating requests that are running, the oldest first."""
-        return {"object": "list", "data": await describe(list_answers(exchanges))}
+        return {"object": "list", "data": await describe(list_answers(exchanges), request)}
 
     @get("/admin/requests/{request_id:str}")
     async def show_request(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show one running request."""
         answer = find_answer(exchanges, str(request.path_params["request_id"]))
-        (shown,) = await describe([answer])
+        (shown,) = await describe([answer], request)
         return {**shown, "prompts": prompts_of(answer) if state.settings.server.show_prompts else None}
 
     @get("/admin/requests/{request_id:str}/partial")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from litestar import get
+from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.admin.engine_views import Engines
+from enginehouse.api.caller import caller_of
 from enginehouse.api.state import ApiState
 from enginehouse.inspection import EngineView, Inspectable, PrefixView
 
@@ -17,13 +18,13 @@ __all__ = ["slot_route"]
 
 def slot_route(state: ApiState) -> HTTPRouteHandler:
     """The route."""
-    engines, has_keys = Engines(state.manager), state.settings.auth.needs_key
+    engines, has_keys = Engines(state.manager, state.pipeline.replays), state.settings.auth.needs_key
 
     @get("/admin/slots")
-    async def show_slots() -> dict[str, Any]:
+    async def show_slots(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show slots, KV positions and prefix-cache entries of every model that serves now."""
         serving = engines.all()
-        views = await engines.views()
+        views = await engines.views(caller_of(request.scope).name)
         models = []
         for name, engine in serving.items():
             view = views.get(name)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.client import WorkerEngine
-from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
+from enginehouse.engine.worker.generation import Recorder, WorkerGeneration, WorkObserver
 from enginehouse.engine.worker.load_watch import LoadWatch
-from enginehouse.engine.worker.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
+from enginehouse.engine.worker.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad, Stage
 
 __all__ = [
     "Backlog",
@@ -24,6 +24,8 @@ __all__ = [
     "ModelLoad",
     "PrefixDiskLoad",
     "Recorder",
+    "Stage",
+    "WorkObserver",
     "WorkerEngine",
     "WorkerGeneration",
 ]

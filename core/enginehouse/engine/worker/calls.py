@@ -6,45 +6,51 @@ import asyncio
 import itertools
 from typing import Any
 
-from enginehouse.engine.worker.messages import CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
-from enginehouse.errors import EnginehouseError
+from enginehouse.engine.worker.generation import WorkObserver
+from enginehouse.engine.worker.messages import Begun, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
+from enginehouse.errors import EnginehouseError, WorkerDied
 
 __all__ = ["NOBODY", "Answer", "Calls", "settle"]
 
-Answer = CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
+Answer = Begun | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
 
 NOBODY = -1
 """The number of questions whose answer nobody reads; that there is one says enough."""
 
 
 class Calls:
-    """The questions that are not answered yet. Lives on the event loop."""
+    """The questions that the worker has not answered, also those whose askers have gone. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._open: dict[int, tuple[asyncio.Future[Any], WorkObserver | None]] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._open)
 
     def next_number(self) -> int:
         """The number of a new question."""
         return next(self._numbers)
 
-    async def answer_to(self, number: int) -> Any:
+    async def answer_to(self, number: int, observer: WorkObserver | None) -> Any:
         """Wait for an answer; raises what the question was refused with."""
-        answer = self._waiting[number] = self._loop.create_future()
-        try:
-            return await answer
-        finally:
-            del self._waiting[number]
+        answer = self._loop.create_future()
+        self._open[number] = answer, observer
+        return await answer
 
     def handle(self, message: Answer) -> None:
-        """An answer has come; one that nobody waits for any more is dropped."""
-        future = self._waiting.get(message.call)
+        """An answer has come, or work on it begins; one that nobody waits for any more is dropped."""
+        if isinstance(message, Begun):
+            _, observer = self._open.get(int(message.work), (None, None))
+            if observer is not None:
+                observer.begun(message.stage)
+            return
+        future, observer = self._open.pop(message.call, (None, None))
         if future is None:
             return
+        if observer is not None:
+            observer.left()
         match message:
             case Tokenized():
                 settle(future, message.token_ids)
@@ -61,7 +67,10 @@ class Calls:
 
     def fail_all(self, error: EnginehouseError) -> None:
         """No more answers come."""
-        for future in self._waiting.values():
+        still_open, self._open = self._open, {}
+        for future, observer in still_open.values():
+            if observer is not None and not isinstance(error, WorkerDied):
+                observer.left()
             settle(future, error)
 
 

@@ -17,11 +17,12 @@ from enginehouse.engine.worker.calls import NOBODY, Calls, settle
 from enginehouse.engine.worker.carrier import Carrier, start_carrier
 from enginehouse.engine.worker.connection import Connection
 from enginehouse.engine.worker.endings import Ending
-from enginehouse.engine.worker.generation import Recorder, WorkerGeneration
+from enginehouse.engine.worker.generation import Recorder, WorkerGeneration, WorkObserver
 from enginehouse.engine.worker.handshake import check_hello, explain
 from enginehouse.engine.worker.load_watch import LoadWatch
 from enginehouse.engine.worker.messages import (
     Accepted,
+    Begun,
     CallFailed,
     Cancel,
     Close,
@@ -34,6 +35,7 @@ from enginehouse.engine.worker.messages import (
     GetStats,
     GetView,
     Hello,
+    Left,
     Load,
     LoadFailed,
     LoadProgress,
@@ -90,6 +92,7 @@ class WorkerEngine:
         info: the loaded model's.
         died: the reason, once the worker has ended without being asked to.
         is_killed_from_outside: it ended because somebody killed it, and not because of what it was doing.
+        has_died_working: it ended by itself while it worked on requests or questions.
         figures: what the worker last said that it has counted.
         backlog: what it has to do; with it requests are refused before their prompts are made.
     """
@@ -104,6 +107,7 @@ class WorkerEngine:
         self.figures = EngineFigures()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
+        self.has_died_working = False
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self.backlog = Backlog(settings)
@@ -244,6 +248,7 @@ class WorkerEngine:
         ending = self._carrier.ended.result() if self._carrier.ended.done() else Ending("the worker closed its link")
         reason = self._reason or ending.text
         self.is_killed_from_outside = ending.is_from_outside and self._reason is None
+        self.has_died_working = bool(self._calls) or self._requests.is_any_begun
         self._carrier.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
@@ -295,25 +300,27 @@ class WorkerEngine:
         return generation
 
     def _cancel(self, link_id: str) -> None:
-        if self._requests.forget(link_id) is not None:
+        if self._requests.cancel(link_id):
             self._connection.send(Cancel(link_id))
 
     def _begin_watch(self) -> None:
         self._step_watchdog.begin()
         self._intake_watchdog.begin()
 
-    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+    async def tokenize(
+        self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
+    ) -> list[int]:
         """Token ids of a prompt, exactly as ``submit`` would encode it."""
-        token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special))
+        token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special), observer)
         return token_ids
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> str:
         """Text of ids; raises InvalidRequest for ids outside the vocabulary."""
-        return b"".join(await self.pieces(token_ids)).decode("utf-8", "replace")
+        return b"".join(await self.pieces(token_ids, observer)).decode("utf-8", "replace")
 
-    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+    async def pieces(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> list[bytes]:
         """The bytes of each id; raises InvalidRequest for ids outside the vocabulary."""
-        pieces: list[bytes] = await self._call(lambda call: Detokenize(call, tuple(token_ids)))
+        pieces: list[bytes] = await self._call(lambda call: Detokenize(call, tuple(token_ids)), observer)
         return pieces
 
     async def stats(self) -> EngineStats:
@@ -321,9 +328,9 @@ class WorkerEngine:
         stats: EngineStats = await self._call(GetStats)
         return stats
 
-    async def view(self) -> EngineView:
+    async def view(self, observer: WorkObserver | None = None) -> EngineView:
         """What runs, waits and is kept; answered after the running step."""
-        view: EngineView = await self._call(GetView)
+        view: EngineView = await self._call(GetView, observer)
         requests = tuple(
             msgspec.structs.replace(request, request_id=self._requests.request_id(request.request_id))
             for request in view.requests
@@ -338,13 +345,13 @@ class WorkerEngine:
             generation.recorder.thinking_stopped()
         return num_choices
 
-    async def _call(self, message_for: Callable[[int], ToWorker]) -> Any:
+    async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:
         """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
         number = self._calls.next_number()
         self._check_room()
         self._connection.send(message_for(number))
         self._begin_watch()
-        return await self._calls.answer_to(number)
+        return await self._calls.answer_to(number, observer)
 
     def _check_room(self) -> None:
         if self.died.done():
@@ -368,7 +375,7 @@ class WorkerEngine:
         elif isinstance(message, Accepted | Rejected | Tokenized | Detokenized | CallFailed):
             self._intake_watchdog.heard()
         match message:
-            case Accepted() | Rejected() | Entered() | Started():
+            case Accepted() | Rejected() | Entered() | Started() | Left() | Begun(work=str()):
                 self._requests.handle(message)
             case Figures():
                 self.figures = message.figures

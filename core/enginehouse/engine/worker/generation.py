@@ -6,13 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from enginehouse.engine.worker.messages import Stage
 from enginehouse.errors import EnginehouseError
 from enginehouse.types import CacheMiss, Event, RequestFinished
 
-__all__ = ["Recorder", "WorkerGeneration"]
+__all__ = ["Recorder", "WorkObserver", "WorkerGeneration"]
 
 
-class Recorder(Protocol):
+class WorkObserver(Protocol):
+    """Is told when a worker works on a request or a question, and when it does not any more."""
+
+    def begun(self, stage: Stage) -> None:
+        """The worker begins with a part of it."""
+        ...
+
+    def left(self) -> None:
+        """A worker that lives holds nothing of it any more."""
+        ...
+
+
+class Recorder(WorkObserver, Protocol):
     """Is told of everything that happens to a request as it comes from the worker, before it is read."""
 
     def accepted(self, num_prompt_tokens: int) -> None:
@@ -53,6 +66,7 @@ class WorkerGeneration:
 
     Attributes:
         is_accepted: whether the worker has accepted the request.
+        is_begun: whether the worker has ever worked on it.
     """
 
     def __init__(
@@ -65,6 +79,7 @@ class WorkerGeneration:
         self.request_id = request_id
         self.num_prompt_tokens = 0
         self.is_accepted = False
+        self.is_begun = False
         self.recorder = recorder
         self._loop = loop
         self._on_cancel = on_cancel
@@ -83,6 +98,17 @@ class WorkerGeneration:
             self.recorder.accepted(num_prompt_tokens)
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)
+
+    def begin(self, stage: Stage) -> None:
+        """The worker begins with a part of it."""
+        self.is_begun = True
+        if self.recorder is not None:
+            self.recorder.begun(stage)
+
+    def leave(self) -> None:
+        """The worker has forgotten it, as it was told to."""
+        if self.recorder is not None:
+            self.recorder.left()
 
     async def wait_accepted(self) -> None:
         """Wait for the worker's verdict; raises what it was refused with."""

@@ -19,7 +19,7 @@ from enginehouse.errors import ModelLoadError
 __all__ = ["PROTOCOL", "check_hello", "explain", "own_hello"]
 
 # One more whenever the messages change.
-PROTOCOL = 4
+PROTOCOL = 5
 
 # How long to look for the reason why an interpreter does not become a worker.
 _EXPLAIN_S = 20.0

@@ -29,6 +29,7 @@ from enginehouse.engine.worker.handshake import own_hello
 from enginehouse.engine.worker.intake import Intake
 from enginehouse.engine.worker.link import FrameTooLarge, Link
 from enginehouse.engine.worker.messages import (
+    Begun,
     Cancel,
     Close,
     Detokenize,
@@ -37,6 +38,7 @@ from enginehouse.engine.worker.messages import (
     FromWorker,
     GetStats,
     GetView,
+    Left,
     Load,
     LoadFailed,
     LoadProgress,
@@ -201,9 +203,11 @@ class WorkerHost:
                     self._add(engine, message)
                 case Cancel():
                     engine.cancel(message.request_id)
+                    self._send(Left(message.request_id))
                 case GetStats():
                     self._send(Stats(message.call, engine.stats()))
                 case GetView():
+                    self._send(Begun(message.call, "request"))
                     self._send(View(message.call, engine.view()))
                 case StopThinking():
                     self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
@@ -212,6 +216,7 @@ class WorkerHost:
 
     def _add(self, engine: StepEngine, entering: _Enter) -> None:
         request_id = entering.request.request_id
+        self._send(Begun(request_id, "request"))
         try:
             engine.add(entering.request, entering.token_ids, entering.resume)
             self._send(Entered(request_id))

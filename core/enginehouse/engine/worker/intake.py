@@ -17,10 +17,12 @@ from enginehouse.engine.worker.calls import NOBODY
 from enginehouse.engine.worker.link import FrameTooLarge
 from enginehouse.engine.worker.messages import (
     Accepted,
+    Begun,
     CallFailed,
     Detokenize,
     Detokenized,
     FromWorker,
+    Left,
     Rejected,
     Submit,
     Tokenize,
@@ -69,6 +71,7 @@ class Intake:
         self._constrained: _Queue = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
+        self._begun: dict[str, bool] = {}  # being tokenized or compiled; whether it was cancelled meanwhile
         self._num_entering = 0  # handed over, not yet added by the engine thread
         self._num_entering_tokens = 0  # of their prompts
         self._is_closing = False
@@ -111,12 +114,17 @@ class Intake:
         (self._constrained if message.call == NOBODY else self._queue).put(message)
 
     def cancel(self, request_id: str) -> bool:
-        """Forget a request; False when it has already been handed to the engine thread."""
+        """Forget a request and say so when nothing works on it; False when the engine thread has it already."""
         with self._lock:
             if request_id not in self._waiting:
                 return False
             self._waiting.remove(request_id)
-            return True
+            is_begun = request_id in self._begun
+            if is_begun:
+                self._begun[request_id] = True
+        if not is_begun:
+            self._send(Left(request_id))
+        return True
 
     # -- engine thread -----------------------------------------------------------------------------
 
@@ -131,18 +139,32 @@ class Intake:
     def _run(self, queue: _Queue) -> None:
         while (message := queue.get()) is not None and not self._is_closing:
             if isinstance(message, Submit):
-                self._take(message.request, message.resume)
+                self._begin(message.request, message.resume)
             elif queue is self._constrained:
                 self._queue.put(message)
             else:
                 self._answer(message)
 
+    def _begin(self, request: EngineRequest, resume: Resume | None) -> None:
+        """Take a request in, unless it was cancelled before its turn; if it is meanwhile, it leaves afterwards."""
+        request_id = request.request_id
+        with self._lock:
+            if request_id not in self._waiting:
+                return
+            self._begun[request_id] = False
+        self._send(Begun(request_id, "text"))
+        self._take(request, resume)
+        with self._lock:
+            is_cancelled = self._begun.pop(request_id)
+        if is_cancelled:
+            self._send(Left(request_id))
+
     def _take(self, request: EngineRequest, resume: Resume | None) -> None:
         request_id = request.request_id
-        if request_id not in self._waiting:
-            return  # cancelled before its turn
         try:
             token_ids = self._token_ids(request)
+            if request.constraint is not None:
+                self._send(Begun(request_id, "constraint"))
             self._engine.check(request, len(token_ids))
             if resume is None:
                 self._check_room(len(token_ids))
@@ -173,6 +195,8 @@ class Intake:
         return encode_segments(self._tokenizer, request.segments, request.add_special)
 
     def _answer(self, message: Tokenize | Detokenize) -> None:
+        if message.call != NOBODY:
+            self._send(Begun(message.call, "text"))
         try:
             if isinstance(message, Tokenize):
                 token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)

@@ -5,7 +5,7 @@ Every message is one tagged msgpack array in one frame (see ``link``). The worke
 """
 
 # Annotations are resolved by msgspec when this module is imported, so no name may hide in TYPE_CHECKING.
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from enginehouse.types import CacheMiss, EngineRequest, EngineSettings, EngineSt
 
 __all__ = [
     "Accepted",
+    "Begun",
     "CallFailed",
     "Cancel",
     "Close",
@@ -31,6 +32,7 @@ __all__ = [
     "GetStats",
     "GetView",
     "Hello",
+    "Left",
     "Load",
     "LoadFailed",
     "LoadProgress",
@@ -38,6 +40,7 @@ __all__ = [
     "PrefixDiskLoad",
     "Ready",
     "Rejected",
+    "Stage",
     "Started",
     "Stats",
     "StepOutputs",
@@ -155,7 +158,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Forget a request; not answered."""
+    """Forget a request; answered by Left."""
 
     request_id: str
 
@@ -253,6 +256,23 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     failure: Failure
 
 
+Stage = Literal["waiting", "text", "constraint", "request"]
+"""On what of a piece of work the worker is working: on nothing, on its text, on its constraint, or on all of it."""
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+    """Work on a request (its id) or a call (its number) begins; sent before anything is done of it."""
+
+    work: str | int
+    stage: Stage
+
+
+class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+    """Answer to Cancel: nothing works on the request any more."""
+
+    request_id: str
+
+
 class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered"):
     """The engine holds the request; plugins' code for it has run without harm."""
 
@@ -340,6 +360,8 @@ FromWorker = (
     | Ready
     | LoadFailed
     | Accepted
+    | Begun
+    | Left
     | Rejected
     | Entered
     | Started

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.generation import WorkerGeneration
-from enginehouse.engine.worker.messages import Accepted, Entered, Failure, Rejected, Started, StepOutputs
-from enginehouse.errors import EngineDead
+from enginehouse.engine.worker.messages import Accepted, Begun, Entered, Failure, Left, Rejected, Started, StepOutputs
+from enginehouse.errors import EngineDead, WorkerDied
 from enginehouse.types import RequestFinished
 
 __all__ = ["Requests"]
@@ -28,6 +28,7 @@ class Requests:
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self._generations: dict[str, WorkerGeneration] = {}
+        self._leaving: dict[str, WorkerGeneration] = {}  # cancelled, and the worker has not said that it is rid of it
         self._link_ids: dict[str, str] = {}
         self._num_resumed = itertools.count(1)
 
@@ -66,16 +67,41 @@ class Requests:
             self._backlog.leave(generation.request_id, is_served=is_served)
         return generation
 
+    def cancel(self, link_id: str) -> bool:
+        """Take a request out that the worker still holds until it says Left; False when it is not in."""
+        generation = self.forget(link_id)
+        if generation is not None:
+            self._leaving[link_id] = generation
+        return generation is not None
+
+    @property
+    def is_any_begun(self) -> bool:
+        """Whether the worker has worked on any of those that it holds."""
+        return any(held.is_begun for held in (*self._generations.values(), *self._leaving.values()))
+
     def fail_all(self, error: EngineDead) -> None:
         """End every request."""
+        leaving, self._leaving = self._leaving, {}
+        if not isinstance(error, WorkerDied):
+            for generation in leaving.values():
+                generation.leave()
         generations, self._generations = self._generations, {}
         self._link_ids.clear()
         self._backlog.clear()
         for generation in generations.values():
             generation.fail(error)
 
-    def handle(self, message: Accepted | Rejected | Entered | Started) -> None:
-        """What the worker says of one request; of one that was cancelled meanwhile it is dropped."""
+    def handle(self, message: Accepted | Begun | Entered | Left | Rejected | Started) -> None:
+        """What the worker says of one request; an answer to one that was cancelled meanwhile is dropped."""
+        if isinstance(message, Left):
+            if (generation := self._leaving.pop(message.request_id, None)) is not None:
+                generation.leave()
+            return
+        if isinstance(message, Begun):
+            link_id = str(message.work)
+            if (generation := self._generations.get(link_id) or self._leaving.get(link_id)) is not None:
+                generation.begin(message.stage)
+            return
         generation = self._generations.get(message.request_id)
         if generation is None:
             return

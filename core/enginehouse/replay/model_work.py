@@ -1,0 +1,208 @@
+"""The work of one model, across all its workers: what is in one, what must wait, and what becomes of it at a death."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import weakref
+from functools import partial
+
+from enginehouse.engine.worker import WorkerEngine
+from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, ModelUnloaded, Overloaded, RequestKillsWorker
+from enginehouse.models.served import LoadedModel, ServedModel
+from enginehouse.replay.culprits import Culprits, Offences
+from enginehouse.replay.quarantine import Quarantine
+from enginehouse.replay.work import State, Work
+
+__all__ = ["ModelWork"]
+
+_log = logging.getLogger(__name__)
+
+# Between two looks at a model of which it is known that its worker has died and not yet that it is restarted.
+_RETRY_S = 0.05
+
+_KNOWN = "The model's worker has died of this before; it is refused. Please do not send it again."
+
+
+class ModelWork:
+    """Lives on the event loop.
+
+    Args:
+        served: the model.
+        max_waiting: pieces of work of one caller that may wait outside while there are suspects, or for its pause.
+    """
+
+    def __init__(self, served: ServedModel, max_waiting: int) -> None:
+        self._served = weakref.ref(served)  # whose end is this one's
+        self._name = served.name
+        self._max_waiting = max_waiting
+        clock = asyncio.get_running_loop().time
+        self._offences = Offences(clock)
+        self._quarantine = Quarantine(self._offences)
+        self._culprits = Culprits(clock)
+        self._works: dict[Work, None] = {}  # in order of arrival; also what a worker holds whose client has left
+        self._engine: WorkerEngine | None = None
+        self._arrivals = itertools.count()
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # -- coming and going --------------------------------------------------------------------------
+
+    def next_arrival(self) -> int:
+        """The number of a new piece of work."""
+        return next(self._arrivals)
+
+    def add(self, model: LoadedModel, work: Work) -> None:
+        """Take a new piece of work, which will ask for its admission.
+
+        Raises:
+            RequestKillsWorker: workers died of it before.
+            Overloaded: too many of its caller wait already.
+        """
+        if self._culprits.knows(work):
+            raise RequestKillsWorker(_KNOWN)
+        if self._is_held_back(work) and self._num_waiting(work.caller) >= self._max_waiting:
+            raise Overloaded("The model is recovering from a crash, and too many requests wait for it; try again.")
+        if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
+            self._know(model.engine)
+        self._works[work] = None
+
+    def _is_held_back(self, work: Work) -> bool:
+        return self.is_suspicious or self._pause_s(work) > 0
+
+    def _num_waiting(self, caller: str) -> int:
+        return sum(work.engine is None and work.caller == caller for work in self._works)
+
+    def _pause_s(self, work: Work) -> float:
+        """Seconds that it has to wait for what its caller has done; an answer that has begun goes on."""
+        return self._offences.pause_s(work.caller) if work.state is State.WAITING and not work.num_tokens else 0.0
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether there are suspects."""
+        return self._quarantine.is_active
+
+    async def admission(self, work: Work) -> WorkerEngine:
+        """Wait until a piece of work may enter the worker; returns the worker, which lives and counts it as inside.
+
+        Raises:
+            RequestKillsWorker: workers die of it, or have died of the same meanwhile.
+            EngineDead: there will be no worker.
+        """
+        while True:
+            if work.refusal is not None:
+                raise work.refusal
+            if not self._quarantine.may_enter(work):
+                await self._await_change(work, None)
+            elif (pause_s := self._pause_s(work)) > 0:
+                await self._await_change(work, pause_s)
+            elif self._engine is None or not self._engine.is_open:
+                work.start_limit()
+                await self._await_engine()
+            else:
+                self._quarantine.entered(work)
+                work.engine, work.stage = self._engine, "waiting"
+                return self._engine
+
+    async def _await_change(self, work: Work, timeout_s: float | None) -> None:
+        work.start_limit()
+        await asyncio.wait([self._changed], timeout=timeout_s)
+
+    async def _await_engine(self) -> None:
+        served = self._served()
+        if served is None:
+            raise EngineDead("The model stopped working, and is not served any more.")
+        try:
+            model = await served.restarted()
+        except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
+            raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
+        if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
+            self._know(model.engine)
+        else:
+            await asyncio.sleep(_RETRY_S)
+
+    def progressed(self, work: Work) -> None:
+        """A piece of work has come further while there are suspects."""
+        if self._quarantine.progressed(work):
+            # Not at once: this is in the middle of a step, and what the rest of the step says is not to be lost.
+            asyncio.get_running_loop().call_soon(self._let_step_aside, work, work.engine)
+        self._notify()
+
+    def _let_step_aside(self, work: Work, engine: WorkerEngine | None) -> None:
+        if not work.is_over and work.engine is engine:
+            work.step_aside()
+
+    def over(self, work: Work) -> None:
+        """Its client expects nothing more; the worker may still hold it."""
+        self._quarantine.over(work)
+        if work.engine is None:
+            self._works.pop(work, None)
+        self._notify()
+
+    def left(self, work: Work) -> None:
+        """A worker that lives holds nothing of it any more."""
+        work.engine = None
+        self._quarantine.left(work)
+        if work.is_over:
+            self._works.pop(work, None)
+        self._notify()
+
+    def answered(self, work: Work) -> None:
+        """It has come to its own end: an answer, or an error that is one."""
+        work.is_answered = True
+        self.over(work)
+        self.left(work)
+
+    # -- deaths ------------------------------------------------------------------------------------
+
+    def _know(self, engine: WorkerEngine) -> None:
+        if engine is not self._engine:
+            self._engine = engine
+            engine.died.add_done_callback(partial(self._on_died, engine))
+
+    async def death(self, engine: WorkerEngine) -> None:
+        """Wait until the death of a worker is known, and what it means for its work."""
+        await asyncio.shield(engine.died)
+        await asyncio.sleep(0)
+
+    def _on_died(self, engine: WorkerEngine, died: asyncio.Future[EngineDead]) -> None:
+        if not died.cancelled():
+            self._died(engine, died.result())
+
+    def _died(self, engine: WorkerEngine, error: EngineDead) -> None:
+        """A worker has died by itself: find suspects, and send everything that it held on its way to the next one."""
+        held = [work for work in self._works if work.engine is engine]
+        if held:
+            _log.warning("model %s: %s; what it held (%d) goes on in the next worker", self._name, error, len(held))
+        working = [work for work in held if work.stage != "waiting"]
+        culprit = self._quarantine.died(working, from_outside=engine.is_killed_from_outside)
+        if culprit is not None:
+            _log.error("model %s: its worker died twice of the same work, which is refused", self._name)
+            self._refuse(culprit, error)
+        for work in held:
+            work.engine = None
+            if work.is_over:
+                del self._works[work]
+            else:
+                work.lost()
+        self._notify()
+
+    def _refuse(self, culprit: Work, error: EngineDead) -> None:
+        """End a culprit, and what is the same and has not begun to answer."""
+        culprit.refusal = RequestKillsWorker(_verdict(error))
+        self._culprits.add(culprit)
+        for work in self._works:
+            if work.refusal is None and not work.num_tokens and self._culprits.knows(work):
+                work.refusal = RequestKillsWorker(_KNOWN)
+
+    def _notify(self) -> None:
+        """Let all that waits look again, the first first."""
+        changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
+        changed.set_result(None)
+
+
+def _verdict(error: EngineDead) -> str:
+    return (
+        f"The model's worker died twice while it worked on this request ({error.message}), the second time on nothing "
+        "else. The request is refused; please do not send it again."
+    )
