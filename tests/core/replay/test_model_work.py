@@ -1,0 +1,339 @@
+"""Requests and questions of several callers over simulated workers that die of some of them, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from attrs import define, field
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginehouse.engine.worker import Recorder, WorkerEngine, WorkerGeneration, WorkObserver
+from enginehouse.errors import EngineDead, RequestKillsWorker, WorkerDied
+from enginehouse.replay.culprits import _MAX_PAUSE_S
+from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.model_work import ModelWork
+from enginehouse.replay.questions import Question
+from enginehouse.types import ChoiceFinished, EngineRequest, RequestFinished, Resume, Segment, TextDelta
+
+_RESTART_S = 2.0
+_STEP_S = 0.05
+
+
+class JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Does not wait: time jumps instead."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is not None, "nothing will ever happen again"
+        self.now_s += timeout
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop in which an hour takes no time."""
+
+    def __init__(self) -> None:
+        self.jumping = JumpingSelector()
+        super().__init__(self.jumping)
+
+    def time(self) -> float:
+        return self.jumping.now_s
+
+
+def simulate(scene: Coroutine[Any, Any, None]) -> None:
+    """Run a scene in simulated time."""
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(scene)
+
+
+class Worker(WorkerEngine):
+    """Answers each request with its tokens, one each step; dies of texts that say so."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._is_alive = True
+        self._inside: dict[object, Callable[[EngineDead], None]] = {}
+        self.died = asyncio.get_running_loop().create_future()
+        self.is_killed_from_outside = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_alive
+
+    async def submit(
+        self, request: EngineRequest, *, resume: Resume | None = None, recorder: Recorder | None = None
+    ) -> WorkerGeneration:
+        assert recorder is not None
+        text, loop = request.segments[0].text, asyncio.get_running_loop()
+        begun = [choice.token_ids for choice in resume.choices] if resume is not None else [()]
+        generation: WorkerGeneration
+
+        def forget() -> None:
+            loop.call_later(_STEP_S, self._left, generation, recorder)
+
+        generation = WorkerGeneration(request.request_id, loop, forget, recorder)
+        self._inside[generation] = generation.fail
+        self._run(self._answer(generation, text, request.stopping.max_tokens or 0, len(begun[0])))
+        await generation.wait_accepted()
+        return generation
+
+    async def _answer(self, generation: WorkerGeneration, text: str, length: int, num_tokens: int) -> None:
+        await asyncio.sleep(_STEP_S)
+        generation.begin("text")
+        if "kills at once" in text:
+            self.die()
+            return
+        if generation._is_ended or not self._is_alive:
+            return
+        generation.accept(1)
+        generation.begin("request")
+        while num_tokens < length and self._is_alive and not generation._is_ended:
+            await asyncio.sleep(_STEP_S)
+            if f"kills at {num_tokens}." in text:
+                self.die()
+                return
+            if self._is_alive and not generation._is_ended:
+                generation.push(TextDelta(0, "x", (num_tokens,)))
+                num_tokens += 1
+        if self._is_alive and not generation._is_ended:
+            del self._inside[generation]
+            generation.push(ChoiceFinished(0, "length", num_tokens))
+            generation.push(RequestFinished(1, 0, num_tokens))
+
+    async def tokenize(  # type: ignore[override]
+        self, segments: list[Segment], add_special: bool, observer: WorkObserver
+    ) -> list[int]:
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+        def fail(error: EngineDead) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
+        async def work() -> None:
+            await asyncio.sleep(_STEP_S)
+            observer.begun("text")
+            await asyncio.sleep(_STEP_S)
+            if "kills at once" in segments[0].text:
+                self.die()
+            elif self._is_alive:
+                del self._inside[answer]
+                observer.left()
+                if not answer.done():
+                    answer.set_result([1])
+
+        self._inside[answer] = fail
+        self._run(work())
+        return await answer
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _left(self, generation: WorkerGeneration, recorder: Recorder) -> None:
+        if self._is_alive:
+            self._inside.pop(generation, None)
+            recorder.left()
+
+    def die(self, *, from_outside: bool = False) -> None:
+        if not self._is_alive:
+            return
+        self._is_alive, self.is_killed_from_outside = False, from_outside
+        self._model.lose()
+        self.died.set_result(EngineDead("simulated"))
+        inside, self._inside = self._inside, {}
+        for fail in inside.values():
+            fail(WorkerDied("simulated"))
+
+
+@define(eq=False)
+class Model:
+    """A served and loaded model in one; starts the next worker at once, which takes a while."""
+
+    name: str = "m"
+    engine: Worker = field(init=False)
+    num_deaths: int = 0
+    _ready: asyncio.Event = field(factory=asyncio.Event)
+
+    def start(self) -> None:
+        self.engine = Worker(self)
+        self._ready.set()
+
+    def lose(self) -> None:
+        self.num_deaths += 1
+        self._ready.clear()
+        asyncio.get_running_loop().call_later(_RESTART_S, self.start)
+
+    async def restarted(self) -> Model:
+        await self._ready.wait()
+        return self
+
+
+@define(eq=False)
+class Client:
+    """One caller's request or question, and what became of it."""
+
+    caller: str
+    text: str
+    length: int | None  # None is a question
+    leaves_s: float | None = None
+    outcome: str = ""
+    token_ids: list[int] = field(factory=list)
+
+    async def ask(self, number: int, model: Model, place: ModelWork) -> None:
+        try:
+            async with asyncio.timeout(self.leaves_s):
+                await self._ask(number, model, place)
+            self.outcome = "answered"
+        except RequestKillsWorker:
+            self.outcome = "refused"
+        except TimeoutError:
+            self.outcome = "left"
+
+    async def _ask(self, number: int, model: Model, place: ModelWork) -> None:
+        segments = (Segment(self.text),)
+        request = EngineRequest(request_id=str(number), segments=segments, caller=self.caller)
+        if self.length is None:
+            ask = lambda engine, **how: engine.tokenize(segments, False, **how)  # noqa: E731
+            question = Question(ask, place, request, 3600.0, (self.text,))
+            place.add(model, question)  # type: ignore[arg-type]
+            await question.answer()
+            return
+        stopping = type(request.stopping)(max_tokens=self.length)
+        request = EngineRequest(request_id=str(number), segments=segments, caller=self.caller, stopping=stopping)
+        generation = ReplayedGeneration(request, place, 3600.0, (self.text,))
+        place.add(model, generation)  # type: ignore[arg-type]
+        try:
+            await generation.enter()
+            async for batch in generation:
+                for event in batch:
+                    self.token_ids += event.token_ids if isinstance(event, TextDelta) else ()
+        finally:
+            generation.cancel()
+
+    @property
+    def kills(self) -> bool:
+        return "kills" in self.text
+
+
+clients = st.lists(
+    st.builds(
+        Client,
+        caller=st.sampled_from(["alice", "bob", "eve"]),
+        text=st.sampled_from(
+            ["a", "b", "c", "kills at once", "kills at 0.", "kills at 3.", "kills at 20.", "kills at once 2"]
+        ),
+        length=st.none() | st.integers(21, 40),
+        leaves_s=st.none() | st.none() | st.floats(0.01, 10),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    clients=clients, pauses_s=st.lists(st.floats(0, 3), min_size=8, max_size=8), outside_s=st.none() | st.floats(0, 9)
+)
+def test_innocents_are_answered_whole_and_culprits_refused(clients, pauses_s, outside_s):
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        if outside_s is not None:
+            asyncio.get_running_loop().call_later(outside_s, lambda: model.engine.die(from_outside=True))
+        asked = []
+        for number, (client, pause_s) in enumerate(zip(clients, pauses_s, strict=False)):
+            asked.append(asyncio.create_task(client.ask(number, model, place)))
+            await asyncio.sleep(pause_s)
+        await asyncio.gather(*asked)
+        await asyncio.sleep(60)  # what clients have left behind
+        assert not place._works
+        assert not place.is_suspicious
+
+    for client in clients:
+        client.outcome, client.token_ids = "", []
+        if client.length is None and "kills at once" not in client.text:
+            client.text = "a"  # nothing is computed of a question
+    simulate(scene())
+    for client in clients:
+        if client.leaves_s is None:
+            assert client.outcome == ("refused" if client.kills else "answered")
+        if client.outcome == "answered" and client.length is not None:
+            assert client.token_ids == list(range(client.length))
+
+
+def test_hostile_caller_waits_longer_and_longer_and_no_other_does():
+    """Twenty texts that kill: two deaths each, at last no more than two in a minute."""
+    waits_s: list[float] = []
+
+    async def neighbour(model: Model, place: ModelWork) -> None:
+        for number in range(1000, 1400):
+            began_s = asyncio.get_running_loop().time()
+            client = Client("bob", "hello", None)
+            await client.ask(number, model, place)
+            assert client.outcome == "answered"
+            waits_s.append(asyncio.get_running_loop().time() - began_s)
+            await asyncio.sleep(1.0)
+
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        beside = asyncio.create_task(neighbour(model, place))
+        took_s = []
+        for number in range(10):
+            began_s = asyncio.get_running_loop().time()
+            client = Client("eve", f"kills at once {number}", None)
+            await client.ask(number, model, place)
+            assert client.outcome == "refused"
+            took_s.append(asyncio.get_running_loop().time() - began_s)
+        assert model.num_deaths == 20
+        assert took_s[-1] >= _MAX_PAUSE_S
+        await beside
+
+    simulate(scene())
+    assert max(waits_s) < 3 * _RESTART_S
+
+
+def test_same_text_again_and_again_costs_two_workers():
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        hostile = [Client("eve", "kills at once", None if number % 2 else number) for number in range(10)]
+        await asyncio.gather(*(client.ask(number, model, place) for number, client in enumerate(hostile)))
+        assert [client.outcome for client in hostile] == ["refused"] * 10
+        assert model.num_deaths == 2
+
+    simulate(scene())
+
+
+def test_answers_that_have_begun_do_not_wait_for_the_pause_of_their_caller():
+    """A server without keys has one caller: its streams go on as soon as there is a worker."""
+
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        for _ in range(6):
+            place._offences.add("")
+        await asyncio.sleep(_MAX_PAUSE_S)
+        stream = Client("", "hello", 200)
+        streaming = asyncio.create_task(stream.ask(0, model, place))
+        await asyncio.sleep(1.0)
+        hostile = Client("", "kills at once", None)
+        await hostile.ask(1, model, place)
+        began_s = asyncio.get_running_loop().time()
+        await streaming
+        assert asyncio.get_running_loop().time() - began_s < 200 * _STEP_S + 2 * _RESTART_S
+        assert stream.token_ids == list(range(200))
+        assert place._offences.pause_s("") > 0
+
+    simulate(scene())
