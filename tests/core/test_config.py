@@ -143,8 +143,8 @@ def test_settings_refuse_exposure_without_keys(tmp_path: Path, host: str) -> Non
 
 
 def test_is_loopback() -> None:
-    assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"]))
-    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "localhost.example", ""]))
+    assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "::ffff:127.0.0.1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example", ""]))
 
 
 def test_model_settings_keep_further_keys_as_backend_options(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from enginehouse.admission import Admission, Ticket
 from enginehouse.api.access import record_of
 from enginehouse.api.caller import caller_of
 from enginehouse.api.errors import MissingScope, NotLocal
-from enginehouse.config import is_loopback
+from enginehouse.api.own_machine import foreign_sign
 from enginehouse.identity import Scope
 
-__all__ = ["API_PREFIXES", "COUNTED", "METERED", "PUBLIC", "SCOPES", "is_local", "open_doors", "scope_of", "ticket_of"]
+__all__ = ["API_PREFIXES", "COUNTED", "METERED", "PUBLIC", "SCOPES", "open_doors", "scope_of", "ticket_of"]
 
 _TICKET_KEY = "enginehouse.ticket"
 
@@ -90,20 +90,14 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
         key = caller_of(connection.scope).key
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
-        if key is None and needed == "admin" and not is_local(connection.scope):
-            raise NotLocal
+        if key is None and needed == "admin" and (sign := foreign_sign(connection.scope)) is not None:
+            raise NotLocal(sign)
         if template in COUNTED and connection.scope.get("method") == "POST":
             ticket = admission.ticket(key, is_generating=template in METERED)
             connection.scope[_TICKET_KEY] = ticket  # type: ignore[literal-required]
             await admission.enter(ticket)
 
     return open_door
-
-
-def is_local(scope: AsgiScope) -> bool:
-    """Whether a request comes from the server's own machine."""
-    client = scope.get("client")
-    return client is not None and is_loopback(client[0].removeprefix("::ffff:"))
 
 
 def ticket_of(scope: AsgiScope) -> Ticket | None:

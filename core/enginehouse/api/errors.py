@@ -89,10 +89,18 @@ class MissingScope(EnginehouseError):
 
 
 class NotLocal(EnginehouseError):
-    """There are no keys, and the caller, who wants to manage the server, is on another machine."""
+    """There are no keys, and a request that would manage the server may not come from its own machine.
 
-    def __init__(self) -> None:
-        super().__init__("Without API keys this server is managed from its own machine only; set auth.key_file.")
+    Args:
+        sign: what shows that.
+    """
+
+    def __init__(self, sign: str) -> None:
+        super().__init__(
+            "Without API keys this server is managed only by direct requests from its own machine to a loopback "
+            f"address. This request is refused because {sign}. Set auth.key_file (enginehouse keys add) and send a key "
+            "with the scope 'admin'."
+        )
 
 
 _log = logging.getLogger("enginehouse.server")

@@ -15,10 +15,11 @@ from enginehouse.api.compressed import compression_headers
 from enginehouse.api.deadlines import deadlines
 from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
-from enginehouse.api.doors import is_local, ticket_of
+from enginehouse.api.doors import ticket_of
 from enginehouse.api.exchange import Exchange
 from enginehouse.api.metering import estimate_tokens, used_tokens
 from enginehouse.api.open_answers import OpenAnswer
+from enginehouse.api.own_machine import foreign_sign
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.api.rights import check_model, check_priority, may_see_prompts
@@ -139,7 +140,7 @@ class GenerationResponse:
         dialect, server = self.dialect(assembly), self.state.settings.server
         if not asks_for_details(scope["headers"], server.details):
             return dialect
-        shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=is_local(scope))
+        shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=foreign_sign(scope) is None)
         details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
         return DetailedDialect(dialect, details)
 

@@ -16,7 +16,7 @@ from enginehouse.api.errors import ErrorAnswer, http_error
 from enginehouse.api.rate_headers import RATE_HEADERS
 from enginehouse.profiles import PROFILES
 
-__all__ = ["Headers", "Origins", "is_preflight"]
+__all__ = ["Headers", "Origins", "host_name", "is_preflight", "is_same_origin"]
 
 _METHODS = "GET, HEAD, OPTIONS, POST"
 _EXPOSED = ", ".join(
@@ -50,7 +50,7 @@ class Origins:
     def check(self, headers: Headers) -> ErrorAnswer | None:
         """The refusal of a foreign origin, or None."""
         origin = headers.get(b"origin")
-        if origin is None or self.is_allowed(headers) or _is_same_origin(origin, headers.get(b"host", b"")):
+        if origin is None or self.is_allowed(headers) or is_same_origin(origin, headers.get(b"host", b"")):
             return None
         message = "Web pages of that origin may not call this server; server.cors_origins lists those that may."
         return http_error(403, message, "origin_not_allowed")
@@ -83,10 +83,24 @@ def is_preflight(scope: HTTPScope, headers: Headers) -> bool:
     return scope["method"] == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
-def _is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Whether the page came from this very server."""
+def host_name(value: str) -> str:
+    """The name or address in a Host header, without port and brackets, in lower case."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value.rpartition(":")[0] if value.count(":") == 1 else value
+
+
+def is_same_origin(origin: bytes, host: bytes, scheme: str | None = None) -> bool:
+    """Whether a page came from this very server.
+
+    Args:
+        host: the Host header.
+        scheme: that of the server; None is either, as pages behind a proxy with TLS have another one than the server.
+    """
     try:
         parts = urlsplit(origin.decode("ascii"))
     except (UnicodeDecodeError, ValueError):
         return False
-    return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.decode("latin-1").lower()
+    schemes = ("http", "https") if scheme is None else (scheme,)
+    return parts.scheme in schemes and bool(host) and parts.netloc.lower() == host.decode("latin-1").lower()

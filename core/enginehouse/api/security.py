@@ -21,7 +21,7 @@ from enginehouse.api.caller import CALLER_KEY, Caller, caller_of, split_compat
 from enginehouse.api.callers import Callers, ExpiredKey
 from enginehouse.api.doors import PUBLIC, ticket_of
 from enginehouse.api.errors import BodyTooLarge, ErrorAnswer, describe, http_error
-from enginehouse.api.origins import Headers, Origins, is_preflight
+from enginehouse.api.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.rate_headers import rate_headers
 from enginehouse.api.request_ids import REQUEST_ID_HEADER, new_request_id, sent_request_id
 from enginehouse.config import Settings, is_loopback
@@ -176,7 +176,7 @@ class _Hosts:
         values = [value for name, value in scope["headers"] if name == b"host"]
         if len(values) != 1:
             return http_error(400, "The request needs exactly one Host header.")
-        host = _host_name(values[0].decode("latin-1"))
+        host = host_name(values[0].decode("latin-1"))
         if self._any or host in self._allowed or is_loopback(host) or (self._any_address and _is_address(host)):
             return None
         message = "This server does not answer for that Host; server.allowed_hosts lists further names."
@@ -234,14 +234,6 @@ async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
     await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _host_name(value: str) -> str:
-    """The name or address in a Host header, without port and brackets, in lower case."""
-    value = value.strip().lower()
-    if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.rpartition(":")[0] if value.count(":") == 1 else value
 
 
 def _is_address(host: str) -> bool:
