@@ -22,7 +22,7 @@ from enginehouse.config import LimitsSettings
 from enginehouse.errors import ConfigError, InvalidRequest
 from enginehouse.sampler import SamplerPlugin
 from enginehouse.sampler_order import OFF_VALUES, settle_steps, step_names
-from enginehouse.structuring import closest, find_problems, strict_converter
+from enginehouse.structuring import closest, find_problems, find_wide_integer, strict_converter
 from enginehouse.types import GenerateRequest, SamplingParams, StopParams
 
 __all__ = [
@@ -218,6 +218,8 @@ def read_extensions(
         if given := {key: data[key] for key in declared & data.keys()}:
             fields = converter.structure(given, sampler.request_fields)
             extensions[name] = {key: _plain(getattr(fields, key)) for key in given}
+            if (wide := find_wide_integer(extensions[name], "")) is not None:
+                raise ValueError(f"'{wide[0]}' must fit into 64 bits, which {wide[1]} does not")
     return extensions
 
 

@@ -8,7 +8,7 @@ of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
@@ -26,7 +26,7 @@ from cattrs.gen import make_dict_structure_fn_from_attrs
 
 from enginehouse.errors import ConfigError
 
-__all__ = ["Problem", "closest", "find_problems", "strict_converter"]
+__all__ = ["Problem", "closest", "find_problems", "find_wide_integer", "strict_converter"]
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -103,6 +103,24 @@ def find_problems(error: Exception, path: str = "") -> Iterator[Problem]:
         text = str(error.args[0]) if error.args else type(error).__name__
         named = _VALIDATOR_MESSAGE.match(text)
         yield Problem(_join(path, named[1]), text[named.end() :]) if named else Problem(path, text)
+
+
+def find_wide_integer(value: Any, path: str) -> tuple[str, str] | None:
+    """The path and the digits, at most 40, of the first integer in plain data that does not fit into 64 bits.
+
+    Frames between processes cannot carry such integers.
+    """
+    if isinstance(value, int):
+        if -(2**63) <= value < 2**64:
+            return None
+        digits = str(value)
+        return path, digits if len(digits) <= 40 else f"{digits[:37]}..."
+    members: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        members = value.items()
+    elif isinstance(value, list | tuple):
+        members = enumerate(value)
+    return next((found for step, item in members if (found := find_wide_integer(item, _join(path, step)))), None)
 
 
 def _join(path: str, step: Any) -> str:

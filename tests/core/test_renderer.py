@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic, sleep
 
+import msgspec
 import pytest
 
-from enginehouse.errors import RenderError, ServerOverloaded
+from enginehouse.errors import InvalidRequest, RenderError, ServerOverloaded
 from enginehouse.prompt.renderer import ChatPrompt, Renderer
 from enginehouse.prompt.templates import render
 from enginehouse.types import Message, Segment
@@ -240,6 +241,49 @@ async def test_changed_inputs_do_not_reach_later_requests(renderer: Renderer) ->
     await renderer.render(prompt("{% set messages = [] %}{% set m = 1 %}"))
 
     assert await still_serves(renderer)
+
+
+@linux
+@pytest.mark.parametrize("name", ["tools", "kwargs"])
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [{"x": [1, 10**300]}]])
+async def test_what_cannot_be_sent_costs_no_process(renderer: Renderer, name: str, value: object) -> None:
+    before = children_of(os.getpid())
+    wide = msgspec.structs.replace(prompt(ECHO), extra={name: value})
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="does not fit into 64 bits") as raised:
+            await renderer.render(wide)
+        assert raised.value.param == ("tools" if name == "tools" else f"chat_template_kwargs.{name}")
+
+    assert await still_serves(renderer)
+    assert children_of(os.getpid()) == before
+
+
+@linux
+async def test_a_template_first_seen_with_what_cannot_be_sent_is_rendered_later(renderer: Renderer) -> None:
+    before = children_of(os.getpid())
+    templates = [f"{index}{ECHO}" for index in range(70)]  # more than a process remembers
+    for template in templates:
+        with pytest.raises(InvalidRequest):
+            await renderer.render(msgspec.structs.replace(prompt(template), extra={"x": 2**64}))
+        assert (await renderer.render(prompt(template)))[0].text.endswith("[user:hi]")
+
+    assert children_of(os.getpid()) == before
+
+
+async def test_deep_values_are_refused_and_cost_no_process(renderer: Renderer) -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        await renderer.render(msgspec.structs.replace(prompt(ECHO), extra={"x": deep}))
+
+    assert await still_serves(renderer)
+
+
+async def test_numbers_of_64_bits_are_rendered(renderer: Renderer) -> None:
+    numbers = msgspec.structs.replace(prompt("{{ x }} {{ y }}"), extra={"x": 2**64 - 1, "y": -(2**63)})
+
+    assert (await renderer.render(numbers))[0].text == f"{2**64 - 1} {-(2**63)}"
 
 
 # --- processes -------------------------------------------------------------------------------------

@@ -11,8 +11,10 @@ import sys
 
 import msgspec
 
+from enginehouse.errors import InvalidRequest
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.render_frames import HEADER_BYTES, CheckTemplate, Ready, Remember, Render, Reply, pack
+from enginehouse.structuring import find_wide_integer
 
 __all__ = ["ProcessLost", "RenderClient"]
 
@@ -29,7 +31,11 @@ class ProcessLost(Exception):
 
 
 class RenderClient:
-    """One rendering process. It has at most one request at a time; after a failure it must be killed.
+    """One rendering process. It has at most one request at a time.
+
+    Attributes:
+        is_idle: the process waits for a request. False once one was sent and has no reply: whatever went wrong then,
+            the process must be killed. What fails before anything was sent says nothing about it.
 
     The process is an ordinary :class:`subprocess.Popen`: asyncio's own needs a thread per child to notice its
     end, and loses the exit status when that races with a signal.
@@ -46,6 +52,7 @@ class RenderClient:
         self._requests, self._replies = requests, replies
         self._max_reply_bytes = max_reply_bytes
         self._keys: dict[tuple[str, tuple[str, ...]], int] = {}
+        self.is_idle = True
 
     @classmethod
     async def open(cls, max_chars: int, memory_bytes: int) -> RenderClient:
@@ -79,18 +86,27 @@ class RenderClient:
         return self._process.poll() is None
 
     async def render(self, prompt: ChatPrompt) -> Reply:
-        """Send a prompt and wait for its reply. Raises ProcessLost."""
+        """Send a prompt and wait for its reply.
+
+        Raises:
+            InvalidRequest: the prompt holds a value that cannot be sent; the process knows nothing of it.
+            ProcessLost: the process ended.
+        """
         parts = prompt.template, prompt.special_tokens
-        frames = b""
-        key = self._keys.get(parts)
-        if key is None:
-            forget = len(self._keys) >= _MAX_REMEMBERED
+        known = self._keys.get(parts)
+        forget = known is None and len(self._keys) >= _MAX_REMEMBERED
+        key = known if known is not None else 0 if forget else len(self._keys)
+        small = msgspec.structs.replace(prompt, template="", special_tokens=())
+        try:
+            frames = pack(Render(key, small))
+        except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+            raise _refusal(prompt, error) from error
+        if known is None:
+            frames = pack(Remember(key, *parts, forget)) + frames
             if forget:
                 self._keys.clear()
-            key = self._keys[parts] = len(self._keys)
-            frames = pack(Remember(key, *parts, forget))
-        small = msgspec.structs.replace(prompt, template="", special_tokens=())
-        return await self._exchange(frames + pack(Render(key, small)))
+            self._keys[parts] = key
+        return await self._exchange(frames)
 
     async def check(self, template: str) -> Reply:
         """Have a template compiled. Raises ProcessLost."""
@@ -105,12 +121,15 @@ class RenderClient:
         await asyncio.to_thread(self._process.wait)
 
     async def _exchange(self, frames: bytes) -> Reply:
+        self.is_idle = False
         try:
             self._requests.write(frames)
             await self._requests.drain()
         except OSError as error:
             raise ProcessLost from error
-        return await self._receive()
+        reply = await self._receive()
+        self.is_idle = True
+        return reply
 
     async def _receive(self) -> Reply:
         try:
@@ -121,6 +140,19 @@ class RenderClient:
         except (EOFError, OSError, msgspec.MsgspecError) as error:
             raise ProcessLost from error
         return reply
+
+
+def _refusal(prompt: ChatPrompt, error: Exception) -> InvalidRequest:
+    """The refusal of a prompt that cannot be encoded; ``param`` is the field of the value at fault."""
+    if isinstance(error, OverflowError):
+        for name, value in prompt.extra.items():
+            param = name if name == "tools" else f"chat_template_kwargs.{name}"
+            if (found := find_wide_integer(value, param)) is not None:
+                path, number = found
+                return InvalidRequest(f"{path}: {number} does not fit into 64 bits; write it as a string", param)
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The chat is nested too deeply to be rendered.", "messages")
+    return InvalidRequest("The chat holds a text or number that cannot be encoded.", "messages")
 
 
 def _start(max_chars: int, memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -72,6 +72,7 @@ class Renderer:
         """The prompt as segments, see :func:`enginehouse.prompt.templates.render`.
 
         Raises:
+            InvalidRequest: the prompt holds a value that cannot be sent to a process.
             RenderError: the template refused, failed, or exceeded a bound.
             ServerOverloaded: no process became free in time, through no fault of this template.
         """
@@ -118,15 +119,15 @@ class Renderer:
         self, template: str, call: Callable[[RenderClient], Awaitable[Reply]], deadline: asyncio.Timeout
     ) -> Reply:
         client = await self._take(template)
-        healthy, blame = False, True
+        reply, blame = None, True
         try:
             reply = await call(client)
-            healthy = not (isinstance(reply, Failed) and reply.exhausted)
         except asyncio.CancelledError:  # what the process is doing cannot be undone; the caller may have left
             blame = deadline.expired()
             raise
         finally:
-            if healthy or blame:
+            healthy = client.is_idle and not (isinstance(reply, Failed) and reply.exhausted)
+            if reply is not None or (blame and not healthy):
                 self._judge(template, suspect=not healthy)
             self._give_back(client, template, healthy)
         return reply

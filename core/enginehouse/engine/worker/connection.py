@@ -56,12 +56,15 @@ class Connection(asyncio.Protocol):
         """Send a message; dropped when the link is lost, which ``on_lost`` tells.
 
         Raises:
-            InvalidRequest: the message holds text that is no text, or is too large.
+            InvalidRequest: the message holds text that is no text or a number that is too wide, or is too large.
         """
         try:
             data = frame(encode(message))
         except UnicodeEncodeError as error:
             raise InvalidRequest("The text holds a lone surrogate, which is not a character.", "messages") from error
+        except (OverflowError, RecursionError) as error:
+            message = "The request holds a number that does not fit into 64 bits, or is nested too deeply."
+            raise InvalidRequest(message) from error
         except FrameTooLarge as error:
             raise InvalidRequest(f"The request is too large for the model's worker: {error}.", "messages") from error
         if self.is_open:
