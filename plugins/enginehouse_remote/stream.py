@@ -20,6 +20,7 @@ from enginehouse.types import (
     TokenLogprob,
     TopLogprob,
 )
+from enginehouse_remote.calls import CallPieces
 
 __all__ = ["AnswerStream"]
 
@@ -34,13 +35,13 @@ class _Choice:
     """One answer so far.
 
     Attributes:
-        calls: index of a call there to its index here.
+        calls: its tool calls.
         num_pieces: pieces with text, a lower bound of its tokens.
     """
 
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    calls: dict[int, int] = field(factory=dict)
+    calls: CallPieces = field(factory=CallPieces)
     num_pieces: int = 0
     has_text: bool = False
     has_logprobs: bool = False
@@ -82,7 +83,7 @@ class AnswerStream:
 
         Raises:
             EngineDead: a choice has no end: the answer was cut.
-            GenerationFailed: log-probabilities or a call were asked for, and none came.
+            GenerationFailed: log-probabilities or a call were asked for, and none came; or calls cannot be told apart.
         """
         if any(choice.finish_reason is None for choice in self._choices):
             raise EngineDead("The server behind this model ended its answer before it was complete.")
@@ -90,6 +91,9 @@ class AnswerStream:
             raise GenerationFailed("The server behind this model reports no log-probabilities; leave out logprobs.")
         if self._requires_call and any(one.finish_reason == "stop" and not one.calls for one in self._choices):
             raise GenerationFailed("The server behind this model made no call, though tool_choice requires one.")
+        for choice in self._choices:
+            if choice.finish_reason != "length":
+                self._check_calls(choice)
         usage = self._usage
         num_made = sum(choice.num_pieces for choice in self._choices)
         num_tokens = _count(usage, "completion_tokens", num_made)
@@ -112,6 +116,13 @@ class AnswerStream:
             ),
         ]
 
+    @staticmethod
+    def _check_calls(choice: _Choice) -> None:
+        try:
+            choice.calls.check_ends()
+        except ValueError as error:
+            raise GenerationFailed(f"The server behind this model mixes up its calls: {error}") from error
+
     def _push_choice(self, data: Mapping[str, Any], events: list[Event]) -> None:
         index = data.get("index", 0)
         if isinstance(index, bool) or not 0 <= index < len(self._choices):
@@ -129,9 +140,11 @@ class AnswerStream:
         if text or logprobs:
             choice.num_pieces += len(logprobs or (None,))
             events.append(TextDelta(index, text, (_NO_ID,) * len(logprobs or ()), logprobs))
-        for call in delta.get("tool_calls") or ():
+        legacy = delta.get("function_call")  # what calls were before there could be several
+        for call in delta.get("tool_calls") or (({"function": legacy},) if legacy else ()):
             choice.num_pieces += 1
-            events.append(_call(choice, index, call))
+            piece = choice.calls.push(call)
+            events.append(CallDelta(index, piece.position, piece.arguments, piece.name))
         if data.get("finish_reason") is not None:
             choice.finish_reason = _REASONS.get(data["finish_reason"], "stop")
             stop = data.get("stop_reason", data.get("matched_stop"))
@@ -149,16 +162,6 @@ class AnswerStream:
             return None
         # Some servers report more alternatives than were asked for.
         return tuple(structs.replace(entry, top=entry.top[: self._num_logprobs]) for entry in entries)
-
-
-def _call(choice: _Choice, index: int, data: Mapping[str, Any]) -> CallDelta:
-    number = data.get("index", 0)
-    function = data.get("function") or {}
-    name = None
-    if number not in choice.calls:
-        name = _text(function["name"])
-        choice.calls[number] = len(choice.calls)
-    return CallDelta(index, choice.calls[number], _text(function.get("arguments")), name)
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:

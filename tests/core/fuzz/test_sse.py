@@ -90,9 +90,10 @@ _TEXT = st.one_of(NASTY_TEXT, NASTY_TEXT, _ANY)
 _CALL = some_members(
     {
         "index": st.one_of(st.integers(0, 1), _ANY),
+        "id": st.one_of(st.sampled_from(["a", "b", ""]), _ANY),
         "function": st.one_of(some_members({"name": _TEXT, "arguments": _TEXT}, most=2), _ANY),
     },
-    most=2,
+    most=3,
 )
 _DELTA = some_members(
     {
@@ -100,6 +101,7 @@ _DELTA = some_members(
         "role": _ANY,
         "reasoning_content": _TEXT,
         "tool_calls": st.one_of(st.lists(_CALL, max_size=2), _ANY),
+        "function_call": st.one_of(some_members({"name": _TEXT, "arguments": _TEXT}, most=2), _ANY),
     },
     most=2,
 )
