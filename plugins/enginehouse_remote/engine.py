@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,12 +18,17 @@ from enginehouse_remote.failures import ServerFailed, of_exception, of_response
 from enginehouse_remote.generation import RemoteGeneration
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_remote.probing import Found
+from enginehouse_remote.reading import AnswerLimits, read_beginning, read_body
 from enginehouse_remote.servers import Server, Servers
 from enginehouse_remote.stream import AnswerStream
 
 __all__ = ["RemoteEngine"]
 
 _A = TypeVar("_A")
+
+_ANSWER_BYTES = 65536
+_TOKEN_ID_BYTES = 16  # of a token's number in JSON; a text has at most as many tokens as bytes
+_TOKEN_TEXT_BYTES = 2048
 
 
 class _Tokens(msgspec.Struct):
@@ -60,7 +66,10 @@ class RemoteEngine:
             AnswerStream, request.num_choices, request.sampling.num_logprobs, requires_call=requires_call
         )
         body = body_of(request, self._found.model, self._found.kind)
-        generation = RemoteGeneration(self.servers, self._options, body, new_stream, self._running.discard)
+        limits = AnswerLimits.of(request, self.info.max_context)
+        generation = RemoteGeneration(
+            self.servers, self._options, body, limits=limits, new_stream=new_stream, on_end=self._running.discard
+        )
         self._running.add(generation)
         try:
             await generation.accepted
@@ -76,11 +85,13 @@ class RemoteEngine:
         text = "".join(segment.text for segment in segments)
         trusted = bool(segments) and segments[0].trusted
         data = {"content": text, "add_special": add_special, "parse_special": trusted}
-        return (await self._ask("/tokenize", data, "prompt", _Tokens)).tokens
+        max_bytes = _ANSWER_BYTES + _TOKEN_ID_BYTES * len(text.encode())
+        return (await self._ask("/tokenize", data, "prompt", _Tokens, max_bytes)).tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Ask a server."""
-        return (await self._ask("/detokenize", {"tokens": list(token_ids)}, "tokens", _Text)).content
+        max_bytes = _ANSWER_BYTES + _TOKEN_TEXT_BYTES * len(token_ids)
+        return (await self._ask("/detokenize", {"tokens": list(token_ids)}, "tokens", _Text, max_bytes)).content
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         """The server does not tell bytes of ids without a text."""
@@ -98,7 +109,7 @@ class RemoteEngine:
             generation.end(EngineDead("the engine was closed"))
         await self.servers.close()
 
-    async def _ask(self, path: str, data: dict[str, Any], param: str, kind: type[_A]) -> _A:
+    async def _ask(self, path: str, data: dict[str, Any], param: str, kind: type[_A], max_bytes: int) -> _A:
         """A question that is answered at once, to the first server that does."""
         if not self._found.tokenizes:
             raise UnsupportedParameter(f"{param}: the server behind this model offers no {path}", param)
@@ -109,7 +120,7 @@ class RemoteEngine:
         while (server := self.servers.choose(tried)) is not None:
             tried.add(server)
             try:
-                return await self._ask_server(server, path, content, kind)
+                return await self._ask_server(server, path, content, kind, max_bytes)
             except ServerFailed as failed:
                 if failed.is_down:
                     self.servers.mark_down(server, failed.final.message)
@@ -117,16 +128,24 @@ class RemoteEngine:
         assert last is not None
         raise last.final from last
 
-    async def _ask_server(self, server: Server, path: str, content: dict[str, Any], kind: type[_A]) -> _A:
+    async def _ask_server(
+        self, server: Server, path: str, content: dict[str, Any], kind: type[_A], max_bytes: int
+    ) -> _A:
+        limit_s = self._options.idle_timeout_s
         try:
-            answer = await self.servers.client.post(
-                server.url + path, json=content, timeout=self._options.idle_timeout_s
-            )
+            async with (
+                asyncio.timeout(limit_s),
+                self.servers.client.stream("POST", server.url + path, json=content, timeout=limit_s) as response,
+            ):
+                if response.status_code != 200:
+                    raise of_response(response.status_code, await read_beginning(response), server.url)
+                body = await read_body(response, max_bytes)
+        except TimeoutError:
+            message = f"The server {server.url} did not answer {path} within {limit_s:g} s."
+            raise ServerFailed(EngineDead(message), is_down=False) from None
         except httpx.HTTPError as error:
             raise of_exception(error, server.url) from error
-        if answer.status_code != 200:
-            raise of_response(answer.status_code, answer.content, server.url)
         try:
-            return msgspec.json.decode(answer.content, type=kind)
+            return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise GenerationFailed(f"The server {server.url} answered {path} with nonsense: {error}") from error

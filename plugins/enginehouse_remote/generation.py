@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
 
 import httpx
 import msgspec
@@ -16,6 +15,7 @@ from enginehouse.types import Event, RequestFinished
 from enginehouse_remote.bodies import Body
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response, of_stream
 from enginehouse_remote.options import RemoteOptions
+from enginehouse_remote.reading import AnswerLimits, pieces_of, read_beginning
 from enginehouse_remote.servers import Server, Servers
 from enginehouse_remote.sse import read_events
 from enginehouse_remote.stream import AnswerStream
@@ -37,12 +37,14 @@ class RemoteGeneration:
         servers: Servers,
         options: RemoteOptions,
         body: Body,
+        *,
+        limits: AnswerLimits,
         new_stream: Callable[[], AnswerStream],
         on_end: Callable[[RemoteGeneration], None],
     ) -> None:
         self.num_prompt_tokens = 0  # the server says it with the usage, at the end
         self._servers, self._options = servers, options
-        self._body, self._new_stream = body, new_stream
+        self._body, self._new_stream, self._limits = body, new_stream, limits
         self._content = msgspec.json.encode(body.data)
         self._began = time.perf_counter()
         self._tried: set[Server] = set()
@@ -122,35 +124,51 @@ class RemoteGeneration:
             ServerFailed: another server may do better.
             EnginehouseError: no other would.
         """
+        limit_s = self._options.first_token_timeout_s
         try:
-            await self._read(server)
+            # One clock from the request to the first token, whatever arrives meanwhile; each event sets it anew.
+            async with asyncio.timeout(limit_s) as clock:
+                await self._read(server, clock)
+        except TimeoutError:
+            if self._has_shown:
+                limit_s = self._options.idle_timeout_s
+            message = f"The server {server.url} sent nothing for {limit_s:g} s."
+            raise ServerFailed(EngineDead(message), is_down=False) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise of_exception(error, server.url) from error
 
-    async def _read(self, server: Server) -> None:
+    async def _read(self, server: Server, clock: asyncio.Timeout) -> None:
         client, headers = self._servers.client, {"content-type": "application/json", "accept": "text/event-stream"}
         url = server.url + self._body.path
         async with client.stream("POST", url, content=self._content, headers=headers) as response:
             if response.status_code != 200:
                 retry_after = response.headers.get("retry-after")
-                raise of_response(response.status_code, await response.aread(), server.url, retry_after)
+                raise of_response(response.status_code, await read_beginning(response), server.url, retry_after)
             self._servers.mark_up(server)
             if not self.accepted.done():
                 self.accepted.set_result(None)
-            await self._read_stream(response, server)
+            await self._read_stream(response, server, clock)
 
-    async def _read_stream(self, response: httpx.Response, server: Server) -> None:
-        stream, began = self._new_stream(), 0.0
-        chunks = read_events(response.aiter_bytes())
+    async def _read_stream(self, response: httpx.Response, server: Server, clock: asyncio.Timeout) -> None:
+        stream, began, num_events = self._new_stream(), 0.0, 0
+        chunks = read_events(pieces_of(response, self._limits.max_bytes))
         async with contextlib.aclosing(chunks):
-            while (chunk := await self._next(chunks, server)) is not None:
+            async for chunk in chunks:
                 if "error" in chunk:
                     raise of_stream(chunk["error"], server.url)
                 events = stream.push(chunk)
-                if events and not self._has_shown:
+                if not events:
+                    continue
+                num_events += len(events)
+                if num_events > self._limits.max_events:
+                    message = (
+                        f"The answer of the server {server.url} does not end: more tokens came than were asked for."
+                    )
+                    raise GenerationFailed(message)
+                if not self._has_shown:
                     self._has_shown, began = True, time.perf_counter()
-                if events:
-                    self._arrived.put_nowait(events)
+                clock.reschedule(asyncio.get_running_loop().time() + self._options.idle_timeout_s)
+                self._arrived.put_nowait(events)
         ended = time.perf_counter()
         began = began or ended
         try:
@@ -161,13 +179,3 @@ class RemoteGeneration:
         assert isinstance(summary, RequestFinished)
         self.num_prompt_tokens = summary.num_prompt_tokens
         self._arrived.put_nowait(events)
-
-    async def _next(self, chunks: AsyncGenerator[dict[str, Any], None], server: Server) -> dict[str, Any] | None:
-        """The next chunk, or None at the end; what keeps a connection open without saying anything is limited, too."""
-        limit_s = self._options.idle_timeout_s if self._has_shown else self._options.first_token_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await anext(chunks, None)
-        except TimeoutError:
-            message = f"The server {server.url} sent nothing for {limit_s:g} s."
-            raise ServerFailed(EngineDead(message), is_down=False) from None

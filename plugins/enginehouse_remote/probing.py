@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeGuard
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -15,11 +18,17 @@ from enginehouse.errors import EngineDead, ModelLoadError
 from enginehouse.types import ConstraintKind, EngineCapabilities, ModelInfo
 from enginehouse_remote.kinds import ALL_PARAMETERS, KINDS, KindOfServer
 from enginehouse_remote.options import Kind, RemoteOptions
+from enginehouse_remote.reading import IDENTITY, AnswerUnreadable, read_body
 
 __all__ = ["Found", "engine_capabilities", "probe_servers", "restricted"]
 
 _UNLIMITED = 2**31 - 1
 _PAUSE_S = 0.5
+_MAX_BYTES = 4 * 1024 * 1024
+"""Of a list of models; the longest public ones have a quarter of that."""
+_MAX_MEMBERS = 256
+_MAX_NAME_CHARS = 512
+_MAX_TEXT_CHARS = 2000
 _OWNERS: Mapping[str, Kind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "enginehouse": "enginehouse"}
 _CONTEXT_KEYS = ("max_context", "max_model_len", "context_length", "context_window")
 _OF_MODEL = ("alias", "model", "generation_config")
@@ -54,35 +63,66 @@ def probe_servers(urls: Sequence[str], headers: Mapping[str, str], options: Remo
         EngineDead: none answers in time; trying again may help.
         ModelLoadError: a server answers, but is none that could be used, or lacks the model.
     """
+    # On a thread with a loop of its own: only a loop can give a whole answer a time, and the caller's may be running.
+    with ThreadPoolExecutor(1, "remote probe") as thread:
+        return thread.submit(lambda: asyncio.run(_probe_all(urls, headers, options, progress))).result()
+
+
+async def _probe_all(
+    urls: Sequence[str], headers: Mapping[str, str], options: RemoteOptions, progress: Progress
+) -> Found:
     began, problem = time.monotonic(), ""
-    with httpx.Client(headers=dict(headers), timeout=options.connect_timeout_s, trust_env=False) as client:
+    limit_s = options.connect_timeout_s
+    async with httpx.AsyncClient(headers={**headers, **IDENTITY}, timeout=limit_s, trust_env=False) as client:
         while True:
             for url in urls:
                 progress(0.0, f"asking {url}")
                 try:
-                    return _probe(client, url, options)
+                    return await _probe(client, url, options)
+                except AnswerUnreadable as error:
+                    raise ModelLoadError(f"{url} does not say what it serves: {error}") from error
+                except TimeoutError:
+                    problem = f"{url}: no whole answer within {limit_s:g} s"
                 except httpx.HTTPError as error:
                     problem = f"{url}: {error}"
             if time.monotonic() - began > options.start_timeout_s:
                 raise EngineDead(f"no server of this model answers ({problem})")
-            time.sleep(_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)
 
 
-def _probe(client: httpx.Client, url: str, options: RemoteOptions) -> Found:
-    models = _models(client, url)
-    entry = _choose(models, options.model, url)
+async def _get(client: httpx.AsyncClient, url: str, limit_s: float) -> tuple[int, Any]:
+    """The status of an answer and its JSON, None where it has none; bounded in bytes and in time as a whole."""
+    async with asyncio.timeout(limit_s), client.stream("GET", url) as response:
+        status = response.status_code
+        body = await read_body(response, _MAX_BYTES) if status == 200 else b""
+    try:
+        return status, msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return status, None
+
+
+async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) -> Found:
+    entry = _choose(await _models(client, url, options.connect_timeout_s), options.model, url)
     name = str(entry["id"])
     kind: Kind = _OWNERS.get(str(entry.get("owned_by")), "openai") if options.kind == "auto" else options.kind
     card: dict[str, Any] = {}
     if kind == "enginehouse":
-        answer = client.get(f"{url}/models/{name}")
-        card = answer.json() if answer.status_code == 200 else {}
+        _, said = await _get(client, f"{url}/models/{quote(name)}", options.connect_timeout_s)
+        card = said if isinstance(said, dict) else {}
         if card.get("state") == "loading":
             raise httpx.TransportError("the model is still loading there")
-    table = restricted(KINDS[kind], card.get("capabilities"), options)
+    return _found(url, name, kind, entry, card=card, options=options)
+
+
+def _found(
+    url: str, name: str, kind: Kind, entry: Mapping[str, Any], *, card: Mapping[str, Any], options: RemoteOptions
+) -> Found:
+    """What is known, of the server's list and, where it is one of ours, its card of the model."""
+    capabilities = _capabilities(card)
+    table = restricted(KINDS[kind], capabilities, options)
     max_context = options.context or _context(card) or _context(entry) or _UNLIMITED
     reason = f"the server behind this model ({kind}) has no such thing"
-    engine = engine_capabilities(table, card.get("capabilities"), reason)
+    engine = engine_capabilities(table, capabilities, reason)
     info = ModelInfo(
         backend="remote",
         max_context=max_context,
@@ -94,31 +134,43 @@ def _probe(client: httpx.Client, url: str, options: RemoteOptions) -> Found:
     return Found(model=name, kind=table, info=info, tokenizes=kind == "enginehouse")
 
 
-def _models(client: httpx.Client, url: str) -> list[dict[str, Any]]:
-    answer = client.get(f"{url}/models")
-    if answer.status_code in (401, 403):
-        raise ModelLoadError(f"{url} does not take the API key of the settings (status {answer.status_code})")
-    if answer.status_code >= 500 or answer.status_code == 429:
-        raise httpx.TransportError(f"status {answer.status_code}")
-    try:
-        entries = answer.json()["data"]
-        if answer.status_code == 200 and all(isinstance(entry["id"], str) for entry in entries):
-            return cast(list[dict[str, Any]], entries)
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ModelLoadError(
-        f"{url}/models lists no models (status {answer.status_code}); is {url} an OpenAI-compatible API?"
-    )
+async def _models(client: httpx.AsyncClient, url: str, limit_s: float) -> list[dict[str, Any]]:
+    status, said = await _get(client, f"{url}/models", limit_s)
+    if status in (401, 403):
+        raise ModelLoadError(f"{url} does not take the API key of the settings (status {status})")
+    if status >= 500 or status == 429:
+        raise httpx.TransportError(f"status {status}")
+    entries = said.get("data") if isinstance(said, dict) else None
+    if isinstance(entries, list) and all(map(_is_entry, entries)):
+        return entries
+    raise ModelLoadError(f"{url}/models lists no models (status {status}); is {url} an OpenAI-compatible API?")
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str) and len(entry["id"]) <= _MAX_NAME_CHARS
 
 
 def _choose(models: Sequence[dict[str, Any]], wanted: str | None, url: str) -> dict[str, Any]:
     for entry in models:
-        if wanted in (None, entry["id"], *(entry.get("aliases") or ())):
+        aliases = entry.get("aliases")
+        if wanted in (None, entry["id"], *(aliases if isinstance(aliases, list) else ())):
             return entry
     listed = ", ".join(repr(entry["id"]) for entry in models[:20]) or "none"
     if wanted is None:
         raise ModelLoadError(f"{url} serves no model")
     raise ModelLoadError(f"{url} serves no model {wanted!r}; it serves: {listed}")
+
+
+def _capabilities(card: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
+    """What one of our servers says of each parameter; None where it says nothing. Texts only."""
+    said = card.get("capabilities")
+    if not isinstance(said, dict):
+        return None
+    return {
+        name: {key: text for key, text in one.items() if isinstance(text, str)}
+        for name, one in list(said.items())[:_MAX_MEMBERS]
+        if isinstance(one, dict)
+    }
 
 
 def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) -> KindOfServer:
@@ -153,14 +205,18 @@ def _context(entry: Mapping[str, Any]) -> int | None:
     candidates = [entry.get(key) for key in _CONTEXT_KEYS]
     if isinstance(meta, dict):
         candidates += [meta.get("n_ctx"), meta.get("n_ctx_train")]
-    return next((value for value in candidates if isinstance(value, int) and value > 1), None)
+    return next((value for value in candidates if _is_size(value)), None)
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 < value <= _UNLIMITED
 
 
 def _vocab_size(entry: Mapping[str, Any]) -> int | None:
     """The size of the vocabulary, where a server (llama-server) tells it."""
     meta = entry.get("meta")
     value = meta.get("n_vocab") if isinstance(meta, dict) else None
-    return value if isinstance(value, int) and value > 0 else None
+    return value if _is_size(value) else None
 
 
 def _defaults(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,14 +226,23 @@ def _defaults(card: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     return {
         name: one["value"]
-        for name, one in parameters.items()
-        if isinstance(one, dict) and one.get("origin") in _OF_MODEL and one.get("value") is not None
+        for name, one in list(parameters.items())[:_MAX_MEMBERS]
+        if isinstance(one, dict) and one.get("origin") in _OF_MODEL and _is_short(one.get("value"))
     }
+
+
+def _is_short(value: Any) -> bool:
+    """Whether it is a value, and no longer than one of a parameter may be."""
+    try:
+        return value is not None and len(msgspec.json.encode(value)) <= _MAX_TEXT_CHARS
+    except OverflowError:  # an integer beyond 64 bits
+        return False
 
 
 def _metadata(card: Mapping[str, Any], entry: Mapping[str, Any], url: str, name: str, kind: Kind) -> dict[str, str]:
     own = card.get("metadata")
-    known = {str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {}
+    shown = list(own.items())[:_MAX_MEMBERS] if isinstance(own, dict) else ()
+    known = {key[:_MAX_NAME_CHARS]: str(value)[:_MAX_TEXT_CHARS] for key, value in shown}
     if isinstance(stamp := card.get("system_fingerprint"), str):
-        known["remote_fingerprint"] = stamp
+        known["remote_fingerprint"] = stamp[:_MAX_NAME_CHARS]
     return {**known, "remote_url": url, "remote_model": name, "remote_kind": kind}

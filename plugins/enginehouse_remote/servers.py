@@ -14,6 +14,7 @@ import httpx
 from attrs import define, field
 
 from enginehouse_remote.options import RemoteOptions
+from enginehouse_remote.reading import IDENTITY
 
 __all__ = ["Server", "Servers"]
 
@@ -68,7 +69,8 @@ class Servers:
         # The number of requests is limited by the engine, which can say so; a pool would let them wait in silence.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         # Proxies and netrc of the environment are for the user's browsing, not for servers named in the settings.
-        self.client = httpx.AsyncClient(headers=dict(self.headers), timeout=timeout, limits=limits, trust_env=False)
+        headers = {**self.headers, **IDENTITY}
+        self.client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
 
     def start(self) -> None:
         """Begin to ask servers that are down whether they are back; idempotent."""
@@ -110,9 +112,13 @@ class Servers:
                 self._down.clear()
 
     async def _check(self, server: Server) -> None:
+        limit_s = self.options.connect_timeout_s
         try:
-            answer = await self.client.get(f"{server.url}/models", timeout=self.options.connect_timeout_s)
-        except httpx.HTTPError:
+            async with (
+                asyncio.timeout(limit_s),
+                self.client.stream("GET", f"{server.url}/models", timeout=limit_s) as head,
+            ):
+                if head.status_code < 500:  # its body says nothing more
+                    self.mark_up(server)
+        except (TimeoutError, httpx.HTTPError):
             return
-        if answer.status_code < 500:
-            self.mark_up(server)

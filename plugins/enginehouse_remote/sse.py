@@ -11,7 +11,7 @@ from enginehouse.errors import GenerationFailed
 
 __all__ = ["read_events"]
 
-_MAX_LINE_BYTES = 32 * 1024 * 1024
+_MAX_LINE_BYTES = 8 * 1024 * 1024
 
 
 async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
@@ -47,12 +47,16 @@ async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, An
 
 async def _lines(body: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
     """Lines that end with LF or CRLF. Nothing else ends one: JSON may hold U+2028, at which Python splits texts."""
-    rest = b""
+    begun: list[bytes] = []  # pieces of a line that has not ended; joined once, for a line may come byte by byte
+    num_bytes = 0
     async for piece in body:
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > _MAX_LINE_BYTES:
+        *ended, rest = piece.split(b"\n")
+        for line in ended:
+            yield b"".join([*begun, line]).removesuffix(b"\r").decode("utf-8", "replace")
+            begun, num_bytes = [], 0
+        begun.append(rest)
+        num_bytes += len(rest)
+        if num_bytes > _MAX_LINE_BYTES:
             raise GenerationFailed("The server behind this model sent a line that does not end.")
-        for line in lines:
-            yield line.removesuffix(b"\r").decode("utf-8", "replace")
-    if rest:
-        yield rest.decode("utf-8", "replace")
+    if num_bytes:
+        yield b"".join(begun).decode("utf-8", "replace")

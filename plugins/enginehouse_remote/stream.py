@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from attrs import define, field
 from msgspec import structs
@@ -26,6 +27,9 @@ __all__ = ["AnswerStream"]
 
 _NO_ID = -1
 """Token ids stay with the server that has the vocabulary."""
+
+_MAX_REASON_CHARS = 300
+_MOST = 2**53  # a count that every reader of JSON takes
 
 _REASONS: Mapping[str, FinishReason] = {"length": "length", "content_filter": "content_filter"}
 
@@ -75,7 +79,8 @@ class AnswerStream:
             for data in chunk.get("choices") or ():
                 self._push_choice(data, events)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise GenerationFailed(f"The server behind this model sent a chunk that is none: {error!r}") from error
+            said = repr(error)[:_MAX_REASON_CHARS]
+            raise GenerationFailed(f"The server behind this model sent a chunk that is none: {said}") from error
         return events
 
     def finish(self, prefill_s: float, decode_s: float) -> list[Event]:
@@ -148,7 +153,7 @@ class AnswerStream:
         if data.get("finish_reason") is not None:
             choice.finish_reason = _REASONS.get(data["finish_reason"], "stop")
             stop = data.get("stop_reason", data.get("matched_stop"))
-            choice.stop_reason = stop if isinstance(stop, str | int) and not isinstance(stop, bool) else None
+            choice.stop_reason = stop if isinstance(stop, str) or _is_count(stop) else None
 
     def _logprobs(self, data: Any) -> tuple[TokenLogprob, ...] | None:
         if self._num_logprobs is None or not isinstance(data, dict):
@@ -165,8 +170,8 @@ class AnswerStream:
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
-    top = tuple(TopLogprob(_NO_ID, _bytes(one), float(one["logprob"])) for one in entry.get("top_logprobs") or ())
-    return TokenLogprob(_NO_ID, _bytes(entry), float(entry["logprob"]), top)
+    top = tuple(TopLogprob(_NO_ID, _bytes(one), _logprob(one["logprob"])) for one in entry.get("top_logprobs") or ())
+    return TokenLogprob(_NO_ID, _bytes(entry), _logprob(entry["logprob"]), top)
 
 
 def _text(value: Any) -> str:
@@ -189,8 +194,8 @@ def _completion_logprobs(data: Mapping[str, Sequence[Any]]) -> tuple[TokenLogpro
         TokenLogprob(
             _NO_ID,
             token.encode(),
-            float(logprob),
-            tuple(TopLogprob(_NO_ID, other.encode(), float(value)) for other, value in (top or {}).items()),
+            _logprob(logprob),
+            tuple(TopLogprob(_NO_ID, other.encode(), _logprob(value)) for other, value in (top or {}).items()),
         )
         for token, logprob, top in zip(data["tokens"], data["token_logprobs"], tops, strict=True)
     )
@@ -198,4 +203,15 @@ def _completion_logprobs(data: Mapping[str, Sequence[Any]]) -> tuple[TokenLogpro
 
 def _count(data: Any, name: str, otherwise: int) -> int:
     value = data.get(name) if isinstance(data, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+    return value if _is_count(value) else otherwise
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+def _logprob(value: Any) -> float:
+    """A finite number; raises TypeError for anything else, such as the text "nan", of which Python makes a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError("a log-probability that is no number")
+    return float(value)

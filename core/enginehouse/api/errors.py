@@ -143,6 +143,8 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (EnginehouseError, 500, "server_error", "internal_error"),
 )
 
+_MAX_RETRY_AFTER_S = 86400.0
+
 _HTTP_CODES = {
     400: "bad_request",
     401: "invalid_api_key",
@@ -199,6 +201,8 @@ def _retry_headers(error: EnginehouseError, status: int) -> tuple[tuple[str, str
     if status not in (429, 503):
         return ()
     seconds = float(getattr(error, "retry_after_s", 1.0))
+    # Engines may be told by others how long to wait, and one of them may say "for ever".
+    seconds = min(seconds, _MAX_RETRY_AFTER_S) if seconds > 0 else 1.0
     return (("retry-after", str(max(1, math.ceil(seconds)))),)
 
 

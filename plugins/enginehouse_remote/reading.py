@@ -1,0 +1,100 @@
+"""Reading what servers answer within bounds: so many bytes, as they are on the wire, and not one more.
+
+Nothing is unpacked: a few bytes of gzip may hold gigabytes, so servers are asked for ``identity`` and refused when they
+send anything else. Callers bound the time. Knows nothing of what answers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import httpx
+from attrs import frozen
+
+from enginehouse.types import EngineRequest
+
+__all__ = [
+    "IDENTITY",
+    "_MAX_ERROR_BYTES",
+    "AnswerLimits",
+    "AnswerUnreadable",
+    "pieces_of",
+    "read_beginning",
+    "read_body",
+]
+
+IDENTITY = {"accept-encoding": "identity"}
+"""Header of every request to a server."""
+
+_MAX_ERROR_BYTES = 64 * 1024
+"""Of the text of an error; what follows is not read."""
+
+_PIECE_BYTES = 64
+"""A piece counts for at least so much, so that pieces of one byte cannot be sent by the million."""
+
+_FIXED_BYTES = 1024 * 1024
+_TOKEN_BYTES = 2048
+_ALTERNATIVE_BYTES = 512
+_MOST_BYTES = 256 * 1024 * 1024
+_FIXED_EVENTS = 64
+_TOKEN_EVENTS = 4
+
+
+class AnswerUnreadable(httpx.HTTPError):
+    """An answer that is compressed, or larger than it may be."""
+
+
+@frozen
+class AnswerLimits:
+    """A multiple of what an answer needs: beyond it, it does not end.
+
+    Attributes:
+        max_bytes: of the whole stream.
+        max_events: pieces of text, reasoning and calls.
+    """
+
+    max_bytes: int
+    max_events: int
+
+    @classmethod
+    def of(cls, request: EngineRequest, max_context: int) -> AnswerLimits:
+        """The limits of the answer to ``request``."""
+        asked = request.stopping.max_tokens
+        num_tokens = min(max_context if asked is None else asked, max_context) * request.num_choices
+        num_alternatives = 0 if request.sampling.num_logprobs is None else request.sampling.num_logprobs + 1
+        num_bytes = _FIXED_BYTES + num_tokens * (_TOKEN_BYTES + num_alternatives * _ALTERNATIVE_BYTES)
+        return cls(min(num_bytes, _MOST_BYTES), _FIXED_EVENTS + _TOKEN_EVENTS * num_tokens)
+
+
+async def pieces_of(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body of an open response as it arrives.
+
+    Raises:
+        AnswerUnreadable: it is compressed, or has more bytes.
+        httpx.HTTPError: the connection broke.
+    """
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise AnswerUnreadable(f"its answer is compressed ({encoding[:20]!r}), which it was asked not to do")
+    left = max_bytes
+    async for piece in response.aiter_raw():
+        left -= max(len(piece), _PIECE_BYTES)
+        if left < 0:
+            raise AnswerUnreadable(f"its answer does not end: it has more than {max_bytes} bytes")
+        yield piece
+
+
+async def read_body(response: httpx.Response, max_bytes: int) -> bytes:
+    """The whole body of an open response; raises as :func:`pieces_of`."""
+    return b"".join([piece async for piece in pieces_of(response, max_bytes)])
+
+
+async def read_beginning(response: httpx.Response, max_bytes: int = _MAX_ERROR_BYTES) -> bytes:
+    """The body of an open response as far as it may be read; what follows is left out. For texts of errors."""
+    read: list[bytes] = []
+    try:
+        async for piece in pieces_of(response, max_bytes):
+            read.append(piece)
+    except AnswerUnreadable:
+        pass
+    return b"".join(read)
