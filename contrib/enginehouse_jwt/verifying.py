@@ -39,6 +39,6 @@ def identify(token: str, options: JwtOptions) -> Identity | None:
             leeway=options.leeway_s,
             options={"require": ["exp"], "verify_aud": True},
         )
-    except (jwt.InvalidTokenError, jwt.InvalidKeyError):
+    except (jwt.InvalidTokenError, jwt.InvalidKeyError, RecursionError):
         return None
     return read_claims(claims, options)

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
-from enginehouse.errors import PluginError
+from enginehouse.errors import EnginehouseError, PluginError
 from enginehouse.identity import Credentials, Identity
 from enginehouse.profiles import PROFILES
 
@@ -17,18 +17,41 @@ __all__ = ["Authenticator"]
 _log = logging.getLogger("enginehouse.server")
 
 
+_MAX_TOLD = 100
+
+
+@define(eq=False)
+class _Told:
+    """Failures that are in the log already: what is wrong with the settings would fill it with every request."""
+
+    _seen: set[tuple[str, ...]] = field(factory=set)
+
+    def is_new(self, error: Exception) -> bool:
+        """Whether a failure is to be logged: told by its place in the code, and by its text where it is one of ours."""
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
+        key = (place, error.message) if isinstance(error, EnginehouseError) else (place, type(error).__name__)
+        if key in self._seen or len(self._seen) >= _MAX_TOLD:
+            return False
+        self._seen.add(key)
+        return True
+
+
 @frozen
 class Authenticator:
     """Recognises callers. ``ask`` is the plugin's hook."""
 
     plugin: str
     ask: Callable[..., Identity | None]
+    _told: _Told = field(factory=_Told, init=False, repr=False)
 
     def identify(self, credentials: Credentials) -> Identity | None:
         """Who it is, the plugin's name in front; None when this plugin does not know. Any thread; may block.
 
         Raises:
-            PluginError: the plugin failed or gave what is no identity; the reason is in the log.
+            PluginError: the plugin failed or gave what is no identity; the reason is in the log, once.
         """
         try:
             found = self.ask(credentials=credentials)
@@ -36,10 +59,20 @@ class Authenticator:
                 return None
             _check(found)
         except Exception as error:  # the border to the plugin: a caller that it stumbles over is not let in
-            _log.error("the authenticator %s failed; its caller is refused", self.plugin, exc_info=error)
+            self._log(error)
             raise PluginError(f"the authenticator {self.plugin!r} failed", self.plugin) from error
         name = f"{self.plugin}:{found.name}"
         return evolve(found, name=name, namespace=found.namespace or name)
+
+    def _log(self, error: Exception) -> None:
+        """Say it once; what names itself needs no traceback."""
+        if not self._told.is_new(error):
+            return
+        said, trace = (error.message, None) if isinstance(error, EnginehouseError) else (type(error).__name__, error)
+        text = (
+            "the authenticator %s failed; its caller is refused, as are others that it fails over, without a line: %s"
+        )
+        _log.error(text, self.plugin, said, exc_info=trace)
 
 
 def _check(found: object) -> None:
