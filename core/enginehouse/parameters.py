@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import and_, ge, gt, le, optional
+from attrs.validators import and_, ge, le, optional
 from cattrs import Converter
 
 from enginehouse.config import LimitsSettings
@@ -101,8 +101,10 @@ class ParameterFields:
     )
     top_p: float | None = field(
         default=None,
-        validator=optional([gt(0), le(1)]),
-        metadata=described("Keep the most probable tokens that together reach this probability. 1 is off."),
+        validator=optional([ge(0), le(1)]),
+        metadata=described(
+            "Keep the most probable tokens that together reach this probability, at least one. 1 is off."
+        ),
     )
     top_k: int | None = field(
         default=None,

@@ -33,6 +33,9 @@ __all__ = ["Body", "body_of"]
 _OFF = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
 """Values that ask for nothing, so that no server need honour them."""
 
+_LOWEST_TOP_P = 1e-9
+"""Stands for 0, which some servers refuse; the most probable of any number of tokens is more probable than this."""
+
 
 @frozen
 class Body:
@@ -80,7 +83,7 @@ def _values(request: EngineRequest) -> dict[str, Any]:
     sampling, stopping = request.sampling, request.stopping
     values: dict[str, Any] = {
         "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        "top_p": max(sampling.top_p, _LOWEST_TOP_P),
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,

@@ -15,7 +15,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Attributes:
         temperature: 0 is greedy.
         top_k: keep the k most probable tokens; 0 is off.
-        top_p: keep the smallest set of tokens whose probability reaches this; 1.0 is off.
+        top_p: keep the smallest set of tokens, at least one, whose probability reaches this; 1.0 is off.
         min_p: keep tokens with at least this share of the most probable token's probability; 0 is off.
         repetition_penalty: divides positive and multiplies negative logits of seen tokens (prompt and
             answer); 1.0 is off.

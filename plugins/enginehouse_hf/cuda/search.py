@@ -128,7 +128,8 @@ def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
     elif TURN == 0:
         whole = tl.minimum(tl.load(record + 2), tl.max(tl.where(column == 0, mass, 0.0), 0))
         if KIND == 1:
-            target = tl.load(rules + 4 * num_rows + index) * whole
+            # With 0 a cut above every token would be enough; the most probable one holds more than this.
+            target = tl.maximum(tl.load(rules + 4 * num_rows + index), 1e-9) * whole
         else:
             if tl.load(rules + 5 * num_rows + index) > 0.0:
                 whole = tl.minimum(whole, tl.max(tl.where(column == 7, mass, 0.0), 0))

@@ -17,6 +17,21 @@ def test_h09_several_choices(server: Server) -> None:
     assert answer["choices"][0]["message"]["content"] == one["choices"][0]["message"]["content"]
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 2}, {"top_k": 0, "min_p": 0}, {"samplers": ["top_p", "temperature"]}], ids=str
+)
+def test_top_p_of_0_is_the_most_probable_token_each_time(server: Server, fields: dict) -> None:
+    """As with OpenAI; in all choices, streamed or not, whatever the seed."""
+    fields = {"temperature": 1, "max_tokens": 12, **fields}
+    greedy = server.chat(**{**fields, "temperature": 0})["choices"][0]["message"]["content"]
+
+    for choice in server.chat(**fields, top_p=0, n=2, seed=1)["choices"]:
+        assert choice["message"]["content"] == greedy
+    assert server.stream_chat(**fields, top_p=0, seed=2).text() == greedy
+    text = server.complete(**{**fields, "temperature": 0})["choices"][0]["text"]
+    assert server.complete(**fields, top_p=0, seed=3)["choices"][0]["text"] == text
+
+
 def test_h09_tokens_are_summed_over_the_choices(server: Server) -> None:
     answer = server.chat(n=3, temperature=1, max_tokens=8, seed=11, logprobs=True)
     # An end token is counted, but it is no part of the text.
@@ -145,7 +160,7 @@ def test_h11_null_is_absent(server: Server) -> None:
         ("temperature", -0.1),
         ("temperature", 3),
         ("top_p", 1.5),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("presence_penalty", 3),
         ("frequency_penalty", -2.5),
         ("seed", 2**70),

@@ -83,7 +83,7 @@ def test_equal_seeds_draw_the_tokens_of_cores_sampler(vocab_size: int, spread: f
         SamplingParams(
             temperature=float(rng.choice([0.0, 0.3, 1.0, 2.0])),
             top_k=int(rng.choice([0, 1, 3, 40])),
-            top_p=float(rng.choice([1.0, 0.9, 0.3])),
+            top_p=float(rng.choice([1.0, 0.9, 0.3, 0.0])),
             min_p=float(rng.choice([0.0, 0.05])),
             seed=seed,
         )

@@ -136,6 +136,15 @@ async def test_request_is_written_out_with_the_key(small_server: Any, monkeypatc
     assert server.headers[0]["authorization"] == "bearer secret"
 
 
+async def test_top_p_of_0_is_sent_as_a_share_that_every_server_takes(small_server: Any) -> None:
+    server = await small_server()
+    engine = await open_engine(server)
+    await read(engine, chat("question", sampling=SamplingParams(top_p=0.0)))
+    await engine.close()
+
+    assert 0 < server.requests[0]["top_p"] < 1e-6  # vLLM and TGI refuse 0
+
+
 async def test_kind_decides_what_is_written_and_how(small_server: Any) -> None:
     server = await small_server(owned_by="llamacpp")
     engine = await open_engine(server)

@@ -105,6 +105,11 @@ class EngineParameterContract(EngineContractBase):
             before = sum(math.exp(top.logprob) for top in entry.top if top.logprob > entry.logprob + _CLOSE)
             assert before < 0.5 + _CLOSE
 
+    def test_top_p_of_0_keeps_the_most_probable_token(self, engine: EngineDriver) -> None:
+        """However high the temperature."""
+        for entry in self._drawn(engine, temperature=2.0, top_p=0.0):
+            assert entry.logprob >= entry.top[0].logprob - _CLOSE
+
     def test_min_p_keeps_what_is_likely_enough(self, engine: EngineDriver) -> None:
         """No drawn token is less than half as probable as the best one."""
         for entry in self._drawn(engine, temperature=1.0, min_p=0.5):
