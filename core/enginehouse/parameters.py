@@ -194,7 +194,7 @@ class Parameters:
 
 def request_converter() -> Converter:
     """A strict converter for request fields: unknown keys are left to the caller."""
-    converter = strict_converter(forbid_extra_keys=False)
+    converter = strict_converter(forbid_extra_keys=False, whole_floats=True)
     strings = converter.get_structure_hook(tuple[str, ...])
 
     def structure_stop(value: Any, _: Any) -> Any:

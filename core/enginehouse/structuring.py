@@ -1,8 +1,8 @@
 """Strict conversion of plain data (TOML, JSON) into attrs classes, with the path of whatever is wrong.
 
-Nothing is coerced: a bool is no int, a number is no string, a string is no list; only an int may stand
-for a float. Unknown keys are problems. Used for settings, plugin options and request fields; knows none
-of them.
+Nothing is coerced: a bool is no int, a number is no string, a string is no list. Only an int may stand for a float,
+and in request bodies a whole float for an int, since JSON has one kind of number. Unknown keys are problems. Used for
+settings, plugin options and request fields; knows none of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cattrs.gen import make_dict_structure_fn_from_attrs
 
 from enginehouse.errors import ConfigError
 
-__all__ = ["Problem", "closest", "find_problems", "find_wide_integer", "strict_converter"]
+__all__ = ["Problem", "closest", "find_problems", "find_wide_integer", "strict_converter", "without_fraction"]
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -41,6 +41,7 @@ _NOUNS = {
 }
 
 _MAX_NAME_CHARS = 200
+_MAX_EXACT_FLOAT = 2**53
 
 # How attrs' validators begin their messages: 'name' must be ...
 _VALIDATOR_MESSAGE = re.compile(r"^'(\w+)' ")
@@ -65,11 +66,25 @@ def closest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def strict_converter(*, forbid_extra_keys: bool = True) -> Converter:
-    """A new converter with the rules of this module."""
+def without_fraction(value: Any) -> Any:
+    """A whole float as the integer that it is exactly; anything else as it is."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
+        return int(value)
+    return value
+
+
+def strict_converter(*, forbid_extra_keys: bool = True, whole_floats: bool = False) -> Converter:
+    """A new converter with the rules of this module.
+
+    Args:
+        whole_floats: take ``16.0`` where an integer is asked for, as clients without an integer type write it.
+    """
     converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
     for wanted in (bool, int, float, str):
         converter.register_structure_hook(wanted, _exact(wanted))
+    if whole_floats:
+        exact_int = _exact(int)
+        converter.register_structure_hook(int, lambda value, kind: exact_int(without_fraction(value), kind))
     converter.register_structure_hook_factory(_has_origin(Literal), _literal)
     for predicate, factory, accepted in (
         (_is_homogeneous_tuple, homogenous_tuple_structure_factory, list),

@@ -11,7 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
+from enginehouse.errors import ConfigError
 from enginehouse.testing.script import write_script
 from enginehouse.testing.server_thread import server_thread
 
@@ -118,3 +119,65 @@ def test_calls_of_earlier_turns_may_hold_any_number(client: httpx.Client, tmp_pa
         response = client.post("/v1/chat/completions", json={"model": "m", "messages": turns, "max_tokens": 2})
         assert response.status_code == 200, response.text
     assert processes() == before
+
+
+WHOLE = {
+    "max_tokens": 2.0,
+    "max_completion_tokens": 2.0,
+    "min_tokens": 1.0,
+    "n": 2.0,
+    "seed": 7.0,
+    "priority": -1.0,
+    "top_k": 40.0,
+    "thinking_budget": 10.0,
+    "stop_token_ids": [3.0, 4],
+    "dry_allowed_length": 2.0,
+    "mirostat": 0.0,
+    "no_repeat_ngram_size": 3.0,
+}
+"""Fields that ask for integers, some of plugins, as clients without an integer type write them."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whole_floats_stand_for_integers(client: httpx.Client, stream: bool) -> None:
+    for field, value in WHOLE.items():
+        body = {"model": "fake", "messages": MESSAGES, "max_tokens": 2, field: value, "stream": stream}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, (field, response.text)
+    body = {"model": "fake", "messages": MESSAGES, "max_tokens": 3.0, "temperature": 1, "n": 2.0, "seed": 5.0}
+    plain = {**body, "max_tokens": 3, "n": 2, "seed": 5}
+    first, second = (client.post("/v1/chat/completions", json=one).json() for one in (body, plain))
+    assert [c["message"] for c in first["choices"]] == [c["message"] for c in second["choices"]]
+    assert first["usage"]["completion_tokens"] == 6
+
+
+def test_whole_floats_in_arrays_and_other_routes(client: httpx.Client) -> None:
+    logprobs = {"logprobs": True, "top_logprobs": 2.0, "prompt_logprobs": 1.0}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **logprobs}),
+        ("/v1/completions", {"prompt": [1.0, 2.0, 3], "max_tokens": 1.0, "logprobs": 2.0, "best_of": 1.0}),
+        ("/v1/completions", {"prompt": [[1.0, 2], [3]], "max_tokens": 1}),
+        ("/detokenize", {"tokens": [1.0, 2]}),
+        ("/v1/route", {"messages": MESSAGES, "max_tokens": 16.0}),
+    ):
+        response = client.post(path, json={"model": "fake", **body})
+        assert response.status_code == 200, (path, response.text)
+
+
+@pytest.mark.parametrize("value", [16.5, "16", "16.0", True, 2.0**60, -1e300, [16.0], {"a": 1.0}])
+def test_nothing_else_stands_for_an_integer(client: httpx.Client, value: Any) -> None:
+    for field in ("max_tokens", "n", "seed", "top_k", "stop_token_ids", "no_repeat_ngram_size"):
+        body = {"model": "fake", "messages": MESSAGES, field: value}
+        if field != "stop_token_ids" or not isinstance(value, list):
+            error = refused(client.post("/v1/chat/completions", json=body))
+            assert error["param"].startswith(field)
+    refused(client.post("/v1/completions", json={"model": "fake", "prompt": [value, 1.0]}))
+    refused(client.post("/detokenize", json={"model": "fake", "tokens": [value]}))
+
+
+def test_settings_stay_strict(tmp_path: Path) -> None:
+    """TOML has integers; only ``defaults``, which are request fields, are read as requests are."""
+    path = tmp_path / "enginehouse.toml"
+    path.write_text('[models.m]\nsource = "x"\nslots = 2.0\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="a whole number"):
+        load_settings(path, {}, {})

@@ -10,6 +10,7 @@ from typing import Any
 
 from enginehouse.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
+from enginehouse.structuring import without_fraction
 
 __all__ = ["TEMPLATE_FIELDS", "check_raw_prompt", "read_prompts", "read_token_ids"]
 
@@ -54,7 +55,7 @@ def read_prompts(prompt: Any, max_prompts: int, *, may_be_empty: bool = False) -
         raise InvalidRequest("prompt: must be a string, a list of strings, or lists of token ids", "prompt")
     if not prompt:
         raise InvalidRequest("prompt: must not be empty", "prompt")
-    if _is_id(prompt[0]):
+    if _is_id(without_fraction(prompt[0])):
         return [{"token_ids": read_token_ids(prompt, "prompt")}]
     if len(prompt) > max_prompts:
         raise InvalidRequest(f"prompt: at most {max_prompts} prompts are allowed, not {len(prompt)}", "prompt")
@@ -72,6 +73,8 @@ def read_token_ids(value: Any, path: str, *, may_be_empty: bool = False) -> tupl
     """
     if not isinstance(value, list) or not (value or may_be_empty):
         raise InvalidRequest(f"{path}: must be a list of at least one token id", path)
+    if float in set(map(type, value)):
+        value = list(map(without_fraction, value))
     for index, token_id in enumerate(value):
         if not _is_id(token_id) or not 0 <= token_id <= INT64_MAX:
             where = f"{path}[{index}]"

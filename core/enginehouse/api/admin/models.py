@@ -123,6 +123,6 @@ def _read_unload_body(body: bytes) -> UnloadBody:
         if name not in known:
             raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(sorted(known))}", name)
     try:
-        return strict_converter().structure(data, UnloadBody)
+        return strict_converter(whole_floats=True).structure(data, UnloadBody)
     except Exception as error:
         raise decode_problem(error) from error
