@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import logging
@@ -239,6 +240,38 @@ def test_compressed_bodies_are_refused(impatient: httpx.Client, coding: str) -> 
     assert response.status_code == 415 and "Content-Encoding" in response.json()["error"]["message"]
     plain = impatient.post("/v1/chat/completions", content=BODY, headers={**headers, "content-encoding": "identity"})
     assert plain.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "body"),
+    [
+        ("/v1/chat/completions", chat()),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 2}),
+        ("/tokenize", {"content": "hi"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/apply-template", chat()),
+        ("/v1/route", chat(model="m")),
+        ("/admin/models/m", {"action": "load"}),
+        ("/admin/reload", {}),
+        ("/admin/requests/nothing/cancel", {}),
+    ],
+)
+def test_a_byte_order_mark_changes_nothing(impatient: httpx.Client, address: str, body: dict) -> None:
+    json_type = {"content-type": "application/json"}
+    content = json.dumps(body).encode()
+    plain = impatient.post(address, content=content, headers=json_type)
+    marked = impatient.post(address, content=codecs.BOM_UTF8 + content, headers=json_type)
+
+    assert marked.status_code == plain.status_code, marked.text
+    assert plain.status_code == 200 or marked.json() == plain.json()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_other_encodings_are_refused(impatient: httpx.Client, encoding: str) -> None:
+    content = json.dumps(chat()).encode(encoding)
+    response = impatient.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+
+    assert response.status_code == 400 and "UTF-8" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
@@ -22,7 +23,7 @@ _MAX_VALUES = 2**21  # a prompt of a million token ids has half as many
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body.
+    """The whole body, without the byte order mark that some clients write before UTF-8.
 
     Raises:
         BodyTooLarge: it has more than ``max_bytes`` bytes.
@@ -39,7 +40,7 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
         if num_bytes > max_bytes:
             raise BodyTooLarge.of(max_bytes)
         more = message.get("more_body", False)
-    return b"".join(chunks)
+    return b"".join(chunks).removeprefix(codecs.BOM_UTF8)
 
 
 async def read_empty_body(receive: Receive, max_bytes: int) -> None:
