@@ -214,7 +214,8 @@ def _describe_http(error: HTTPException) -> ErrorAnswer:
     }
     headers: dict[str, Any] = dict(error.headers or {})
     if error.status_code == 405:
-        headers = {"allow": ", ".join(sorted({*_allowed(headers), "OPTIONS"}))}
+        allowed = {*_allowed(headers), "OPTIONS"}
+        headers = {"allow": ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))}
     answer = http_error(error.status_code, messages.get(error.status_code, error.detail))
     return ErrorAnswer(answer.status, answer.message, answer.kind, answer.code, None, tuple(headers.items()))
 

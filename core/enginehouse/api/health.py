@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, route
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.caller import caller_of
@@ -27,7 +27,7 @@ def health_route(state: ApiState) -> HTTPRouteHandler:
     loaded, and during shutdown. A model that requests load or that makes way for another one changes nothing.
     """
 
-    @route("/health", http_method=["GET", "HEAD"], status_code=200)
+    @get("/health")
     async def check_health(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
         """Tell whether requests can be served now."""
         statuses = state.manager.statuses()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import httptools
 from attrs import frozen
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.errors import ErrorAnswer, http_error
@@ -98,6 +99,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_begun = False  # something of the head has come
         self._num_head_bytes = 0  # of a head, or of the fields after the last chunk
         self._num_body_left: int | None = None  # None: the body comes in chunks
+        self._body_parser: httptools.HttpRequestParser | None = None  # see _decline_upgrade
+        self._offers_upgrade = False
         self._is_refused = False  # what still comes on this connection is not looked at
         self._timer: asyncio.TimerHandle | None = None
 
@@ -163,13 +166,26 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_piece(self, piece: bytes) -> None:
         num_before = self._num_head_bytes = self._num_head_bytes + len(piece)
         try:
-            self.parser.feed_data(piece)
+            (self._body_parser or self.parser).feed_data(piece)
         except httptools.HttpParserUpgrade:
-            pass
+            self._decline_upgrade()
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
         if self._num_head_bytes == num_before and not self._is_refused:
             self._check_head(num_before)
+
+    def _decline_upgrade(self) -> None:
+        """Go on with HTTP/1.1 after a head that offers another protocol, which may be ignored (RFC 9110, section 7.8).
+
+        The parser takes what follows for the other protocol, so another parser, told how the body is framed, reads it.
+        """
+        self._offers_upgrade = False
+        callbacks = SimpleNamespace(
+            on_body=self.on_body, on_chunk_header=self.on_chunk_header, on_message_complete=self.on_message_complete
+        )
+        self._body_parser = httptools.HttpRequestParser(callbacks)
+        framing = [field for field in self.headers if field[0] in (b"content-length", b"transfer-encoding")]
+        self._body_parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % field for field in framing))
 
     # -- what the parser calls ---------------------------------------------------------------------
 
@@ -188,11 +204,19 @@ class HttpProtocol(HttpToolsProtocol):
         """The body begins, unless the head was too long."""
         self._stop_timer()
         self._check_head(len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers))
+        if self.parser.get_method() == b"CONNECT" and not self._is_refused:
+            self._refuse(http_error(400, "This server is not a proxy: it does not take CONNECT."))
+        self._offers_upgrade = self.parser.should_upgrade()
         self._part, self._has_begun, self._num_head_bytes = "body", False, 0
         fields = dict(self.headers)
         self._num_body_left = None if b"transfer-encoding" in fields else int(fields.get(b"content-length", 0))
-        if not self._is_refused:
-            super().on_headers_complete()
+        if self._is_refused:
+            return
+        knows_chunks = self.parser.get_http_version() != "1.0"
+        self.expect_100_continue = self.expect_100_continue and knows_chunks
+        super().on_headers_complete()
+        if not knows_chunks:
+            _send_unchunked(self.cycle)
 
     def on_chunk_header(self) -> None:
         """A chunk begins; the last one has nothing in it."""
@@ -208,6 +232,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete; another one may follow."""
+        if self._offers_upgrade:
+            return  # its body is yet to come
+        self._body_parser = None
         self._stop_timer()
         self._part, self._num_head_bytes = "none", 0
         if not self._is_refused:
@@ -288,3 +315,20 @@ class HttpProtocol(HttpToolsProtocol):
             app = self.app
             assert isinstance(app, Generations)
             app.end(record)
+
+
+def _send_unchunked(cycle: RequestResponseCycle) -> None:
+    """Let the end of the connection end the body where its length is unknown: HTTP/1.0 has no chunks."""
+    send_framed, has_length = cycle.send, False
+
+    async def send(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = b"content-length" in {name.lower() for name, _ in message.get("headers", ())}
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send_framed(message)
+
+    cycle.send = send  # type: ignore[method-assign]

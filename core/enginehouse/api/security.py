@@ -123,7 +123,10 @@ class Guard:
             await _send_error(send, refusal, scope)
             return
         try:
-            await self.app(scope, receive, send)
+            if scope["method"] == "HEAD":
+                await self.app({**scope, "method": "GET"}, receive, _head_only(send))
+            else:
+                await self.app(scope, receive, send)
         except Exception as error:  # border: nothing that a request causes reaches the server loop
             note_outcome(scope, describe(error).code)
             raise
@@ -174,6 +177,8 @@ class _Hosts:
     def check(self, scope: HTTPScope) -> ErrorAnswer | None:
         """The refusal, or None."""
         values = [value for name, value in scope["headers"] if name == b"host"]
+        if not values and scope["http_version"] == "1.0":
+            return None  # older than Host; no browser, which could be led here by a foreign name, speaks it
         if len(values) != 1:
             return http_error(400, "The request needs exactly one Host header.")
         host = host_name(values[0].decode("latin-1"))
@@ -222,6 +227,22 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
 
 def _is_chunked(headers: Headers) -> bool:
     return b"transfer-encoding" in headers
+
+
+def _head_only(send: Send) -> Send:
+    """Sends the status and the headers of an answer to GET; to the application its client has left then."""
+    is_sent = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal is_sent
+        if is_sent:
+            return
+        await send(message)
+        if message["type"] == "http.response.start":
+            is_sent = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
