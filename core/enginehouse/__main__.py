@@ -1,8 +1,17 @@
-"""``python -m enginehouse``: the ``enginehouse`` command of this very Python."""
+"""The ``enginehouse`` command, also as ``python -m enginehouse``."""
 
-from enginehouse.cli import main
+from enginehouse.process import prepare_process
 
-__all__: list[str] = []
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; the process is prepared before anything else is imported."""
+    prepare_process()
+    from enginehouse.cli import main as command  # noqa: PLC0415 - takes a while
+
+    command(prog_name="enginehouse")
+
 
 if __name__ == "__main__":
-    main(prog_name="enginehouse")
+    main()

@@ -35,6 +35,7 @@ from enginehouse.model_card import release
 from enginehouse.models import ModelManager
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
+from enginehouse.process import EndSignals, raise_file_limit
 from enginehouse.prompt.renderer import Renderer
 
 __all__ = ["OnProgress", "listen", "run", "run_loop", "serve", "url_of"]
@@ -48,6 +49,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
 _CLOSING_SHARE = 0.4
 """Part of ``shutdown_s`` kept for ending what still runs and closing the workers."""
+_HURRIED_S = 0.5
+"""After a second signal: how long requests may take to tell their clients of the end."""
 
 
 def run(
@@ -58,6 +61,8 @@ def run(
     reread: Reread | None = None,
 ) -> int:
     """Serve until SIGINT, SIGTERM or the end of the terminal; any other SIGHUP reloads the configuration.
+
+    A second of these signals ends what the first one lets finish.
 
     Args:
         on_progress: told how far each model has loaded.
@@ -70,25 +75,26 @@ def run(
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    listener = listen(settings.server)
+    raise_file_limit()
 
     async def main() -> int:
-        stop = asyncio.Event()
+        stop, hurry, hangup, had_terminal = asyncio.Event(), asyncio.Event(), asyncio.Event(), _has_terminal()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError):  # Windows
-                loop.add_signal_handler(number, stop.set)
-        hangup, had_terminal = asyncio.Event(), _has_terminal()
+
+        def on_signal(number: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe((stop if number == 1 else hurry).set)
 
         def on_hangup() -> None:
             # The same signal says that the terminal was closed, and then nobody would be left to stop the server.
-            (stop if had_terminal and not _has_terminal() else hangup).set()
+            (signals.note if had_terminal and not _has_terminal() else hangup.set)()
 
+        signals.call(on_signal)
         with contextlib.suppress(NotImplementedError, AttributeError):
             loop.add_signal_handler(signal.SIGHUP, on_hangup)
-        return await serve(settings, registry, listener, stop, on_progress, reread=reread, hangup=hangup)
+        return await serve(settings, registry, listener, stop, on_progress, reread=reread, hangup=hangup, hurry=hurry)
 
-    with listener:
+    with EndSignals() as signals, listen(settings.server) as listener:
         if on_listening is not None:
             on_listening(url_of(listener))
         return run_loop(main())
@@ -143,11 +149,13 @@ async def serve(
     *,
     reread: Reread | None = None,
     hangup: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
 ) -> int:
     """Serve on ``listener`` until ``stop`` is set or no model can be loaded; returns the exit code.
 
     Args:
         reread: reads the settings again; done whenever ``hangup`` is set, and when an operator asks.
+        hurry: set, after ``stop``, to end requests that it lets finish.
 
     Raises:
         ConfigError: the settings of a model are wrong.
@@ -180,11 +188,10 @@ async def serve(
         keys.watch(), forward_model_events(manager, listeners), app.reload_on(hangup or asyncio.Event())
     )
     listeners.start(release())
-    starting = asyncio.create_task(manager.start())
+    starting = asyncio.gather(renderer.start(), manager.start())
     try:
-        await renderer.start()
         is_failed = await _has_started(starting, stop) and await _until_stopped_or_failed(stop, manager, serving)
-        await _shut_down(server, serving, exchanges, app.settings.server.shutdown_s)
+        await _shut_down(server, serving, exchanges, app.settings.server.shutdown_s, hurry or asyncio.Event())
     finally:
         watching.cancel()
         starting.cancel()
@@ -202,7 +209,7 @@ def _warn_of_keys(keys: KeyStore, settings: Settings) -> None:
         _log.warning("the key %r may use the model %r, which is not served", name, unknown)
 
 
-async def _has_started(starting: asyncio.Task[None], stop: asyncio.Event) -> bool:
+async def _has_started(starting: asyncio.Future[Any], stop: asyncio.Event) -> bool:
     """Wait until the models are begun, which raises what is wrong with them; False when ``stop`` is set before."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -229,17 +236,28 @@ async def _until_stopped_or_failed(stop: asyncio.Event, manager: ModelManager, s
 
 
 async def _shut_down(
-    server: uvicorn.Server, serving: asyncio.Task[None], exchanges: OpenExchanges, shutdown_s: float
+    server: uvicorn.Server,
+    serving: asyncio.Task[None],
+    exchanges: OpenExchanges,
+    shutdown_s: float,
+    hurry: asyncio.Event,
 ) -> None:
-    """Close the port, let requests finish, then end the rest with an error that says so."""
+    """Close the port, let requests finish until ``hurry`` is set, then end the rest with an error that says so."""
     exchanges.stopping = True
     server.should_exit = True
-    _log.info("stopping; %d requests are running", len(exchanges))
+    _log.info("stopping; %d requests are running; a second signal ends them", len(exchanges))
     finish_s = shutdown_s * (1 - _CLOSING_SHARE)
-    await asyncio.wait([serving], timeout=finish_s)
-    if not serving.done():
-        exchanges.end_all(ServerStopping("The server is shutting down and had to end this request."))
-        await asyncio.wait([serving], timeout=(shutdown_s - finish_s) / 2)
+    hurried = asyncio.create_task(hurry.wait())
+    try:
+        await asyncio.wait({serving, hurried}, timeout=finish_s, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            exchanges.end_all(ServerStopping("The server is shutting down and had to end this request."))
+            told_s = (shutdown_s - finish_s) / 2
+            await asyncio.wait({serving, hurried}, timeout=told_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            await asyncio.wait([serving], timeout=_HURRIED_S)
+    finally:
+        hurried.cancel()
     for connection in list(server.server_state.connections):
         # A client that does not read what was sent to it would keep its connection, and the server, for ever.
         connection.transport.abort()

@@ -18,6 +18,7 @@ import click
 
 from enginehouse.commands import Command
 from enginehouse.errors import EnginehouseError, PluginError
+from enginehouse.process import prepare_process
 
 __all__ = ["main"]
 
@@ -42,6 +43,11 @@ class _Misuse(click.ClickException):
 
 class _Group(click.Group):
     """A group that imports its commands on use."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run as a program."""
+        prepare_process()
+        return super().__call__(*arguments, **named)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, sorted; those of plugins are left out where the settings are wrong."""

@@ -1,0 +1,111 @@
+"""The process of a command: its standard streams, the signals that end it, and how many files it may open.
+
+Imports nothing but the standard library, so that it is at work before anything that takes time is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["EndSignals", "prepare_process", "raise_file_limit"]
+
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_FORCED_END_S = 1.0
+"""After the second signal the process is ended this much later, whatever it is doing."""
+
+
+def prepare_process() -> None:
+    """Make the process one that can serve. Called first thing; calling it again changes nothing.
+
+    Closed standard streams are opened on the null device: otherwise the next files and sockets would get their numbers,
+    and what writes to a standard stream would write into those. Signals end the command also while it is still being
+    imported, and where it is process 1 of a container, for which the system has no default action.
+    """
+    _open_closed_streams()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end_early)
+        if _is_server():  # others are left to raise KeyboardInterrupt, with which they can do something
+            signal.signal(signal.SIGINT, _end_early)
+
+
+def _is_server() -> bool:
+    return sys.argv[1:2] == ["serve"]
+
+
+def _end_early(number: int, _: FrameType | None) -> None:
+    """End at once: nothing has begun. The exit code of a server is that of one which a signal stops."""
+    os._exit(0 if _is_server() else 128 + number)
+
+
+def _open_closed_streams() -> None:
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        mode = "r" if name == "stdin" else "w"
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is the one that is missing, as all below it are open.
+            os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            os.set_inheritable(descriptor, True)  # for workers
+        if getattr(sys, name) is None:
+            stream = open(descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - stays open
+            setattr(sys, name, stream)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as the system allows: each connection and each worker needs some."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415 - only on Unix
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class EndSignals:
+    """SIGINT and SIGTERM while the ``with`` block runs: the first asks for the end, the second for an end at once.
+
+    Handlers of Python, not of an event loop, so that they also work before it runs and after it is closed. After the
+    second signal the process ends within ``_FORCED_END_S``, also if the block does not; workers end with their server.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._on_signal: Callable[[int], None] | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> EndSignals:
+        self._former = {number: signal.signal(number, self._handle) for number in _END_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._on_signal = None
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def call(self, on_signal: Callable[[int], None]) -> None:
+        """Call ``on_signal`` with the number of the signal, from 1 on, also for those that have come before."""
+        self._on_signal = on_signal
+        for number in range(1, self._count + 1):
+            on_signal(number)
+
+    def note(self) -> None:
+        """Count a signal."""
+        self._count += 1
+        if self._count == 2:
+            forced = threading.Timer(_FORCED_END_S, os._exit, (0,))
+            forced.daemon = True
+            forced.start()
+        if self._on_signal is not None:
+            self._on_signal(self._count)
+
+    def _handle(self, _: int, __: FrameType | None) -> None:
+        self.note()

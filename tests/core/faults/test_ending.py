@@ -1,0 +1,234 @@
+"""How a server ends: by one signal, by two, in whatever it is doing; and what it is started with."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from enginehouse.testing.server import ServerProcess, started_server
+
+from .rig import wait_until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and descriptors need POSIX")
+
+NUMBERS = {"<&-": 0, ">&-": 1, "2>&-": 2}
+SERVE = [sys.executable, "-m", "enginehouse", "serve", "--port", "0"]
+
+
+def configuration(folder: Path, *, shutdown_s: int = 60, **options: object) -> Path:
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
+    path = folder / "enginehouse.toml"
+    path.write_text(f'[server]\nshutdown_s = {shutdown_s}\n[models.m]\nsource = "fake"\nbackend = "fake"\n{lines}')
+    return path
+
+
+class Stream:
+    """A long streamed answer, read on a thread until its end."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        self._connection = socket.create_connection((host, int(port)))
+        body = json.dumps({"prompt": "Once", "max_tokens": 4000, "stream": True, "logit_bias": {"0": -100}})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        self._connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        self.data = b""
+        self.is_over = False
+        threading.Thread(target=self._read, daemon=True).start()
+        wait_until(lambda: self.data.count(b"data: ") > 3, "the stream begins")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError), self._connection:
+            while received := self._connection.recv(65536):
+                self.data += received
+        self.is_over = True
+
+    def check_told(self) -> None:
+        wait_until(lambda: self.is_over, "the stream ends", 5)
+        assert b"server_stopping" in self.data, self.data[-500:]
+
+
+@contextlib.contextmanager
+def streaming(folder: Path, **options: object) -> Iterator[tuple[ServerProcess, list[Stream], list[psutil.Process]]]:
+    config = configuration(folder, step_delay_s=0.05, end_logit=-1000.0, context=8192, **options)
+    with started_server("--config", config) as server:
+        streams = [Stream(server.url or "") for _ in range(3)]
+        yield server, streams, psutil.Process(server.process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGINT, signal.SIGINT),
+    ],
+)
+@pytest.mark.parametrize("pause_s", [0.05, 0.7])  # the system makes one of two equal signals that wait
+def test_the_second_signal_ends_what_the_first_lets_finish(tmp_path: Path, signals, pause_s: float) -> None:
+    with streaming(tmp_path) as (server, streams, children):
+        server.process.send_signal(signals[0])
+        time.sleep(pause_s)
+        assert server.process.poll() is None
+        assert not any(stream.is_over for stream in streams)
+        began = time.monotonic()
+        for number in signals[1:]:
+            server.process.send_signal(number)
+        exit_code = server.process.wait(10)
+        took_s = time.monotonic() - began
+
+        assert took_s < 2, f"it took {took_s:.1f} s"
+        assert exit_code == 0
+        for stream in streams:
+            stream.check_told()
+        assert psutil.wait_procs(children, timeout=2)[1] == []
+        assert "Traceback" not in server.output
+
+
+def test_the_second_signal_is_not_held_up_by_clients_that_do_not_read(tmp_path: Path) -> None:
+    with streaming(tmp_path) as (server, _, children):
+        with socket.create_connection(("127.0.0.1", int((server.url or "").rpartition(":")[2]))) as deaf:
+            deaf.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")  # nothing more comes
+            server.process.terminate()
+            time.sleep(0.5)
+            server.process.terminate()
+            assert server.process.wait(2) == 0
+        assert psutil.wait_procs(children, timeout=2)[1] == []
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.5])
+def test_two_signals_while_the_model_loads(tmp_path: Path, isolation: str, delay_s: float) -> None:
+    """The thread's model cannot be interrupted, so the process ends without it."""
+    config = configuration(tmp_path, open_delay_s=60.0, isolation=isolation)
+    with subprocess.Popen([*SERVE, "--config", config], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "listening on" in process.stderr.readline()
+        time.sleep(delay_s)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        exit_code = process.wait(10)
+        took_s = time.monotonic() - began
+
+    assert took_s < 2, f"it took {took_s:.1f} s"
+    assert exit_code == 0
+    assert psutil.wait_procs(children, timeout=2)[1] == []
+
+
+def test_two_signals_while_a_reload_hangs(tmp_path: Path) -> None:
+    with streaming(tmp_path) as (server, streams, children):
+        config = tmp_path / "enginehouse.toml"
+        config.unlink()
+        os.mkfifo(config)  # reading it waits for somebody who writes
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(2) == 0
+        for stream in streams:
+            stream.check_told()
+        assert psutil.wait_procs(children, timeout=2)[1] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay_s", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize("is_process_1", [True, False])
+def test_a_signal_ends_a_start(tmp_path: Path, number: int, delay_s: float, is_process_1: bool) -> None:
+    """Process 1 of a container loses signals for which it has no handler, and is then killed much later."""
+    command = [*SERVE, "--config", str(configuration(tmp_path, open_delay_s=30.0))]
+    if is_process_1:
+        command = [*unshare(), *command]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        server = process.pid
+        if is_process_1:
+            wait_until(lambda: psutil.Process(process.pid).children(), "process 1")
+            server = psutil.Process(process.pid).children()[0].pid
+        time.sleep(delay_s)
+        os.kill(server, number)
+        try:
+            exit_code = process.wait(5)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+        assert process.stderr is not None
+        output = process.stderr.read()
+
+    assert exit_code == 0, output
+    assert "Traceback" not in output
+
+
+def unshare() -> list[str]:
+    """Prefix of a command that becomes process 1 of a PID namespace."""
+    command = ["unshare", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode:
+        pytest.skip("unshare is not possible here")
+    return command
+
+
+@pytest.mark.parametrize("closed", [signs for n in (1, 2, 3) for signs in itertools.combinations(NUMBERS, n)], ids=str)
+def test_closed_standard_streams_are_the_null_device(tmp_path: Path, closed: tuple[str, ...]) -> None:
+    config = configuration(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = f'exec "$@" {" ".join(closed)}'
+    command = ["sh", "-c", script, "sh", *SERVE, "--port", str(port), "--config", str(config)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or answers(port), "the server", 30)
+            assert process.poll() is None, f"it ended with code {process.returncode}"
+            for _ in range(3):
+                assert b'"text"' in answer_of(port)
+            worker = worker_of(process.pid)
+            if sys.platform == "linux":
+                targets = {os.readlink(f"/proc/{process.pid}/fd/{NUMBERS[sign]}") for sign in closed}
+                errors = os.readlink(f"/proc/{worker.pid}/fd/2")
+                assert targets == {os.devnull} and (errors == os.devnull) == ("2>&-" in closed)
+            worker.kill()
+            wait_until(lambda: not worker.is_running() and answers(port), "the next worker", 30)
+            assert b'"text"' in answer_of(port)
+            process.terminate()
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
+
+
+def worker_of(pid: int) -> psutil.Process:
+    (worker,) = (one for one in psutil.Process(pid).children() if "enginehouse.engine.worker" in one.cmdline())
+    return worker
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b" 200 " in ask(port, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")[:20]
+    return False
+
+
+def answer_of(port: int) -> bytes:
+    body = '{"prompt": "Once", "max_tokens": 4}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return ask(port, f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+
+
+def ask(port: int, text: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(text.encode())
+        return connection.makefile("rb").read()
