@@ -27,7 +27,8 @@
     ├── ServerStopping              the server shuts down; try again on another or later
     └── EngineError                 the engine is at fault
         ├── ModelLoadError          a model could not be opened
-        │   └── ModelTooLarge       it needs more memory than all that may be given to it
+        │   ├── ModelTooLarge       it needs more memory than all that may be given to it
+        │   ├── ResourcesExhausted  the system has no descriptors or processes left for its worker now
         │   └── DownloadError       it could not be fetched from its hub
         ├── ModelNotReady           the model is loading or restarting; try again later
         ├── InsufficientMemory      other models hold the memory, and are busy; try again later
@@ -83,6 +84,7 @@ __all__ = [
     "RequestCancelled",
     "RequestError",
     "RequestKillsWorker",
+    "ResourcesExhausted",
     "RunnerError",
     "ServerOverloaded",
     "ServerStopping",
@@ -264,6 +266,10 @@ class DownloadError(ModelLoadError):
 
 class ModelTooLarge(ModelLoadError):
     """It needs more memory than the budget leaves to it, even if every model that may go is gone."""
+
+
+class ResourcesExhausted(ModelLoadError):
+    """The system refused what a worker process needs, such as file descriptors; there may be some again in a moment."""
 
 
 class InsufficientMemory(EngineError):

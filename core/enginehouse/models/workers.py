@@ -14,7 +14,7 @@ from attrs import define
 
 from enginehouse.backend import Engine
 from enginehouse.engine.worker import WorkerEngine
-from enginehouse.errors import EngineDead, EnginehouseError, ModelLoadError
+from enginehouse.errors import EngineDead, EnginehouseError, ModelLoadError, ResourcesExhausted
 from enginehouse.models.condition import Condition
 from enginehouse.models.opening import OpenEngine
 from enginehouse.models.restarts import Restarts
@@ -22,6 +22,8 @@ from enginehouse.models.restarts import Restarts
 __all__ = ["Workers"]
 
 _log = logging.getLogger(__name__)
+
+_MAX_SHORTAGE_DELAY_S = 2.0
 
 
 @define(eq=False, kw_only=True)
@@ -74,7 +76,7 @@ class Workers:
             EnginehouseError: the load was refused, and what a backend refuses once it refuses again.
         """
         try:
-            opened = await self.open()
+            opened = await self._open()
         except EngineDead as error:
             return error.message, None, False
         except EnginehouseError as error:
@@ -91,6 +93,19 @@ class Workers:
             self._lose(death)
             await opened.engine.close()
         return death, ready_s, isinstance(opened.engine, WorkerEngine) and opened.engine.has_died_working
+
+    async def _open(self) -> OpenEngine:
+        """The next engine. Waits while the system has nothing left for a worker, through no fault of the model."""
+        delay_s = 0.1
+        while True:
+            try:
+                return await self.open()
+            except ResourcesExhausted as error:
+                if delay_s < _MAX_SHORTAGE_DELAY_S:  # then it has been said often enough
+                    _log.warning("model %s: %s; trying again until it can be", self.condition.name, error.message)
+                self.condition.report(0.0, error.message)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MAX_SHORTAGE_DELAY_S)
 
     async def _until_dead(self, died: asyncio.Future[EngineDead]) -> str:
         """Wait for the end of the engine; why it came. The state changes before any request hears of the death.

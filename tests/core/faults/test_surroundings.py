@@ -7,12 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
+
+from enginehouse.testing.server import ServerProcess, started_server
 
 from .rig import Rig, fake, rig, wait_until
 
@@ -74,6 +78,63 @@ def test_full_disk_stops_nothing(tmp_path, turn):
         assert server.ask("x", max_tokens=-1).wait().status == 400
         process.terminate()
         process.wait(30)
+
+
+@contextlib.contextmanager
+def no_descriptors_left(process: psutil.Process) -> Iterator[None]:
+    """The process can open nothing more, and keeps what it has."""
+    before = process.rlimit(psutil.RLIMIT_NOFILE)
+    process.rlimit(psutil.RLIMIT_NOFILE, (4, before[1]))
+    try:
+        yield
+    finally:
+        process.rlimit(psutil.RLIMIT_NOFILE, before)
+
+
+def state_of(server: ServerProcess) -> str:
+    return str(httpx.get(f"{server.url}/v1/models/m").json()["state"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="changes the limits of another process")
+@pytest.mark.parametrize("load", ["eager", "lazy"])
+def test_worker_is_started_when_there_are_descriptors_again(tmp_path: Path, load: str) -> None:
+    """For longer than failed starts would be tried again; first loads wait as well as restarts."""
+    (tmp_path / "enginehouse.toml").write_text(CONFIG + f'load = "{load}"\n')
+    question = {"prompt": "a", "max_tokens": 2}
+    with started_server("--config", tmp_path / "enginehouse.toml") as server, httpx.Client(timeout=60) as client:
+        process, url = psutil.Process(server.process.pid), f"{server.url}/v1/completions"
+        assert client.get(f"{server.url}/health").status_code == 200  # this connection is there from now on
+        with no_descriptors_left(process):
+            if load == "eager":
+                next(one for one in process.children() if "enginehouse.engine.worker" in one.cmdline()).kill()
+            else:
+                asked = threading.Thread(target=client.post, args=(url,), kwargs={"json": question})
+                asked.start()
+            wait_until(lambda: "could not be started" in server.output, "the shortage")
+            time.sleep(9)
+            assert "failed" not in server.output
+        if load == "lazy":
+            asked.join()
+        wait_until(lambda: state_of(server) == "ready", "the worker", 20)
+
+        assert client.post(url, json=question).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the limits of another process")
+def test_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+    (tmp_path / "enginehouse.toml").write_text(CONFIG)
+    command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", "--config", "enginehouse.toml"]
+    script = 'ulimit -S -n 64; exec "$@"'
+    with subprocess.Popen(
+        ["sh", "-c", script, "sh", *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "listening on" in process.stderr.readline()
+        soft, hard = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
+        process.terminate()
+        process.stderr.read()
+
+    assert soft == hard > 64
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -19,12 +20,15 @@ from typing import Protocol
 from enginehouse.engine.worker.endings import Ending, count_memory_kills, ending_of
 from enginehouse.engine.worker.host import WorkerHost
 from enginehouse.engine.worker.link import Link, socket_pair
-from enginehouse.errors import ModelLoadError
+from enginehouse.errors import ModelLoadError, ResourcesExhausted
 
 __all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worker_command"]
 
 # Python's stderr file descriptor: what a library prints must not end up in the server's output.
 _STDERR = 2
+
+# What the system says while it is short of something that it may have again in a moment.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Carrier(Protocol):
@@ -47,7 +51,7 @@ def start_carrier(isolation: str, python: str | None) -> Carrier:
     """Start a host that waits for its Load message; call it on the event loop's thread.
 
     Raises:
-        ModelLoadError: the process cannot be started.
+        ModelLoadError: the process cannot be started; ResourcesExhausted when that is for want of something.
     """
     return ThreadCarrier() if isolation == "thread" else ProcessCarrier(python)
 
@@ -74,19 +78,11 @@ class ProcessCarrier:
             raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
         self._num_memory_kills = count_memory_kills()
         self._is_killed = False
-        self.socket, theirs = socket_pair()
         try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    worker_command(python, theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STDERR,
-                    start_new_session=True,
-                )
+            self.socket, self._process = _start_process(python)
         except OSError as error:
-            self.socket.close()
-            raise ModelLoadError(f"the worker process could not be started: {error}") from error
+            kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
+            raise kind(f"the worker process could not be started: {error}") from error
         self.pid = self._process.pid
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
@@ -108,6 +104,24 @@ class ProcessCarrier:
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+
+def _start_process(python: str | None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The server's end of the link, and the process at the other one."""
+    ours, theirs = socket_pair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                worker_command(python, theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                start_new_session=True,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return ours, process
 
 
 class ThreadCarrier:

@@ -169,7 +169,7 @@ class WorkerEngine:
         try:
             carrier = start_carrier(isolation, python)
         except ModelLoadError as error:
-            raise error if python is None else ModelLoadError(f"{path}: {error.message}") from error
+            raise error if python is None else type(error)(f"{path}: {error.message}") from error
         engine = cls(carrier, load.engine, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
