@@ -11,13 +11,13 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 from attrs import evolve, field, frozen
-from attrs.validators import ge, gt, le, optional
+from attrs.validators import ge, gt, optional
 
 from enginehouse.auth import AuthSettings, settings_converter
 from enginehouse.compressor_settings import CompressorSettings
@@ -26,9 +26,9 @@ from enginehouse.errors import ConfigError
 from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.limits import LimitsSettings
 from enginehouse.memory_budget import ByteCount, MemoryBudget
-from enginehouse.profiles import ProfileName
 from enginehouse.router_settings import RouterSettings
-from enginehouse.structuring import Problem, closest, find_problems
+from enginehouse.server_settings import ServerSettings
+from enginehouse.structuring import Problem, closest, find_problems, noun_of
 
 __all__ = [
     "AuthSettings",
@@ -47,71 +47,6 @@ _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
 
 _USUAL_DISK = ByteCount(2 * 2**30)
-
-
-def _check_origins(_: object, attribute: Any, value: tuple[str, ...]) -> None:
-    """An origin without its scheme, or with a path, would never be the one that a browser sends."""
-    for origin in value:
-        if origin not in ("*", "null") and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+/?", origin):
-            raise ValueError(f"'{attribute.name}' must hold origins such as https://app.example, not {origin!r}")
-
-
-def _check_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
-    """The Host header is compared without its port and brackets, so names that have them would never match."""
-    for host in value:
-        is_address = host.count(":") > 1 and not host.startswith("[")
-        if not host or re.search(r"[/\s@\[\]]", host) or (":" in host and not is_address):
-            raise ValueError(f"'{attribute.name}' must hold names such as app.example, without a port, not {host!r}")
-
-
-@frozen(kw_only=True)
-class ServerSettings:
-    """``[server]``: the HTTP server.
-
-    Attributes:
-        host: address to listen on. Beyond loopback the server needs ``auth.keys`` or ``insecure``.
-        port: TCP port; 0 takes any free one.
-        allowed_hosts: further names that the Host header may carry; loopback and ``host`` always may.
-        cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all of them.
-        insecure: listen beyond loopback without keys; anyone who reaches the port can use the models. What stands below
-            ``/admin`` is answered to this machine only.
-        unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
-            serves the request and lists the field in a response header.
-        profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
-        log_format: ``text`` writes log lines for people, ``json`` one JSON object per line.
-        show_prompts: show the prompts of running requests to keys with the scope ``admin``, and in the details of
-            their answers what the prefix cache holds where a prompt leaves it. Without keys, to this machine.
-        key_metrics: let metrics tell the API keys apart, by their names.
-        log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
-            ``enginehouse.prompts``. Without both no prompt is logged.
-        details: add the member ``enginehouse`` to every answer (effective values, times); otherwise only to those
-            whose request has the header ``X-Enginehouse-Details: true``.
-        reasoning_field: where reasoning stands in messages and deltas; ``both`` sends it twice.
-        ping_s: seconds between the comments that keep a stream open while its request waits.
-        head_timeout_s: seconds in which a request's first line and headers must arrive; then 408.
-        body_timeout_s: seconds in which a request's body must arrive; then 408.
-        shutdown_s: seconds that running requests get to finish after SIGTERM.
-        pull: download models of the hub that are not here when the server starts. Requests never cause a download.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = field(default=8080, validator=[ge(0), le(65535)])
-    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_hosts)
-    cors_origins: tuple[str, ...] = field(default=(), validator=_check_origins)
-    insecure: bool = False
-    unsupported_parameters: Literal["reject", "report"] = "reject"
-    profile: ProfileName = "openai"
-    log_format: Literal["text", "json"] = "text"
-    show_prompts: bool = False
-    key_metrics: bool = False
-    log_prompts: bool = False
-    details: bool = False
-    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
-    ping_s: float = field(default=10.0, validator=gt(0))
-    head_timeout_s: float = field(default=15.0, validator=gt(0))
-    body_timeout_s: float = field(default=120.0, validator=gt(0))
-    shutdown_s: float = field(default=10.0, validator=ge(0))
-    pull: bool = False
 
 
 def _check_image_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
@@ -245,7 +180,7 @@ class PluginsSettings:
 class Settings:
     """Everything a user can set; one attribute per table of ``enginehouse.toml``."""
 
-    server: ServerSettings = ServerSettings()
+    server: ServerSettings = field(factory=ServerSettings)
     auth: AuthSettings = field(factory=AuthSettings)
     limits: LimitsSettings = field(factory=LimitsSettings)
     media: MediaSettings = MediaSettings()
@@ -317,9 +252,9 @@ def load_settings(
         ConfigError: the file cannot be read, or a setting is unknown or wrong.
     """
     data = _read_toml(path) if path else {}
-    _merge(data, _from_environment(env, data))
-    _merge(data, overrides or {})
     where = f" (in {path})" if path else ""
+    _merge(data, _from_environment(env, data), where)
+    _merge(data, overrides or {}, where)
     settings = _structure(Settings, _collect_options(data), "", where)
     return _resolve_paths(settings, path.absolute().parent) if path else settings
 
@@ -370,11 +305,23 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
-def _merge(data: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Lay ``other`` over ``data``, table by table."""
+def _merge(data: dict[str, Any], other: Mapping[str, Any], where: str, above: tuple[str, ...] = ()) -> None:
+    """Lay ``other`` over ``data``, table by table.
+
+    Args:
+        where: added to messages about ``data``.
+        above: the tables that these are in.
+
+    Raises:
+        ConfigError: ``data`` has something else than a table where one must be; laying a table over it would hide that.
+    """
     for key, value in other.items():
+        steps = (*above, key)
         if isinstance(value, Mapping) and isinstance(data.get(key), dict):
-            _merge(data[key], value)
+            _merge(data[key], value, where, steps)
+        elif isinstance(value, Mapping) and key in data and _is_table(_type_of(steps)):
+            path = ".".join(steps)
+            raise ConfigError(f"{path}: must be a table, not {noun_of(data[key])}{where}", path)
         else:
             data[key] = dict(value) if isinstance(value, Mapping) else value
 
@@ -439,10 +386,11 @@ def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[s
     """The settings in ``env`` as nested tables; ``data`` holds the model names that variables may mean."""
     found: dict[str, Any] = {}
     for variable in sorted(env):
-        steps = variable.removeprefix(_PREFIX).split("__")
-        if not variable.startswith(_PREFIX) or len(steps) < 2:
+        steps = variable.removeprefix(_PREFIX).lower().split("__")
+        if not variable.startswith(_PREFIX) or (len(steps) < 2 and not _is_table(_type_of(steps), or_unknown=False)):
             continue
-        steps = [step.lower() for step in steps]
+        if len(steps) < 2:
+            raise ConfigError(f"{steps[0]}: is a table; set {variable}__<KEY> instead of {variable}", steps[0])
         if steps[0] == "models":
             steps[1] = _model_name(steps[1], data.get("models"))
         try:
@@ -450,10 +398,9 @@ def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[s
         except ValueError as error:
             problem = Problem(".".join(steps), f"{error} (in the variable {variable})")
             raise ConfigError(str(problem), problem.path) from error
-        table = found
-        for step in steps[:-1]:
-            table = table.setdefault(step, {})
-        table[steps[-1]] = value
+        for step in reversed(steps):
+            value = {step: value}
+        _merge(found, value, f" (in the variables of its name and {variable})")
     return found
 
 
@@ -463,7 +410,12 @@ def _model_name(step: str, models: Any) -> str:
     return next((name for name in names if re.sub(r"[^a-z0-9]", "_", name.lower()) == step), step)
 
 
-def _type_of(steps: list[str]) -> Any:
+def _is_table(kind: Any, *, or_unknown: bool = True) -> bool:
+    """Whether a setting of that type is a table and nothing else; ``or_unknown``: also one unknown to core."""
+    return attrs.has(kind) or get_origin(kind) is dict or (kind is Any and or_unknown)
+
+
+def _type_of(steps: Sequence[str]) -> Any:
     """The type of the setting at ``steps``; Any where core does not know it."""
     kind: Any = Settings
     for step in steps:

@@ -26,7 +26,15 @@ from cattrs.gen import make_dict_structure_fn_from_attrs
 
 from enginehouse.errors import ConfigError
 
-__all__ = ["Problem", "closest", "find_problems", "find_wide_integer", "strict_converter", "without_fraction"]
+__all__ = [
+    "Problem",
+    "closest",
+    "find_problems",
+    "find_wide_integer",
+    "noun_of",
+    "strict_converter",
+    "without_fraction",
+]
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -56,6 +64,11 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def noun_of(value: Any) -> str:
+    """The kind of a value, in words; the value itself is not shown, for it might be a key."""
+    return _NOUNS.get(type(value), type(value).__name__)
 
 
 def closest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
@@ -185,7 +198,7 @@ def _guarded(
         def structure(value: Any, kind: Any) -> Any:
             if not isinstance(value, accepted):
                 # The value is not shown: a key that should stand in a list would leak into a log.
-                raise TypeError(f"must be {_NOUNS[accepted]}, not {_NOUNS.get(type(value), type(value).__name__)}")
+                raise TypeError(f"must be {_NOUNS[accepted]}, not {noun_of(value)}")
             return structure_items(value, kind)
 
         return structure

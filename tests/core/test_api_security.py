@@ -172,6 +172,25 @@ def test_h31_preflight(guarded: httpx.Client) -> None:
     assert response.headers["vary"] == "Origin"
 
 
+@pytest.mark.parametrize(
+    ("origin", "asked", "said"),
+    [
+        (ORIGIN, "true", "true"),
+        (ORIGIN, "True", "true"),
+        (ORIGIN, "false", None),
+        (ORIGIN, None, None),
+        ("https://evil.example", "true", None),
+    ],
+)
+def test_pages_may_reach_a_private_network(guarded: httpx.Client, origin: str, asked, said: str | None) -> None:
+    """Chromium asks this of a server at a private address before a public page may call it."""
+    headers = {"origin": origin, **PREFLIGHT} | ({"access-control-request-private-network": asked} if asked else {})
+    response = guarded.options("/v1/chat/completions", headers=headers)
+
+    assert response.headers.get("access-control-allow-private-network") == said
+    assert response.status_code == (204 if origin == ORIGIN else 403)
+
+
 def test_h31_preflight_of_another_origin(guarded: httpx.Client) -> None:
     response = guarded.options("/v1/chat/completions", headers={"origin": "https://evil.example", **PREFLIGHT})
 

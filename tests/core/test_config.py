@@ -55,7 +55,11 @@ def test_load_settings_overrides_file_by_environment_by_command_line(tmp_path: P
         ("[server]\nallowed_hosts = ['https://a.example']", "server.allowed_hosts", "names such as app.example"),
         ("[server]\nallowed_hosts = ['[::1]']", "server.allowed_hosts", "not '[::1]'"),
         ("[media]\nallowed_hosts = ['https://a.example']", "media.allowed_hosts", "hosts such as images.example"),
-        ("server = 1", "server", "a table"),
+        ("server = 1", "server", "a table, not a whole number"),
+        ("[[server]]\nport = 1", "server", "a table, not a list"),
+        ("models = 'x'", "models", "a table, not a string"),
+        ("plugins = true", "plugins", "a table, not true or false"),
+        ("limits = []\nmedia = 1", "limits", "a table, not a list"),
         ("[models]\nsmall = 'x'", "models.small", "a table"),
         ("[models.small]\nslots = 2", "models.small.source", "is required"),
         ("[models.small]\nsource = 'x'\ncontext = 0", "models.small.context", "must be > 0"),
@@ -208,6 +212,69 @@ class Options:
 
     threads: int = field(default=0, validator=ge(0))
     ratio: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "laid_over", "path"),
+    [
+        ("server = 5", {"server": {}}, "server"),
+        ("server = 5", {"server": {"port": 8081}}, "server"),
+        ("[[server]]\nport = 1", {"server": {"port": 8081}}, "server"),
+        ("models = 5", {"models": {"m": {"source": "x"}}}, "models"),
+        ("[models]\nm = 'x'", {"models": {"m": {"source": "x"}}}, "models.m"),
+        ("[models.m]\nsource = 'x'\ndefaults = 5", {"models": {"m": {"defaults": {"top_k": 1}}}}, "models.m.defaults"),
+        ("[models.m]\nsource = 'x'\nfaults = 5", {"models": {"m": {"faults": {"latch": "x"}}}}, "models.m.faults"),
+        ("plugins = 5", {"plugins": {"x": {"y": 1}}}, "plugins"),
+        ("[plugins]\nx = 5", {"plugins": {"x": {"y": 1}}}, "plugins.x"),
+    ],
+)
+def test_nothing_hides_that_a_table_is_none(tmp_path: Path, text: str, laid_over: dict[str, Any], path: str) -> None:
+    """Neither what the command line gives, which may be nothing, nor the environment."""
+
+    def variables(table: dict[str, Any], prefix: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for key, value in table.items():
+            name = f"{prefix}__{key}".upper()
+            found |= variables(value, name) if isinstance(value, dict) else {name: str(value)}
+        return found
+
+    env = {
+        name.replace("ENGINEHOUSE__", "ENGINEHOUSE_"): value
+        for name, value in variables(laid_over, "ENGINEHOUSE").items()
+    }
+    for sources in ({"overrides": laid_over}, {"env": env}):
+        if sources.get("env") == {}:
+            continue
+        file = tmp_path / "enginehouse.toml"
+        file.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load_settings(file, sources.get("env", {}), sources.get("overrides"))
+        assert error.value.path == path
+        assert error.value.message.startswith(f"{path}: must be a table, not ")
+        assert str(file) in error.value.message
+
+
+def test_settings_that_may_be_tables_are_replaced_by_one(tmp_path: Path) -> None:
+    text = "[limits]\nmemory_budget = '1GiB'"
+
+    assert load(tmp_path, text, {"ENGINEHOUSE_LIMITS__MEMORY_BUDGET__CPU": "5"}).limits.memory_budget is not None
+    with pytest.raises(ConfigError, match=r"server\.port: must be a whole number, not a table"):
+        load(tmp_path, "[server]\nport = 1", {"ENGINEHOUSE_SERVER__PORT__X": "5"})
+
+
+@pytest.mark.parametrize(
+    ("env", "path"),
+    [
+        ({"ENGINEHOUSE_SERVER": "5"}, "server"),
+        ({"ENGINEHOUSE_MODELS": "x"}, "models"),
+        ({"ENGINEHOUSE_MODELS__M": "x", "ENGINEHOUSE_MODELS__M__SOURCE": "x"}, "models.m"),
+        ({"ENGINEHOUSE_PLUGINS__X": "5", "ENGINEHOUSE_PLUGINS__X__Y": "5"}, "plugins.x"),
+    ],
+)
+def test_variables_that_are_no_tables_are_named(env: dict[str, str], path: str) -> None:
+    with pytest.raises(ConfigError, match="table") as error:
+        load_settings(None, env)
+    assert error.value.path == path
 
 
 def test_structure_options_reads_the_owners_class() -> None:

@@ -71,7 +71,10 @@ class Origins:
         names = ["authorization", "content-type", "x-api-key"]
         if _HEADER_NAMES.fullmatch(asked):
             names += [name.strip().lower() for name in asked.split(",") if name.strip()]
+        asks_for_private = headers.get(b"access-control-request-private-network", b"").strip().lower() == b"true"
+        private = [(b"access-control-allow-private-network", b"true")] if asks_for_private else []
         return [
+            *private,
             (b"access-control-allow-methods", _METHODS.encode()),
             (b"access-control-allow-headers", ", ".join(dict.fromkeys(names)).encode()),
             (b"access-control-max-age", str(_MAX_AGE_S).encode()),
