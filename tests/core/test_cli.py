@@ -277,6 +277,35 @@ def test_choose_models_names_files_and_folders(folder: Path) -> None:
     }
 
 
+def test_choose_models_names_links_as_they_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as the files that they lead to, which in the hub's cache are named by their digests."""
+    blob = folder / "blobs" / ("9fa5" * 16)
+    snapshot = folder / "snapshots" / "0123abc"
+    blob.parent.mkdir()
+    snapshot.mkdir(parents=True)
+    blob.write_bytes(b"GGUF")
+    (snapshot / "tiny.Q4_1.gguf").symlink_to("../../blobs/" + blob.name)
+    (snapshot / "tiny.Q8_0.gguf").symlink_to(snapshot / "tiny.Q4_1.gguf")
+    (folder / "mine-2.5").symlink_to(blob)
+    (folder / "Tiny-1.5").mkdir()
+    (folder / "Tiny-1.5" / "config.json").write_text("{}")
+    (folder / "latest").symlink_to("Tiny-1.5")
+
+    def names(*arguments: str) -> list[str]:
+        return list(choose_models(arguments, "fake", {}, registry()))
+
+    both = ["snapshots/0123abc/tiny.Q4_1.gguf", str(snapshot / "tiny.Q8_0.gguf")]
+    assert names(*both) == ["tiny.Q4_1", "tiny.Q8_0"]
+    assert names("snapshots/../snapshots/0123abc:Q8_0", "./mine-2.5") == ["tiny.Q8_0", "mine-2.5"]
+    assert names("latest", "Tiny-1.5/") == ["latest", "Tiny-1.5"]
+    assert names("./latest/") == ["latest"]
+    monkeypatch.chdir(folder / "Tiny-1.5")
+    assert names(".") == names("./") == ["Tiny-1.5"]
+    monkeypatch.chdir(snapshot)
+    (folder / "snapshots" / "config.json").write_text("{}")
+    assert names("..") == ["snapshots"]
+
+
 def test_choose_models_prefers_configured_names_then_offered_ones(folder: Path) -> None:
     configured = {"mine": ModelSettings(source="x", slots=2, aliases=("other",))}
     offers = registry(offered=lambda: ModelSource("offered", Path()))

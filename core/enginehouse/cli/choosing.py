@@ -57,7 +57,8 @@ def choose_models(
         for argument in arguments:
             name, model = _choose(argument, configured, registry)
             if name in chosen:
-                raise ConfigError(f"two models would be served as {name!r}; name them in a configuration file")
+                both = f"{chosen[name].source!r} and {model.source!r}"
+                raise ConfigError(f"two models would be served as {name!r}: {both}; name them in a configuration file")
             chosen[name] = model
     else:
         chosen = dict(configured) or _starter(registry)
@@ -89,9 +90,13 @@ def _is_path(argument: str) -> bool:
 
 
 def _name_of(path: Path) -> str:
-    """A file's name without its ending, a folder's whole name (dots in it are version numbers)."""
-    resolved = path.resolve()
-    return resolved.name if resolved.is_dir() else resolved.stem
+    """A file's name without its ending, a folder's whole name (dots in it are version numbers).
+
+    Links are not followed: those of the hub's cache lead to files that are named by their digests.
+    """
+    if path.name in ("", ".."):
+        path = path.resolve()
+    return path.name if path.is_dir() or path.suffix[1:2].isdigit() else path.stem
 
 
 def _starter(registry: PluginRegistry) -> dict[str, ModelSettings]:
