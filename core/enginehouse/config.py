@@ -190,7 +190,8 @@ class Settings:
 
     def __attrs_post_init__(self) -> None:
         """Check what concerns several tables."""
-        if not (is_loopback(self.server.host) or self.auth.needs_key or self.server.insecure):
+        is_near = self.server.uds is not None or is_loopback(self.server.host)
+        if not (is_near or self.auth.needs_key or self.server.insecure):
             raise ConfigError(
                 f"{self.server.host!r} can be reached from other machines: set auth.keys or auth.key_file, "
                 "or server.insecure = true (--insecure) to serve everyone",
@@ -370,10 +371,18 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
         )
         for name, model in settings.models.items()
     }
+    server = settings.server
+    server = evolve(
+        server,
+        uds=beside(server.uds),
+        ssl_certfile=beside(server.ssl_certfile),
+        ssl_keyfile=beside(server.ssl_keyfile),
+        ssl_ca_certs=beside(server.ssl_ca_certs),
+    )
     key_file = settings.auth.key_file
     if key_file is not None and not Path(key_file).expanduser().exists():
         key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will make it
-    return evolve(settings, auth=evolve(settings.auth, key_file=resolve(key_file)), models=models)
+    return evolve(settings, server=server, auth=evolve(settings.auth, key_file=resolve(key_file)), models=models)
 
 
 def _resolve_drafters(

@@ -31,14 +31,41 @@ def _check_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
             raise ValueError(f"'{attribute.name}' must hold names such as app.example, without a port, not {host!r}")
 
 
+def _check_mode(_: object, attribute: Any, value: str) -> None:
+    if not re.fullmatch("0?[0-7]{3}", value):
+        raise ValueError(f"'{attribute.name}' must be a mode in octal digits such as \"660\", not {value!r}")
+
+
+def _check_root_path(_: object, attribute: Any, value: str) -> None:
+    if value and not re.fullmatch(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+", value):
+        raise ValueError(f"'{attribute.name}' must be a path such as /llm, without a slash at its end, not {value!r}")
+
+
+def _without_brackets(host: str) -> str:
+    """An IPv6 address as the system takes it, where it is written as in a URL."""
+    return host[1:-1] if isinstance(host, str) and re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", host) else host
+
+
 @frozen(kw_only=True)
 class ServerSettings:
     """``[server]``: the HTTP server.
 
     Attributes:
-        host: address to listen on. Beyond loopback the server needs ``auth.keys`` or ``insecure``.
+        host: address to listen on; IPv6 addresses may be in brackets. Beyond loopback the server needs ``auth.keys`` or
+            ``insecure``.
         port: TCP port; 0 takes any free one.
-        allowed_hosts: further names that the Host header may carry; loopback and ``host`` always may.
+        uds: file of a Unix domain socket to listen on instead of ``host`` and ``port``; a relative name is relative to
+            the configuration file. It is removed at the end, and replaced at the start when no server listens on it.
+        uds_mode: mode of that file in octal digits: who may connect. Without keys all these may also use ``/admin``.
+        ssl_certfile: PEM file with the certificate, and those that it builds on, to speak HTTPS only; a new one is read
+            at the next start.
+        ssl_keyfile: PEM file with its private key; unset is in ``ssl_certfile`` as well.
+        ssl_keyfile_password: password of an encrypted key.
+        ssl_ca_certs: PEM file with authorities; then clients need a certificate of one of these.
+        root_path: path below which a proxy shows this server, such as ``/llm``. Requests are answered with it in front
+            and without, whether the proxy takes it away or not; the OpenAPI document names it.
+        allowed_hosts: further names that the Host header may carry, such as ``host.docker.internal``; loopback and
+            ``host`` always may.
         cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all of them.
         insecure: listen beyond loopback without keys; anyone who reaches the port can use the models. What stands below
             ``/admin`` is answered to this machine only.
@@ -61,8 +88,15 @@ class ServerSettings:
         pull: download models of the hub that are not here when the server starts. Requests never cause a download.
     """
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", converter=_without_brackets)
     port: int = field(default=8080, validator=[ge(0), le(65535)])
+    uds: str | None = None
+    uds_mode: str = field(default="600", validator=_check_mode)
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = field(default=None, repr=False)
+    ssl_ca_certs: str | None = None
+    root_path: str = field(default="", validator=_check_root_path)
     allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_hosts)
     cors_origins: tuple[str, ...] = field(default=(), validator=_check_origins)
     insecure: bool = False

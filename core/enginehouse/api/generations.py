@@ -34,7 +34,20 @@ Reread = Callable[[], Settings]
 """Reads the settings again, as they were read at the start; may block, raises ConfigError."""
 
 _FIXED = {
-    "server": ("host", "port", "log_format", "pull", "head_timeout_s", "body_timeout_s"),
+    "server": (
+        "host",
+        "port",
+        "uds",
+        "uds_mode",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_keyfile_password",
+        "ssl_ca_certs",
+        "log_format",
+        "pull",
+        "head_timeout_s",
+        "body_timeout_s",
+    ),
     "limits": (
         "max_header_bytes",
         "max_headers",

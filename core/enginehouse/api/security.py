@@ -32,6 +32,7 @@ from enginehouse.profiles import PROFILES
 __all__ = ["Guard", "note_outcome"]
 
 _MAX_TRACE_BYTES = 512
+_MAX_SHOWN_CHARS = 100
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
@@ -66,6 +67,7 @@ class Guard:
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
+        self._root_path = settings.server.root_path
         self._max_body_bytes = settings.limits.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,6 +76,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         record = AccessRecord(method=scope["method"], path=scope["path"])
+        self._take_root_path(scope)
         scope[RECORD_KEY] = record  # type: ignore[literal-required]
         headers: Headers = dict(reversed([*scope["headers"]]))  # of repeated headers the first one counts
         cors = self._origins.response_headers(headers)
@@ -95,6 +98,13 @@ class Guard:
             if ticket is not None:
                 await self._admission.close(ticket)
             self.end(record)
+
+    def _take_root_path(self, scope: HTTPScope) -> None:
+        """Take the path away below which a proxy shows this server, unless the proxy has; so routes match."""
+        root, path = self._root_path, scope["path"]
+        if root and (path == root or path.startswith(f"{root}/")):
+            scope["path"] = path.removeprefix(root) or "/"
+            scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
 
     def end(self, record: AccessRecord) -> None:
         """A response has ended: log and count it."""
@@ -184,7 +194,8 @@ class _Hosts:
         host = host_name(values[0].decode("latin-1"))
         if self._any or host in self._allowed or is_loopback(host) or (self._any_address and _is_address(host)):
             return None
-        message = "This server does not answer for that Host; server.allowed_hosts lists further names."
+        shown = f"{host[:_MAX_SHOWN_CHARS]!r}"
+        message = f"This server does not answer for the Host {shown}; add it to server.allowed_hosts where it should."
         return http_error(403, message, "host_not_allowed")
 
 

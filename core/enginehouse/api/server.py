@@ -14,9 +14,10 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -26,10 +27,11 @@ from enginehouse.api.exchange import OpenExchanges
 from enginehouse.api.generations import Generations, Reread
 from enginehouse.api.http_protocol import HttpProtocol, WireBounds
 from enginehouse.api.listeners import Listeners
+from enginehouse.api.listening import listen, tls_context, url_of
 from enginehouse.api.reporting import forward_model_events
 from enginehouse.api.state import ApiState
-from enginehouse.config import ServerSettings, Settings
-from enginehouse.errors import ConfigError, ServerStopping
+from enginehouse.config import Settings
+from enginehouse.errors import ServerStopping
 from enginehouse.keys import KeyStore
 from enginehouse.model_card import release
 from enginehouse.models import ModelManager
@@ -38,7 +40,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.process import EndSignals, raise_file_limit
 from enginehouse.prompt.renderer import Renderer
 
-__all__ = ["OnProgress", "listen", "run", "run_loop", "serve", "url_of"]
+__all__ = ["OnProgress", "run", "run_loop", "serve"]
 
 _log = logging.getLogger("enginehouse.server")
 
@@ -96,7 +98,7 @@ def run(
 
     with EndSignals() as signals, listen(settings.server) as listener:
         if on_listening is not None:
-            on_listening(url_of(listener))
+            on_listening(url_of(listener, settings.server))
         return run_loop(main())
 
 
@@ -110,34 +112,6 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
     factory = uvicorn.Config(None, loop="auto", log_config=None).get_loop_factory()  # type: ignore[arg-type]  # no app, only the loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
-
-
-def listen(settings: ServerSettings) -> socket.socket:
-    """Open the port. Raises ConfigError when it is taken or the address does not exist here."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {settings.host!r}: {error.strerror}", "server.host") from error
-    try:
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
-        raise ConfigError(message, "server.port") from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """``http://host:port`` of an open listener."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(
@@ -181,8 +155,10 @@ async def serve(
         reread,
     )
     _warn_of_keys(keys, settings)
-    server = _Server(_uvicorn_config(app, WireBounds.of(settings)))
-    _log.info("listening on %s", url_of(listener))
+    server = _Server(
+        _uvicorn_config(app, WireBounds.of(settings)), tls_context(settings.server), settings.server.head_timeout_s
+    )
+    _log.info("listening on %s", url_of(listener, settings.server))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.gather(
         keys.watch(), forward_model_events(manager, listeners), app.reload_on(hangup or asyncio.Event())
@@ -280,7 +256,32 @@ def _uvicorn_config(app: ASGIApp, bounds: WireBounds) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to :func:`run`: uvicorn would raise them again at the end, and the exit code would not be 0."""
+    """Leaves signals to :func:`run`: uvicorn would raise them again at the end, and the exit code would not be 0.
+
+    Bounds the time of TLS handshakes, for which uvicorn has no setting.
+    """
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on the sockets."""
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+
+        def connect() -> asyncio.Protocol:
+            protocol: Any = self.config.http_protocol_class
+            made = protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+            return cast(asyncio.Protocol, made)
+
+        for listener in sockets or ():
+            is_file = isinstance(listener.getsockname(), str)
+            create: Callable[..., Any] = loop.create_unix_server if is_file else loop.create_server
+            self.servers = [await create(connect, sock=listener, backlog=_BACKLOG, **self._tls)]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
+from enginehouse.addresses import connection_to, full_url
 from enginehouse.errors import EnginehouseError
 
 __all__ = ["ServerRefusal", "ask_server"]
@@ -18,21 +19,13 @@ class ServerRefusal(EnginehouseError):
     """The server said no, or nothing that we understand."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key is for the server that was named, and for no other."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Follow nothing: the redirect is the answer."""
-
-
-# Proxies of the environment are for the user's browsing; the server is usually on this machine.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-
-
 def ask_server(
     url: str, key: str | None, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The JSON that a server answers; waits as long as it takes, for loading a model may take minutes.
+
+    Redirects are not followed, as the key is for the server that was named and for no other, and the environment's
+    proxies are not used, as they are for the user's browsing.
 
     Args:
         url: where the server is; a ``/v1`` behind it does not matter.
@@ -42,23 +35,26 @@ def ask_server(
     Raises:
         ServerRefusal: it cannot be reached, or refused; says what it said.
     """
-    address = url.rstrip("/").removesuffix("/v1") + urllib.parse.quote(path)
-    if not address.startswith(("http://", "https://")):
-        raise ServerRefusal(f"{url!r} is no address of a server; it must begin with http:// or https://")
+    address = full_url(url)
+    if address is None:
+        raise ServerRefusal(f"{url!r} is no address of a server; it must begin with http://, https:// or unix:")
+    address = address.removesuffix("/v1")
     headers = {"content-type": "application/json"}
     if key is not None:
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address, data, headers, method=method)
+    whole_path = urllib.parse.urlsplit(address).path + urllib.parse.quote(path)
     try:
-        with _OPENER.open(request) as answer:
-            return _object(answer.read(), address)
-    except urllib.error.HTTPError as error:
-        with error:
-            said = _object(error.read(), address).get("error", {})
-        raise ServerRefusal(str(said.get("message", f"the server answered {error.code}"))) from error
-    except (urllib.error.URLError, OSError) as error:
-        raise ServerRefusal(f"no server answers at {url}: {getattr(error, 'reason', error)}") from error
+        with closing(connection_to(address, None)) as connection:
+            connection.request(method, whole_path, data, headers)
+            answer = connection.getresponse()
+            said = _object(answer.read(), f"{url}{path}")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise ServerRefusal(f"no server answers at {url}: {error or type(error).__name__}") from error
+    if answer.status >= 300:
+        refusal = said.get("error", {})
+        raise ServerRefusal(str(refusal.get("message", f"the server answered {answer.status}")))
+    return said
 
 
 def _object(body: bytes, address: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from enginehouse.api.listening import tls_context
 from enginehouse.auth import AuthSettings
 from enginehouse.config import ServerSettings, Settings
 from enginehouse.errors import ConfigError, EnginehouseError
@@ -130,6 +131,14 @@ def _check_memory(settings: Settings, registry: PluginRegistry) -> Iterator[Find
 
 
 def _check_port(server: ServerSettings) -> Iterator[Finding]:
+    try:
+        if tls_context(server) is not None:
+            yield Finding("certificate", "ok", f"{server.ssl_certfile}")
+    except ConfigError as error:
+        yield Finding("certificate", "problem", error.message)
+    if server.uds is not None:
+        yield Finding("port", "ok", f"none: the socket file {server.uds} (mode {server.uds_mode})")
+        return
     where = f"{server.host}:{server.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -148,7 +157,7 @@ def _check_port(server: ServerSettings) -> Iterator[Finding]:
 
 def _check_reach(settings: Settings) -> Iterator[Finding]:
     server = settings.server
-    if server.insecure and not settings.auth.needs_key:
+    if server.insecure and server.uds is None and not settings.auth.needs_key:
         advice = "set auth.key_file (enginehouse keys add), and put TLS in front: docs/deployment.md"
         yield Finding("reach", "advice", f"whoever reaches {server.host}:{server.port} may use the models", advice)
     if "*" in server.cors_origins and not settings.auth.needs_key:

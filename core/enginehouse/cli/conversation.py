@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
 
+from enginehouse.addresses import connection_to
 from enginehouse.errors import EnginehouseError
 
 __all__ = ["ChatFailed", "Conversation", "Piece"]
@@ -95,11 +96,10 @@ class Conversation:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        path = urlsplit(self.url).path.rstrip("/")
         try:
-            with closing(kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)) as connection:
-                connection.request("POST", f"{parts.path.rstrip('/')}/chat/completions", json.dumps(body), headers)
+            with closing(connection_to(self.url, _TIMEOUT_S)) as connection:
+                connection.request("POST", f"{path}/chat/completions", json.dumps(body), headers)
                 with closing(connection.getresponse()) as answer:
                     yield from _pieces(answer)
         except (OSError, http.client.HTTPException) as error:

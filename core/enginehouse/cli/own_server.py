@@ -15,7 +15,8 @@ from attrs import evolve
 from rich.console import Console
 from rich.text import Text
 
-from enginehouse.api.server import listen, run_loop, serve, url_of
+from enginehouse.api.listening import listen, url_of
+from enginehouse.api.server import run_loop, serve
 from enginehouse.auth import AuthSettings
 from enginehouse.cli.choosing import choose_models
 from enginehouse.config import ModelSettings, Settings
@@ -62,7 +63,8 @@ def _alone(settings: Settings, name: str, model: ModelSettings) -> Settings:
     """The settings for one model; what they say of others is left out, for these are not served."""
     if model.compressor is not None and model.compressor.scorer not in (None, name):
         model = evolve(model, compressor=None)
-    server = evolve(settings.server, host="127.0.0.1", port=0)
+    server = evolve(settings.server, host="127.0.0.1", port=0, uds=None, root_path="")
+    server = evolve(server, ssl_certfile=None, ssl_keyfile=None, ssl_keyfile_password=None, ssl_ca_certs=None)
     return evolve(settings, server=server, auth=AuthSettings(), router=RouterSettings(), models={name: model})
 
 
@@ -82,7 +84,7 @@ class _Running:
     def start(self, on_progress: Callable[[float, str], None]) -> None:
         """Open the port and begin to load."""
         listener = listen(self._settings.server)
-        self.url = url_of(listener)
+        self.url = url_of(listener, self._settings.server)
 
         def report(_: str, share: float, text: str) -> None:
             if text in ("ready", "failed"):

@@ -20,10 +20,16 @@ from enginehouse.plugins import PluginRegistry
 __all__ = ["serve"]
 
 
+_FILE = click.Path(path_type=Path)
+
+
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8080]")
+@click.option("--uds", type=_FILE, help="Unix domain socket to listen on instead of --host and --port.")
+@click.option("--ssl-certfile", type=_FILE, help="Certificate (PEM) to speak HTTPS with.")
+@click.option("--ssl-keyfile", type=_FILE, help="Its private key.  [default: in the file of the certificate]")
 @config_option
 @click.option("--backend", help="Backend that opens the models.  [default: the one that suits each best]")
 @click.option("--pull", is_flag=True, help="Download models of the hub that are not here, before they are loaded.")
@@ -42,6 +48,9 @@ def serve(
     models: tuple[str, ...],
     host: str | None,
     port: int | None,
+    uds: Path | None,
+    ssl_certfile: Path | None,
+    ssl_keyfile: Path | None,
     config_file: Path | None,
     backend: str | None,
     pull: bool,
@@ -53,7 +62,11 @@ def serve(
     MODEL is a model file or folder, the id of a model that `enginehouse pull` has downloaded, or a name from the
     configuration file. Without one, every configured model is served, or the starter model where none is configured.
     """
-    given = {"server": _given(host=host, port=port, insecure=insecure or None, pull=pull or None)}
+    if uds is not None and (host is not None or port is not None):
+        raise click.UsageError("--uds takes the place of --host and --port; give one or the other")
+    files = {"uds": uds, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
+    paths = {name: path and str(path.expanduser().absolute()) for name, path in files.items()}
+    given = {"server": _given(host=host, port=port, **paths, insecure=insecure or None, pull=pull or None)}
     settings = read_settings(config_file, given)
     # A backend that only the command line names must be known before the models are, for the test backends.
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])

@@ -69,7 +69,8 @@ class Startup:
         if not self._waiting:
             self._stop()
         if outcome == "ready":
-            self._say(f"{model} is ready at {self._url}/v1. Try it:\n\n{_curl_example(self._url, model)}\n")
+            at = self._url if self._url.startswith("unix:") else f"{self._url}/v1"
+            self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model)}\n")
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):  # what cannot be written (a full disk) stops no server
@@ -83,4 +84,6 @@ class Startup:
 def _curl_example(url: str, model: str) -> str:
     question = {"role": "user", "content": "Name the capital of France."}
     body = shlex.quote(json.dumps({"model": model, "temperature": 0, "messages": [question]}, ensure_ascii=False))
+    if url.startswith("unix:"):
+        url = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost"
     return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d {body}"

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from attrs import evolve
 
+from enginehouse.addresses import full_url
 from enginehouse.conform.check import Check, CheckFailed, NotOffered, Outcome, Result
 from enginehouse.conform.target import OutOfTime, Target
 from enginehouse.errors import ConfigError
@@ -28,10 +29,10 @@ def connect(url: str, model: str | None = None, key: str | None = None, origin: 
     Raises:
         ConfigError: there is no such server or no such model.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no address; write http://host:port/v1")
-    url = url.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1"
+    whole = full_url(url)
+    if whole is None:
+        raise ConfigError(f"{url!r} is no address; write http://host:port/v1, or unix:path for a Unix domain socket")
+    url = whole if urlsplit(whole).path else f"{whole}/v1"
     target = Target(url, "", key, origin=origin)
     try:
         answer = target.with_deadline(_CONNECT_TIMEOUT_S).get("/models")

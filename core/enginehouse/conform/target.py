@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from attrs import define, evolve, field, frozen
 
+from enginehouse.addresses import connection_to
+
 __all__ = ["Answer", "OutOfTime", "Target"]
 
 
@@ -142,9 +144,7 @@ class Target:
         return min(left, 3600.0)
 
     def _connect(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=self.left_s())
+        return connection_to(self.url, self.left_s())
 
     def _request(
         self,

@@ -20,7 +20,7 @@ from attrs import define, field
 
 __all__ = ["ServerProcess", "started_server"]
 
-_URL = re.compile(r"listening on (http://[^\s\"]+)")
+_URL = re.compile(r"listening on ((?:https?://|unix:)[^\s\"]+)")
 _POLL_S = 0.02
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, evolve, field
 
-from enginehouse.api.server import listen, run_loop, serve, url_of
+from enginehouse.api.listening import listen, url_of
+from enginehouse.api.server import run_loop, serve
 from enginehouse.config import Settings
 from enginehouse.plugins import PluginRegistry
 
@@ -28,7 +29,7 @@ class ServerThread:
 
     Attributes:
         reread: what a reload of the configuration reads.
-        url: ``http://host:port``, without a path.
+        url: ``http://host:port``, without a path; ``unix:path`` where it listens on a socket file.
         exit_code: what ``enginehouse serve`` would have returned; None while it runs.
     """
 
@@ -45,7 +46,7 @@ class ServerThread:
     def start(self, registry: PluginRegistry) -> None:
         """Open the port and serve; returns when the port is open, not when models are loaded."""
         listener = listen(self.settings.server)
-        self.url = url_of(listener)
+        self.url = url_of(listener, self.settings.server)
 
         async def main() -> int:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()

@@ -68,13 +68,25 @@ _DETAILS = {
 }
 
 
-def build_document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, Any]:
+def build_document(
+    samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings, root_path: str = ""
+) -> dict[str, Any]:
     """An OpenAPI 3.1 document as plain data.
 
     Args:
         samplers: plugins whose request fields are shown with those of core.
         limits: bounds of this server.
+        root_path: path below which a proxy shows this server.
     """
+    document = _document(samplers, limits)
+    for holder in (document, *document["paths"].values()):
+        if "servers" in holder:
+            urls = [root_path + server["url"] for server in holder["servers"]]
+            holder["servers"] = [{"url": url.rstrip("/") or "/"} for url in urls]
+    return document
+
+
+def _document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Enginehouse", "version": release(), "description": _DESCRIPTION},

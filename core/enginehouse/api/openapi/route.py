@@ -22,7 +22,9 @@ def schema_route(state: ApiState) -> HTTPRouteHandler:
 
     @functools.cache
     def encoded() -> bytes:
-        return encode_json(build_document(state.registry.samplers, state.settings.limits))
+        return encode_json(
+            build_document(state.registry.samplers, state.settings.limits, state.settings.server.root_path)
+        )
 
     @get(["/schema", "/schema/openapi.json"])
     async def show_schema() -> Response[bytes]:
