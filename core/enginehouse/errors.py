@@ -43,6 +43,9 @@
             ├── InvalidSpan         a span breaks the runner's contract
             └── StateRefused        a saved sequence is damaged or of another model
 
+What an engine, a plugin or the configuration says may quote libraries and paths of the machine. It is for the log;
+callers read :attr:`EnginehouseError.public_message`.
+
 Each error carries fields and survives the worker link: :meth:`EnginehouseError.to_fields` and
 :func:`error_from_fields` convert to and from plain data. This module does not know HTTP; the API
 layer decides status codes.
@@ -102,11 +105,18 @@ class EnginehouseError(Exception):
     """Base of all errors. Keyword fields become attributes and travel over the worker link."""
 
     retryable: ClassVar[bool] = False
+    generic: ClassVar[str | None] = None
+    """What callers are told instead of the message, where that may quote libraries, plugins or paths of the machine."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
         self.message = message
         self.fields: dict[str, Any] = fields
+
+    @property
+    def public_message(self) -> str:
+        """The message as callers may read it."""
+        return self.message if self.generic is None else self.generic
 
     def to_fields(self) -> dict[str, Any]:
         """Plain data (strings, numbers, lists) from which :func:`error_from_fields` rebuilds this error."""
@@ -116,6 +126,8 @@ class EnginehouseError(Exception):
 class ConfigError(EnginehouseError):
     """The configuration is wrong. ``path`` is the dotted path of the setting, e.g. ``server.port``."""
 
+    generic = "The server's configuration is wrong."
+
     def __init__(self, message: str, path: str | None = None) -> None:
         super().__init__(message, path=path)
         self.path = path
@@ -123,6 +135,8 @@ class ConfigError(EnginehouseError):
 
 class PluginError(EnginehouseError):
     """A plugin could not be loaded, broke a rule, or raised where it was called."""
+
+    generic = "A plugin of the server failed."
 
     def __init__(self, message: str, plugin: str | None = None) -> None:
         super().__init__(message, plugin=plugin)
@@ -255,9 +269,13 @@ class ServerStopping(EnginehouseError):
 class EngineError(EnginehouseError):
     """The engine is at fault, not the request."""
 
+    generic: ClassVar[str | None] = "The model failed on this request."
+
 
 class ModelLoadError(EngineError):
     """A model could not be opened."""
+
+    generic: ClassVar[str | None] = "The model could not be loaded."
 
 
 class DownloadError(ModelLoadError):
@@ -266,6 +284,8 @@ class DownloadError(ModelLoadError):
 
 class ModelTooLarge(ModelLoadError):
     """It needs more memory than the budget leaves to it, even if every model that may go is gone."""
+
+    generic = None
 
 
 class ResourcesExhausted(ModelLoadError):
@@ -276,6 +296,7 @@ class InsufficientMemory(EngineError):
     """Other models hold the memory that this one needs, and none of them could make way in time."""
 
     retryable = True
+    generic = None
 
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -286,12 +307,14 @@ class ModelUnloaded(EngineError):
     """The model was taken away, by its operator or a new configuration, while it answered."""
 
     retryable = True
+    generic = None
 
 
 class ModelNotReady(EngineError):
     """The model is loading or restarting."""
 
     retryable = True
+    generic = None
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -302,6 +325,7 @@ class EngineDead(EngineError):
     """The worker process died while it held the request."""
 
     retryable = True
+    generic = "The model stopped working before the answer was complete."
 
 
 class WorkerDied(EngineDead):
@@ -310,6 +334,11 @@ class WorkerDied(EngineDead):
 
 class RequestKillsWorker(EngineError):
     """The worker died of this request, twice. It is refused; others that ran beside it are not."""
+
+    generic = (
+        "The model's worker died twice while it worked on this request, the second time on nothing else. The request "
+        "is refused; please do not send it again."
+    )
 
 
 class GenerationFailed(EngineError):

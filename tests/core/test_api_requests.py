@@ -218,7 +218,8 @@ def test_long_bodies_are_refused(reporting: httpx.Client) -> None:
 
 def test_failure_before_the_first_byte_is_a_status(client: httpx.Client) -> None:
     error = error_of(client.post("/v1/chat/completions", json=CHAT | {"model": "failing"}), 500)
-    assert (error["code"], error["message"]) == ("generation_failed", "boom")
+    assert error["code"] == "generation_failed"
+    assert error["message"].startswith("The model failed on this request.")
 
     error_of(client.post("/v1/chat/completions", json=CHAT | {"model": "broken"}), 500)
 
@@ -376,5 +377,5 @@ def test_sdk_errors(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.chat.completions.create(model="hi", messages=CHAT["messages"], temperature=9)
     assert caught.value.param == "temperature"
-    with pytest.raises(openai.APIError, match="boom"):
+    with pytest.raises(openai.APIError, match="The model failed"):
         list(sdk.chat.completions.create(model="broken", messages=CHAT["messages"], stream=True))

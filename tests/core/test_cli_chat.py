@@ -104,7 +104,7 @@ def test_reasoning_is_no_part_of_a_piped_answer(url: str) -> None:
     [
         (["hello", "--key", "wrong"], "Hi", "lists no models: 401"),
         (["absent", "--key", KEY], "Hi", "serves no model 'absent'; it serves hello"),
-        (["failing", "--key", KEY], "Hi", "boom"),
+        (["failing", "--key", KEY], "Hi", "The model failed"),
         (["hello", "--key", KEY, "--temperature", "99"], "Hi", "temperature"),
         (["hello", "--key", KEY], " \n", "standard input is empty"),
     ],
@@ -267,7 +267,7 @@ def test_failed_answer_leaves_the_chat_open(url: str) -> None:
     with terminal("failing", "--url", url, "--key", KEY) as screen:
         screen.wait_for("> ")
         screen.write("Hi\n")
-        screen.wait_for("boom")
+        screen.wait_for("The model failed")
         screen.write("/exit\n")
 
         assert screen.process.wait(30) == 0

@@ -16,6 +16,7 @@ from attrs import define, field
 from litestar.types import Scope
 
 from enginehouse.api.pace import Pace
+from enginehouse.api.request_ids import new_request_id
 from enginehouse.parameters import Parameters
 
 __all__ = ["RECORD_KEY", "AccessRecord", "record_of"]
@@ -89,6 +90,11 @@ class AccessRecord:
             return None
         num_decoded = self.completion_tokens - (self.num_choices or 1)
         return num_decoded / self.decode_s if num_decoded > 0 else None
+
+    def identify(self) -> str:
+        """The id of the request, a new one where the client sent none."""
+        self.request_id = self.request_id or new_request_id()
+        return self.request_id
 
     def end(self) -> None:
         """The response has ended: write the line."""

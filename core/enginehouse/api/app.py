@@ -12,7 +12,7 @@ from typing import Any
 from litestar import Litestar, Request, Response, Router
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.access import AccessRecord
+from enginehouse.api.access import AccessRecord, record_of
 from enginehouse.api.admin.events import event_route
 from enginehouse.api.admin.models import admin_model_routes
 from enginehouse.api.admin.reload import reload_route
@@ -22,7 +22,7 @@ from enginehouse.api.caller import caller_of
 from enginehouse.api.callers import Callers
 from enginehouse.api.chat import chat_route
 from enginehouse.api.completions import completion_route
-from enginehouse.api.doors import API_PREFIXES, open_doors
+from enginehouse.api.doors import API_PREFIXES, may_manage, open_doors
 from enginehouse.api.errors import describe
 from enginehouse.api.health import health_route
 from enginehouse.api.metrics.route import metrics_route
@@ -33,6 +33,7 @@ from enginehouse.api.route import route_route
 from enginehouse.api.security import Guard, note_outcome
 from enginehouse.api.state import ApiState
 from enginehouse.api.tokens import token_routes
+from enginehouse.errors import ModelLoadError
 
 __all__ = ["api_routes", "build_app"]
 
@@ -86,7 +87,9 @@ def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Whatever was raised before the first byte, as JSON."""
-    answer = describe(error)
+    concerns_manager = isinstance(error, ModelLoadError) or request.scope["path"].startswith("/admin/")
+    shows_details = concerns_manager and may_manage(request.scope)
+    answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
     note_outcome(request.scope, answer.code)
     headers = dict(answer.headers)
     body = answer.body(caller_of(request.scope).profile)

@@ -20,7 +20,17 @@ from enginehouse.api.errors import MissingScope, NotLocal
 from enginehouse.api.own_machine import foreign_sign
 from enginehouse.identity import Scope
 
-__all__ = ["API_PREFIXES", "COUNTED", "METERED", "PUBLIC", "SCOPES", "open_doors", "scope_of", "ticket_of"]
+__all__ = [
+    "API_PREFIXES",
+    "COUNTED",
+    "METERED",
+    "PUBLIC",
+    "SCOPES",
+    "may_manage",
+    "open_doors",
+    "scope_of",
+    "ticket_of",
+]
 
 _TICKET_KEY = "enginehouse.ticket"
 
@@ -98,6 +108,12 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
             await admission.enter(ticket)
 
     return open_door
+
+
+def may_manage(scope: AsgiScope) -> bool:
+    """Whether ``/admin`` is open to the caller of a request."""
+    key = caller_of(scope).key
+    return foreign_sign(scope) is None if key is None else "admin" in key.scopes
 
 
 def ticket_of(scope: AsgiScope) -> Ticket | None:

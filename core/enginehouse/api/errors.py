@@ -6,6 +6,7 @@ Every refusal and failure of the server passes here, so every body is
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Iterable
@@ -185,16 +186,32 @@ def http_error(status: int, message: str, code: str | None = None, **headers: st
     return ErrorAnswer(status, message, kind, code or _HTTP_CODES.get(status, "error"), headers=fields)
 
 
-def describe(error: BaseException) -> ErrorAnswer:
-    """What the client is told of ``error``. Unexpected ones are logged here and not shown."""
-    if isinstance(error, HTTPException):
+def describe(error: BaseException, request_id: str = "-", *, shows_details: bool = False) -> ErrorAnswer:
+    """What the client is told of ``error``; what may say more than callers should read is logged here instead.
+
+    Args:
+        request_id: of the response; names the request in the log, and the log in the message.
+        shows_details: the caller manages the server, and asks for what such an error is about.
+    """
+    if isinstance(error, HTTPException) and error.status_code < 500:
         return _describe_http(error)
     if not isinstance(error, EnginehouseError):
-        _log.error("unexpected error while serving a request", exc_info=error)
-        return ErrorAnswer(500, "The server failed; its log says why.", "server_error", "internal_error")
+        _log.error("request %s failed", request_id, exc_info=error)
+        return ErrorAnswer(500, _with_id("The server failed.", request_id), "server_error", "internal_error")
     status, kind, code = next((status, kind, code) for cls, status, kind, code in _KINDS if isinstance(error, cls))
-    param = getattr(error, "param", None)
-    return ErrorAnswer(status, error.message, kind, code, param, _retry_headers(error, status))
+    message = error.message
+    if error.generic is not None and not shows_details:
+        _log.error("request %s failed: %s: %s", request_id, type(error).__name__, _on_one_line(message))
+        message = _with_id(error.generic, request_id)
+    return ErrorAnswer(status, message, kind, code, getattr(error, "param", None), _retry_headers(error, status))
+
+
+def _with_id(message: str, request_id: str) -> str:
+    return f"{message} The server's log says more about request {request_id}."
+
+
+def _on_one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)
 
 
 def _retry_headers(error: EnginehouseError, status: int) -> tuple[tuple[str, str], ...]:

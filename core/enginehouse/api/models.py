@@ -12,21 +12,24 @@ import attrs
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.caller import Caller, caller_of
+from enginehouse.api.caller import caller_of
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
+from enginehouse.api.doors import may_manage
 from enginehouse.api.effective import shown_parameters
 from enginehouse.api.rights import shown_as
 from enginehouse.api.state import ApiState
 from enginehouse.api.unsupported import refused_fields
 from enginehouse.capabilities import Capability
-from enginehouse.errors import ModelNotFound
+from enginehouse.errors import ModelLoadError, ModelNotFound
 from enginehouse.model_card import ModelCard
 from enginehouse.models import ModelStatus
 from enginehouse.routing import AUTO
 from enginehouse.types import ModelInfo
 
 __all__ = ["all_capabilities", "model_routes"]
+
+_Request = Request[Any, Any, Any]
 
 _BODY_FIELDS = frozenset(attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body))
 
@@ -35,22 +38,22 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """The routes, below the prefix where the API is mounted."""
 
     @get("/models")
-    async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    async def list_models(request: _Request) -> dict[str, Any]:
         """List all models that the caller may use."""
-        models = _models(state, caller_of(request.scope))
+        models = _models(state, request)
         behind_auto = _behind_auto(state, models)
         return {"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])}
 
     @get("/models/{model_id:path}")
-    async def show_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    async def show_model(request: _Request) -> dict[str, Any]:
         """Show one model, by its name or an alias; names may hold slashes."""
         name = str(request.path_params["model_id"]).removeprefix("/")
         caller = caller_of(request.scope)
         for status in state.manager.statuses():
             names = shown_as(caller, status)
             if name in names:
-                return _model(state, status, names, name, caller)
-        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, caller))):
+                return _model(state, status, names, name, request)
+        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, request))):
             return _routed(behind_auto)
         raise ModelNotFound(name)
 
@@ -64,15 +67,19 @@ def all_capabilities(card: ModelCard) -> dict[str, Capability]:
     return dict(sorted(everything.items()))
 
 
-def _models(state: ApiState, caller: Caller) -> list[dict[str, Any]]:
+def _models(state: ApiState, request: _Request) -> list[dict[str, Any]]:
     """Every model that the caller may use."""
+    caller = caller_of(request.scope)
     shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
-    return [_model(state, status, names, names[0], caller) for status, names in shown if names]
+    return [_model(state, status, names, names[0], request) for status, names in shown if names]
 
 
-def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, caller: Caller) -> dict[str, Any]:
+def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, request: _Request) -> dict[str, Any]:
     """OpenAI's model object; what follows ``owned_by`` is ours. The first of ``names`` is its id for this caller."""
     info = status.info
+    profile, error = caller_of(request.scope).profile, status.error
+    if error is not None and not may_manage(request.scope):
+        error = ModelLoadError.generic  # what really was wrong may name files
     return {
         "id": names[0],
         "object": "model",
@@ -81,11 +88,11 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
         "aliases": list(names[1:]),
         "state": status.state,
         "progress": status.progress,
-        "error": status.error,
+        "error": error,
         "backend": status.backend,
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
-        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, caller.profile.name)),
+        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile.name)),
     }
 
 

@@ -23,7 +23,7 @@ from enginehouse.api.doors import PUBLIC, ticket_of
 from enginehouse.api.errors import BodyTooLarge, ErrorAnswer, describe, http_error
 from enginehouse.api.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.rate_headers import rate_headers
-from enginehouse.api.request_ids import REQUEST_ID_HEADER, new_request_id, sent_request_id
+from enginehouse.api.request_ids import REQUEST_ID_HEADER, sent_request_id
 from enginehouse.config import Settings, is_loopback
 from enginehouse.errors import InvalidRequest
 from enginehouse.identity import Identity
@@ -84,8 +84,7 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                record.request_id = record.request_id or new_request_id()
-                own = (REQUEST_ID_HEADER, record.request_id.encode())
+                own = (REQUEST_ID_HEADER, record.identify().encode())
                 ticket = ticket_of(scope)
                 rates = rate_headers(ticket) if ticket is not None else ()
                 message["headers"] = [*message.get("headers", ()), own, *rates, *cors]
@@ -138,7 +137,7 @@ class Guard:
             else:
                 await self.app(scope, receive, send)
         except Exception as error:  # border: nothing that a request causes reaches the server loop
-            note_outcome(scope, describe(error).code)
+            note_outcome(scope, describe(error, record_of(scope).identify()).code)
             raise
 
     def _note_caller(self, scope: HTTPScope, key: Identity | None) -> None:

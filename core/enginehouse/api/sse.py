@@ -103,7 +103,7 @@ class EventStream:
         if self._exchange.disconnected and isinstance(error, EnginehouseError):
             assembly.record.outcome = "cancelled"
             return b""
-        answer = describe(error)
+        answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
         return self._dialect.flush() + event(answer.body(self._profile))
 

@@ -76,7 +76,7 @@ def _bind(decoder: StructuredDecoder, tokenizer: Tokenizer) -> GrammarCompiler |
         return error
     except Exception as error:  # noqa: BLE001 - a decoder's mistake costs constrained requests only
         _log.warning("the structured decoder %s cannot be used", decoder.name, exc_info=error)
-        return PluginError(f"The structured decoder {decoder.name!r} cannot be used: {error!r}", decoder.name)
+        return PluginError(f"The structured decoder {decoder.name!r} cannot be used; the log says why.", decoder.name)
 
 
 def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
@@ -86,7 +86,7 @@ def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: 
         raise
     except Exception as error:  # refused rather than unconstrained
         _log.warning("the structured decoder %s failed to compile", decoder.name, exc_info=error)
-        message = f"{constraint.param}: the structured decoder {decoder.name!r} failed: {error!r}"
+        message = f"{constraint.param}: the structured decoder {decoder.name!r} failed; the server's log says why"
         raise InvalidRequest(message, constraint.param) from error
 
 

@@ -133,7 +133,7 @@ class _Tries:
                 if self._fault is None or self._fault is error:
                     raise
                 raise self._fault from error  # the request is not wrong: another model could answer it, were it there
-            self._failed.append(FailedAttempt(attempt.model, error.message))
+            self._failed.append(FailedAttempt(attempt.model, error.public_message))
             return None
         except BaseException:
             trial.ended()

@@ -37,7 +37,6 @@ def test_nan_is_never_sampled(expected, device_sampling, temperature, turn):
 
         assert bad.error is not None
         assert bad.error["code"] == "generation_failed"
-        assert "nan" in bad.error["message"].lower() or "not finite" in bad.error["message"]
         assert not bad.is_complete
         assert not any(chunk.get("choices") for chunk in bad.chunks), "no text of it"
         assert len(server.workers()) == 1
@@ -53,7 +52,7 @@ def test_runner_that_raises_fails_the_request_at_fault(expected, turn):
 
         assert bad.error is not None
         assert bad.error["code"] == "generation_failed"
-        assert "RuntimeError: the fake runner fails on purpose" in bad.error["message"]
+        assert "fails on purpose" not in bad.error["message"], "what libraries say is for the log"
         check_others(server, expected, running)
         assert [worker.pid for worker in server.workers()] == before, "nobody had to die for it"
 

@@ -118,7 +118,7 @@ def test_errors(client: httpx.Client, post: Post) -> None:
     assert error(post(model="none"), 404)["code"] == "not_found"
     assert error(client.get("/v1/nothing"), 404)["code"] == "not_found"
     failed = error(post(model="failing"), 500)
-    assert failed["code"] == "internal_error" and "boom" in failed["message"]
+    assert failed["code"] == "internal_error" and "The model failed" in failed["message"]
 
 
 def test_errors_in_streams(post: Post) -> None:

@@ -63,8 +63,8 @@ class Connection(asyncio.Protocol):
         except UnicodeEncodeError as error:
             raise InvalidRequest("The text holds a lone surrogate, which is not a character.", "messages") from error
         except (OverflowError, RecursionError) as error:
-            message = "The request holds a number that does not fit into 64 bits, or is nested too deeply."
-            raise InvalidRequest(message) from error
+            reason = "The request holds a number that does not fit into 64 bits, or is nested too deeply."
+            raise InvalidRequest(reason) from error
         except FrameTooLarge as error:
             raise InvalidRequest(f"The request is too large for the model's worker: {error}.", "messages") from error
         if self.is_open:
