@@ -32,7 +32,7 @@ from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
 from enginehouse.replay import Replays
 from enginehouse.request_parameters import without_parameter
-from enginehouse.routing import OnDiscarded, Plan, Planner, Routed, run_attempts, with_logprobs
+from enginehouse.routing import OnDiscarded, Plan, Planner, Routed, TooLong, find_too_long, run_attempts, with_logprobs
 from enginehouse.timeouts import Timeouts, timeouts_of
 from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 
@@ -155,13 +155,15 @@ class Pipeline:
         """
 
         async def plan(attempt: GenerateRequest) -> Plan | None:
-            return self._planner.plan(attempt)
+            return self._planner.plan(attempt, await self._too_long(attempt))
 
         return await self._leaving_out(request, plan)
 
     async def _route(self, request: GenerateRequest, on_discarded: OnDiscarded) -> RunningRequest:
         """Submit to the model that was asked for, or to the first one of several that begins an answer."""
-        plan = self._planner.plan(request)
+        # A named model says by itself that it cannot hold a prompt.
+        too_long = await self._too_long(request) if self.is_routed(request.model) else {}
+        plan = self._planner.plan(request, too_long)
         if plan is None:
             return await self._submit(request, request.model)
         accepted: dict[str, RunningRequest] = {}
@@ -175,6 +177,14 @@ class Pipeline:
 
         generation, routed = await run_attempts(plan, submit, self._planner.experience, on_discarded)
         return evolve(accepted[routed.model], generation=generation, routed=routed)
+
+    async def _too_long(self, request: GenerateRequest) -> TooLong:
+        """The models that could be tried but cannot hold the prompt."""
+
+        async def count(request: GenerateRequest, model: LoadedModel) -> int:
+            return len(await (await self._prompts.make(request, model)).tokenize())
+
+        return await find_too_long(request, self._planner.named_by(request), self._manager, count)
 
     async def _submit(self, request: GenerateRequest, model: str | None) -> RunningRequest:
         lease = await self._manager.lease(model)

@@ -1,4 +1,7 @@
-"""``POST /v1/route``: which models a chat would be tried on, and why; nothing is rendered, and no model is asked."""
+"""``POST /v1/route``: which models a chat would be tried on, and why; nothing is generated.
+
+A long prompt is counted by the loaded models, to which a context may be too small.
+"""
 
 from __future__ import annotations
 

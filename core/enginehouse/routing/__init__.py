@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from enginehouse.routing.attempts import FailedAttempt, OnDiscarded, Routed, run_attempts, with_logprobs
-from enginehouse.routing.planning import AUTO, Plan, Planner
+from enginehouse.routing.fitting import find_too_long
+from enginehouse.routing.planning import AUTO, Plan, Planner, TooLong
 
-__all__ = ["AUTO", "FailedAttempt", "OnDiscarded", "Plan", "Planner", "Routed", "run_attempts", "with_logprobs"]
+__all__ = [
+    "AUTO",
+    "FailedAttempt",
+    "OnDiscarded",
+    "Plan",
+    "Planner",
+    "Routed",
+    "TooLong",
+    "find_too_long",
+    "run_attempts",
+    "with_logprobs",
+]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
 from enginehouse.capabilities import Capability, check_parameters
 from enginehouse.config import Settings
-from enginehouse.errors import ConfigError, ModelNotFound, UnsupportedParameter
+from enginehouse.errors import ConfigError, ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from enginehouse.media import check_media
 from enginehouse.models import ModelManager, ModelStatus
 from enginehouse.plugins import plugin_border
@@ -22,7 +23,7 @@ from enginehouse.routing.experience import Experience
 from enginehouse.structuring import closest
 from enginehouse.types import GenerateRequest, ModelInfo
 
-__all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner"]
+__all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner", "TooLong"]
 
 AUTO = "auto"
 """The model name that asks a router; a model or alias of that name comes before it."""
@@ -33,6 +34,9 @@ _BEHIND = ("failed", "restarting", "loading", "draining")
 """States of models that are tried after all others."""
 
 _log = logging.getLogger(__name__)
+
+TooLong = Mapping[str, ContextLengthExceeded]
+"""Models whose context cannot hold a prompt, and what they would answer."""
 
 CapabilitiesOf = Callable[[str, ModelInfo], Mapping[str, Capability]]
 """What a model makes of each parameter, by the model's name and what is known of it."""
@@ -109,35 +113,53 @@ class Planner:
         """Whether a router decides about requests for this name."""
         return asked == AUTO and self._router is not None
 
-    def plan(self, request: GenerateRequest) -> Plan | None:
+    def named_by(self, request: GenerateRequest) -> tuple[str, ...]:
+        """The models that a plan for the request may hold, stand-ins included."""
+        chains = self._settings.fallbacks
+        names = self._models if self.is_routed(request.model) else (self._manager.find(request.model).name,)
+        named = dict.fromkeys((*names, *(other for name in names for other in chains.get(name, ()))))
+        return tuple(name for name in named if _may_use(request, name))
+
+    def plan(self, request: GenerateRequest, too_long: TooLong = MappingProxyType({})) -> Plan | None:
         """What to try; None for a named model that nothing stands in for.
+
+        Args:
+            too_long: models whose context cannot hold the prompt, as far as that is known.
 
         Raises:
             ModelNotFound: no model has that name, or its caller may use none of those that it may mean.
             UnsupportedParameter: none of them can do what is asked; says what the first one cannot.
+            ContextLengthExceeded: the prompt fits none of those that can.
         """
         if self.is_routed(request.model):
-            return self._ask_router(request)
-        if not self._settings.fallbacks:
-            return None
-        return self._follow_chain(request, self._manager.find(request.model).name)
+            return self._ask_router(request, too_long)
+        name = self._manager.find(request.model).name
+        if name in too_long:
+            raise too_long[name]
+        return self._follow_chain(request, name, too_long) if self._settings.fallbacks else None
 
-    def _follow_chain(self, request: GenerateRequest, name: str) -> Plan | None:
+    def _follow_chain(self, request: GenerateRequest, name: str, too_long: TooLong) -> Plan | None:
         others = [other for other in self._settings.fallbacks.get(name, ()) if _may_use(request, other)]
+        refused = {other: too_long[other].message for other in others if other in too_long}
+        others = [other for other in others if other not in refused]
         if not others:
             return None
         attempts = tuple(Attempt(model) for model in dict.fromkeys((name, *others)))
         route = Route(attempts=attempts, reason=f"asked for; {', '.join(others)} may stand in")
         return Plan(
-            strategy=_FALLBACK, route=self._hopeful_first(route), has_logprobs=_has_logprobs(request), named=name
+            strategy=_FALLBACK,
+            route=self._hopeful_first(route),
+            refused=refused,
+            has_logprobs=_has_logprobs(request),
+            named=name,
         )
 
-    def _ask_router(self, request: GenerateRequest) -> Plan:
+    def _ask_router(self, request: GenerateRequest, too_long: TooLong) -> Plan:
         """A router that fails is as one that has no opinion: the default model is asked, then the others."""
         router = self._router
         assert router is not None
         began = time.perf_counter()
-        candidates, refused = self._candidates(request)
+        candidates, refused = self._candidates(request, too_long)
         default = next((one.name for one in candidates if one.name == self.default), candidates[0].name)
         strategy = router.name
         try:
@@ -153,7 +175,7 @@ class Planner:
                 attempts=tuple(Attempt(candidate.name) for candidate in ordered),
                 reason=f"the router failed: {type(error).__name__}",
             )
-        stand_ins = self._stand_ins(request, route)
+        stand_ins = self._stand_ins(request, route, too_long)
         route = self._hopeful_first(evolve(route, attempts=(*route.attempts, *map(Attempt, stand_ins))))
         hopeless = self._hopeless(route)
         decision_s = time.perf_counter() - began
@@ -167,7 +189,7 @@ class Planner:
             has_logprobs=_has_logprobs(request),
         )
 
-    def _candidates(self, request: GenerateRequest) -> tuple[tuple[Candidate, ...], dict[str, str]]:
+    def _candidates(self, request: GenerateRequest, too_long: TooLong) -> tuple[tuple[Candidate, ...], dict[str, str]]:
         statuses = {status.name: status for status in self._manager.statuses()}
         found: list[tuple[Candidate, bool]] = []
         refused: dict[str, str] = {}
@@ -185,8 +207,13 @@ class Planner:
                 refused[name] = error.message
                 first = first or error
                 continue
+            if name in too_long:
+                refused[name] = too_long[name].message
+                continue
             tools = capabilities.get("tools")
             found.append((self._candidate(rank, status), tools is not None and tools.support == "native"))
+        if not found and (longest := [too_long[name] for name in refused if name in too_long]):
+            raise max(longest, key=lambda error: error.max_context)
         if not found:
             raise first or ModelNotFound(AUTO)
         if request.tool_use is not None and any(has_tools for _, has_tools in found):
@@ -211,10 +238,10 @@ class Planner:
             first_token_s=self.experience.first_token_s(status.name),
         )
 
-    def _stand_ins(self, request: GenerateRequest, route: Route) -> tuple[str, ...]:
+    def _stand_ins(self, request: GenerateRequest, route: Route, too_long: TooLong) -> tuple[str, ...]:
         """What the settings put behind the first model, besides what is tried anyway."""
         chain = self._settings.fallbacks.get(route.attempts[0].model, ())
-        tried = {attempt.model for attempt in route.attempts}
+        tried = {*(attempt.model for attempt in route.attempts), *too_long}
         return tuple(dict.fromkeys(name for name in chain if name not in tried and _may_use(request, name)))
 
     def _hopeful_first(self, route: Route) -> Route:

@@ -275,10 +275,9 @@ def test_model_whose_context_is_too_small_is_passed_over(serve: Serve) -> None:
     with serve(models, FIXED, with_router(router)) as client:
         answer = client.chat(text="word " * 60)
 
+    # The router does not even hear of it, and so names a stranger: then the default of those that can is taken.
     assert answer.headers["x-octomil-routed-model"] == "second"
-    (tried,) = answer.json()["enginehouse"]["routed"]["tried"]
-    assert tried["model"] == "first"
-    assert "context holds 64 tokens" in tried["reason"]
+    assert answer.json()["enginehouse"]["routed"]["tried"] == []
 
 
 def test_model_that_cannot_do_what_is_asked_is_left_out(serve: Serve) -> None:
@@ -521,3 +520,72 @@ def test_decisions_take_less_than_two_milliseconds(serve: Serve, strategy: str) 
         times = [client.route(messages=[{"role": "user", "content": text}])["decision_ms"] for _ in range(20)]
 
     assert min(times) < 2.0
+
+
+def of_context(context: int, **options: Any) -> ModelSettings:
+    """A fake model, one token for each byte."""
+    return ModelSettings(source="fake", backend="fake", context=context, options=options)
+
+
+@pytest.mark.parametrize("strategy", ["load", None])
+def test_a_prompt_that_fits_no_model_is_refused_before_one_is_chosen(serve: Serve, strategy: str | None) -> None:
+    with serve({"small": of_context(512), "big": of_context(1024)}, RouterSettings(strategy=strategy)) as client:
+        body = {"messages": [{"role": "user", "content": "x" * 3000}], "max_tokens": 4}
+        for path in ("/v1/route", "/v1/chat/completions"):
+            for stream in (False, True) if path.endswith("completions") else (False,):
+                answer = client.http.post(path, json={"model": "auto", **body, **({"stream": True} if stream else {})})
+                assert answer.status_code == 400, answer.text
+                error = answer.json()["error"]
+                assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+                assert "1024 tokens" in error["message"], "the largest context of all"
+
+
+def test_models_that_a_prompt_does_not_fit_are_named_and_not_tried(serve: Serve) -> None:
+    with serve({"small": of_context(512), "big": of_context(4096)}, RouterSettings(models=("small", "big"))) as client:
+        text = "x" * 1000
+        route = client.route(model="auto", messages=[{"role": "user", "content": text}])
+        refused = {one["model"]: one["refused"] for one in route["candidates"] if one["refused"]}
+        answer = client.chat(text=text).json()
+
+    assert route["attempts"] == ["big"]
+    assert "512 tokens" in refused["small"]
+    assert answer["model"] == "big"
+    assert answer["enginehouse"]["routed"]["tried"] == [], "the same decision, and nothing was tried in vain"
+
+
+def test_routes_count_exactly(serve: Serve) -> None:
+    """The last prompt that a model answers is the last one that is routed to it; the answer's room does not count."""
+    with serve({"one": of_context(2048)}, RouterSettings(strategy="load")) as client:
+
+        def status(path: str, num_chars: int) -> int:
+            body = {"model": "auto", "messages": [{"role": "user", "content": "x" * num_chars}], "max_tokens": 500}
+            return client.http.post(path, json=body).status_code
+
+        counted = client.http.post("/tokenize", json={"model": "one", "messages": [{"role": "user", "content": "x"}]})
+        longest = 2047 - (counted.json()["count"] - 1)
+        for path in ("/v1/route", "/v1/chat/completions"):
+            assert [status(path, longest), status(path, longest + 1)] == [200, 400], path
+
+
+def test_named_models_and_those_that_stand_in_are_checked_too(serve: Serve) -> None:
+    settings = RouterSettings(fallbacks={"big": ("small", "large"), "small": ("big",)})
+    models = {"small": of_context(512), "big": of_context(4096), "large": of_context(4096)}
+    with serve(models, settings) as client:
+        messages = [{"role": "user", "content": "x" * 1000}]
+        route = client.route(model="big", messages=messages)
+        named = client.http.post("/v1/route", json={"model": "small", "messages": messages})
+
+    assert route["attempts"] == ["big", "large"]
+    assert [one["model"] for one in route["candidates"] if one["refused"]] == ["small"]
+    assert named.status_code == 400
+    assert named.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_what_a_model_cannot_do_is_told_before_what_it_cannot_hold(serve: Serve) -> None:
+    gaps = of_context(512, infill_tokens=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    with serve({"gaps": gaps, "plain": of_context(4096)}, RouterSettings(strategy="load")) as client:
+        body = {"model": "auto", "prompt": "x" * 1000, "suffix": "y", "max_tokens": 2}
+        refused = client.http.post("/v1/completions", json=body)
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded", "the only model that could do it says why not"
