@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from enginehouse.errors import InvalidRequest
 from enginehouse.types import Constraint
 from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
+from enginehouse_llguidance.kept import KeptGrammars
 from enginehouse_llguidance.matcher import LlguidanceGrammar
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
@@ -55,25 +54,23 @@ class LlguidanceCompiler:
         self._text_tokens = _text_tokens(tokenizer)
         self._options = options
         self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL)
-        self._cache: OrderedDict[tuple[str, str], LlguidanceGrammar] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept = KeptGrammars(options.max_cached, options.max_cached_bytes)
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
         """Compile, or take what was compiled before."""
         key = (constraint.kind, constraint.text)
-        with self._lock:
-            if (known := self._cache.get(key)) is not None:
-                self._cache.move_to_end(key)
-                return known
+        if (known := self._kept.get(key)) is not None:
+            return known
         size = len(constraint.text.encode("utf-8", "surrogatepass"))
         if size > self._options.max_bytes:
             message = f"{size} bytes are more than the {self._options.max_bytes} that are allowed"
             raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
-        compiled = self._compile(constraint)
-        with self._lock:
-            self._cache[key] = compiled
-            while len(self._cache) > self._options.max_cached:
-                self._cache.popitem(last=False)
+        try:
+            compiled = self._compile(constraint)
+        except InvalidRequest:
+            self._kept.compiled_in_vain(key)
+            raise
+        self._kept.put(key, compiled)
         return compiled
 
     def _compile(self, constraint: Constraint) -> LlguidanceGrammar:

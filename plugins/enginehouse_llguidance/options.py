@@ -18,6 +18,7 @@ class LlguidanceOptions:
         max_subschemas: most subschemas that a schema may lead to.
         max_choices: most strings of a choice, and most values of an enum.
         max_cached: compiled constraints that are kept for each model.
+        max_cached_bytes: memory that these may take, as estimated from their size.
     """
 
     max_bytes: int = field(default=262_144, validator=[ge(1), le(16_777_216)])
@@ -25,3 +26,4 @@ class LlguidanceOptions:
     max_subschemas: int = field(default=5_000, validator=[ge(1), le(100_000)])
     max_choices: int = field(default=20_000, validator=[ge(1), le(1_000_000)])
     max_cached: int = field(default=128, validator=[ge(1), le(100_000)])
+    max_cached_bytes: int = field(default=33_554_432, validator=ge(0))
