@@ -11,8 +11,8 @@ from enginehouse_parsers.json_value import JsonValue
 
 __all__ = ["NamedCallSession"]
 
-_HEAD = re.compile(r"([\w-]{1,64})(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
-_BEGINNING = re.compile(r"[\w-]+(?:\[[\w\]]*)?(?:\[[A-Z]*\]?)?\s*", re.ASCII)
+_HEAD = re.compile(r"([\w.-]{1,64})(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
+_BEGINNING = re.compile(r"[\w.-]+(?:\[[\w\]]*)?(?:\[[A-Z]*\]?)?\s*", re.ASCII)
 _MAX_HEAD_CHARS = 200
 
 

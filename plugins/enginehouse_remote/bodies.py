@@ -167,7 +167,9 @@ def _tools(use: ToolUse) -> dict[str, Any]:
     choice: Any = use.choice
     if use.only is not None:
         choice = {"type": "function", "function": {"name": use.only}}
-    data: dict[str, Any] = {"tools": [_tool(tool) for tool in use.tools], "tool_choice": choice}
+    # Not every server knows the choice `allowed_tools`; none can call what it does not know of.
+    tools = use.tools if use.allowed is None else use.callable
+    data: dict[str, Any] = {"tools": [_tool(tool) for tool in tools], "tool_choice": choice}
     parallel = use.parallel if use.only is None else False
     if parallel is not None:
         data["parallel_tool_calls"] = parallel

@@ -18,7 +18,7 @@ from enginehouse.types import Tool, ToolUse
 __all__ = ["MAX_TOOLS", "FunctionBody", "ToolBody", "find_ignored_in_choice", "find_ignored_in_tools", "read_tool_use"]
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # OpenAI's and dots, which names of MCP servers' tools have
 
 
 @frozen(kw_only=True)
@@ -45,10 +45,13 @@ def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None)
     Raises:
         InvalidRequest: a tool is malformed, or the choice does not fit the tools.
     """
-    mode, only = _read_choice(choice)
+    mode, allowed = _read_choice(choice)
     if not tools:
         if mode == "required":
             raise InvalidRequest("tool_choice: a call is required, but there are no tools", "tool_choice")
+        if allowed is not None:
+            path, name = allowed[0]
+            raise InvalidRequest(f"{path}: no tool has the name {name[:100]!r}", path)
         return None
     read = tuple(_read_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(tools))
     seen: set[str] = set()
@@ -57,10 +60,13 @@ def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None)
             path = f"tools[{index}].function.name"
             raise InvalidRequest(f"{path}: another tool has the name {tool.name!r} already", path)
         seen.add(tool.name)
-    if only is not None and only not in seen:
-        path = "tool_choice.function.name"
-        raise InvalidRequest(f"{path}: no tool has the name {only[:100]!r}", path)
-    return ToolUse(tools=read, choice=mode, only=only, parallel=parallel)
+    for path, name in allowed or ():
+        if name not in seen:
+            raise InvalidRequest(f"{path}: no tool has the name {name[:100]!r}", path)
+    if allowed is not None and choice.get("type") == "function":
+        return ToolUse(tools=read, choice=mode, only=allowed[0][1], parallel=parallel)
+    names = None if allowed is None else frozenset(name for _, name in allowed)
+    return ToolUse(tools=read, choice=mode, allowed=names, parallel=parallel)
 
 
 def find_ignored_in_tools(tools: Any) -> Iterator[str]:
@@ -76,10 +82,26 @@ def find_ignored_in_tools(tools: Any) -> Iterator[str]:
 def find_ignored_in_choice(choice: Any) -> Iterator[str]:
     """Paths of unknown fields in ``tool_choice``."""
     if isinstance(choice, Mapping):
-        yield from (f"tool_choice.{name}" for name in choice if name not in ("type", "function"))
-        function = choice.get("function")
-        if isinstance(function, Mapping):
-            yield from (f"tool_choice.function.{name}" for name in function if name != "name")
+        kind = choice.get("type")
+        yield from (f"tool_choice.{name}" for name in choice if name not in ("type", kind))
+        if kind == "function":
+            yield from _ignored_in_function(choice, "tool_choice")
+        inner = choice.get("allowed_tools") if kind == "allowed_tools" else None
+        if isinstance(inner, Mapping):
+            path = "tool_choice.allowed_tools"
+            yield from (f"{path}.{name}" for name in inner if name not in ("mode", "tools"))
+            tools = inner.get("tools")
+            for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+                if isinstance(tool, Mapping):
+                    where = f"{path}.tools[{index}]"
+                    yield from (f"{where}.{name}" for name in tool if name not in ("type", "function"))
+                    yield from _ignored_in_function(tool, where)
+
+
+def _ignored_in_function(data: Mapping[str, Any], path: str) -> Iterator[str]:
+    function = data.get("function")
+    if isinstance(function, Mapping):
+        yield from (f"{path}.function.{name}" for name in function if name != "name")
 
 
 def _unknown(data: Mapping[str, Any], body: type[Any], path: str) -> Iterator[str]:
@@ -89,7 +111,7 @@ def _unknown(data: Mapping[str, Any], body: type[Any], path: str) -> Iterator[st
 
 def _read_tool(function: FunctionBody, path: str) -> Tool:
     if _NAME.fullmatch(function.name) is None:
-        message = "must have 1 to 64 letters, digits, underscores and hyphens"
+        message = "must have 1 to 64 letters, digits, underscores, hyphens and dots"
         raise InvalidRequest(f"{path}.name: {message}", f"{path}.name")
     parameters = function.parameters or {"type": "object", "properties": {}}
     if parameters.get("type", "object") != "object":
@@ -105,18 +127,47 @@ def _read_tool(function: FunctionBody, path: str) -> Tool:
     )
 
 
-def _read_choice(choice: Any) -> tuple[Literal["auto", "none", "required"], str | None]:
-    """How to choose, and the only function that may be called."""
+_Mode = Literal["auto", "none", "required"]
+_Named = tuple[tuple[str, str], ...]
+"""Functions that may be called, each after the path of its name in the request."""
+
+
+def _read_choice(choice: Any) -> tuple[_Mode, _Named | None]:
+    """How to choose, and the only functions that may be called; None is all."""
     if choice is None:
         return "auto", None
     if choice in ("auto", "none", "required"):
         return choice, None
     if not isinstance(choice, dict):
         raise InvalidRequest("tool_choice: must be 'none', 'auto', 'required', or an object", "tool_choice")
+    if choice.get("type") == "allowed_tools":
+        return _read_allowed(choice.get("allowed_tools"), "tool_choice.allowed_tools")
     if choice.get("type") != "function":
-        raise InvalidRequest("tool_choice.type: must be 'function'", "tool_choice.type")
-    function = choice.get("function")
+        raise InvalidRequest("tool_choice.type: must be 'function' or 'allowed_tools'", "tool_choice.type")
+    return "required", (_read_named(choice, "tool_choice"),)
+
+
+def _read_allowed(allowed: Any, path: str) -> tuple[_Mode, _Named]:
+    """The member ``allowed_tools``, which has the type's name."""
+    if not isinstance(allowed, dict):
+        raise InvalidRequest(f"{path}: must be an object", path)
+    mode, tools = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required"):
+        raise InvalidRequest(f"{path}.mode: must be 'auto' or 'required'", f"{path}.mode")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequest(f"{path}.tools: must be a list of at least one tool", f"{path}.tools")
+    named = []
+    for index, tool in enumerate(tools):
+        where = f"{path}.tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise InvalidRequest(f"{where}.type: must be 'function'", f"{where}.type")
+        named.append(_read_named(tool, where))
+    return mode, tuple(named)
+
+
+def _read_named(data: Mapping[str, Any], path: str) -> tuple[str, str]:
+    function = data.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise InvalidRequest("tool_choice.function.name: must be a string", "tool_choice.function.name")
-    return "required", name
+        raise InvalidRequest(f"{path}.function.name: must be a string", f"{path}.function.name")
+    return f"{path}.function.name", name

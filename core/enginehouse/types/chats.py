@@ -98,12 +98,14 @@ class ToolUse:
         tools: with different names, at least one.
         choice: ``required`` is at least one call, ``none`` hides the tools from the model.
         only: the one function that must be called; with ``required``.
+        allowed: names of the functions that may be called; None is all. The model is shown no others.
         parallel: whether one answer may hold several calls; None is what suits the model.
     """
 
     tools: tuple[Tool, ...]
     choice: Literal["auto", "none", "required"] = "auto"
     only: str | None = None
+    allowed: frozenset[str] | None = None
     parallel: bool | None = None
 
     @property
@@ -111,7 +113,11 @@ class ToolUse:
         """The tools that may be called."""
         if self.choice == "none":
             return ()
-        return tuple(tool for tool in self.tools if self.only in (None, tool.name))
+        return tuple(
+            tool
+            for tool in self.tools
+            if self.only in (None, tool.name) and (self.allowed is None or tool.name in self.allowed)
+        )
 
 
 @frozen(kw_only=True)

@@ -35,6 +35,10 @@ def named(name: str = "set_lamp") -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
 def streamed_calls(stream: Stream, index: int = 0) -> list[dict[str, Any]]:
     """The calls of a stream, put together as clients do, with every rule for deltas checked on the way."""
     calls: list[dict[str, Any]] = []
@@ -159,6 +163,30 @@ def test_h14_calls_are_enforced(enforcing: Server, choice: Any, fields: dict[str
     assert pairs(streamed_calls(stream)) == pairs(whole["message"]["tool_calls"])
 
 
+@pytest.mark.parametrize("names", [("other",), ("set_lamp", "files.read"), ("files.read",)])
+def test_h14_only_allowed_tools_are_called(enforcing: Server, names: tuple[str, ...]) -> None:
+    tools = [tool(), tool("other"), tool("files.read"), tool("files_read")]
+    choice = allowed(*names, mode="required")
+    for seed in range(3):
+        body = {"messages": ASK, "tools": tools, "tool_choice": choice, "max_tokens": 1500, "temperature": 1.5}
+        whole = enforcing.chat(**body, seed=seed)["choices"][0]
+        assert whole["finish_reason"] == "tool_calls"
+        check_call(whole["message"], set(names))
+        stream = enforcing.stream_chat(**body, seed=seed)
+        assert pairs(streamed_calls(stream)) == pairs(whole["message"]["tool_calls"])
+
+
+def test_h14_a_call_that_is_not_allowed_is_no_call(tool_scripts) -> None:
+    """The model calls ``say`` by itself: with ``auto`` that is text where only another function may be called."""
+    fields = {"tools": [SAY, tool()], "max_tokens": 300}
+    kept = tool_scripts("threes").chat(**fields, tool_choice=allowed("say"))["choices"][0]
+    other = tool_scripts("threes").chat(**fields, tool_choice=allowed("set_lamp"))["choices"][0]
+
+    assert kept["finish_reason"] == "tool_calls"
+    assert other["finish_reason"] == "stop"
+    assert "tool_calls" not in other["message"]
+
+
 def test_h14_several_choices_are_enforced_each(enforcing: Server) -> None:
     body = {"messages": ASK, "tools": [tool()], "tool_choice": named(), "max_tokens": 400, "temperature": 1.2}
     choices = enforcing.chat(**body, n=3, seed=11)["choices"]
@@ -265,7 +293,21 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+    ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": [tool()], "tool_choice": allowed("set_lamp", mode="none")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [tool()], "tool_choice": allowed()}, "tool_choice.allowed_tools.tools"),
+    ({"tools": [tool()], "tool_choice": allowed("a")}, "tool_choice.allowed_tools.tools[0].function.name"),
+    ({"tools": [tool()], "tool_choice": allowed("set_lamp", "a")}, "tool_choice.allowed_tools.tools[1].function.name"),
+    ({"tools": [], "tool_choice": allowed("a")}, "tool_choice.allowed_tools.tools[0].function.name"),
+    *(
+        (
+            {"tools": [tool()], "tool_choice": {**allowed(), "allowed_tools": {"mode": "auto", "tools": wrong}}},
+            "tool_ch",
+        )
+        for wrong in (None, 3, "set_lamp", {"a": 1}, ["set_lamp"], [3], [{"type": "custom"}], [{"type": "function"}])
+    ),
     ({"tools": [tool("bad name!")]}, "tools[0].function.name"),
+    ({"tools": [tool("a/b")]}, "tools[0].function.name"),
     ({"tools": [tool("")]}, "tools[0].function.name"),
     ({"tools": [tool("grüße")]}, "tools[0].function.name"),
     ({"tools": [tool("x" * 65)]}, "tools[0].function.name"),
@@ -300,6 +342,7 @@ def test_h15_valid_forms_are_accepted(fake_with_parsers: Server) -> None:
         {"tools": [tool(f"f{n}") for n in range(128)]},
         {"tools": [tool("x" * 64), tool("A-b_9")], "tool_choice": "auto"},
         {"tools": [tool(strict=True)], "tool_choice": "none", "parallel_tool_calls": False},
+        {"tools": [tool("mcp.server.find"), tool("a")], "tool_choice": allowed("mcp.server.find")},
         {"tools": [], "tool_choice": "auto"},
         {"tool_choice": "none"},
     ):

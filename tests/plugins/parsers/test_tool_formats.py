@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,3 +269,21 @@ def test_any_arguments_arrive_word_for_word(arguments: dict[str, Any], ascii_onl
     for name, text in texts.items():
         assert told(parsing(name), list(text))["calls"] == [("say", written)], name
     assert [json.loads(text) for _, text in told(parsing("pythonic"), [f"[say(**{written})]"])["calls"]] == [arguments]
+
+
+DOTTED = {"set_lamp": "home.set-lamp", "say": "v1.0.say", "now": "now."}
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), GOLDEN)
+def test_names_may_hold_dots(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    """As those of MCP servers' tools do; whole and cut everywhere."""
+    for plain, dotted in DOTTED.items():
+        text = text.replace(f"{plain}(", f"{dotted}(").replace(f'"{plain}"', f'"{dotted}"')
+        text = re.sub(rf"\b{plain}(\[(?:ARGS|CALL_ID)\]| ?{{)", rf"{dotted}\1", text)
+    tools = tuple(evolve(tool, name=DOTTED[tool.name]) for tool in TOOLS)
+    parsing = AnswerParsing(reasoning=None, reasoning_is_open=False, tool_format=FORMATS[name], tools=tools)
+    for pieces in cuts(text):
+        said = told(parsing, pieces)
+        assert [(called, json.loads(arguments)) for called, arguments in said["calls"]] == [
+            (DOTTED[called], json.loads(arguments)) for called, arguments in calls
+        ]

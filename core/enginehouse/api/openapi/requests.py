@@ -19,7 +19,7 @@ from enginehouse.sampler import SamplerPlugin
 __all__ = ["request_schemas"]
 
 _TOKEN_ID: JsonSchema = {"type": "integer", "minimum": 0}
-_NAME: JsonSchema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+_NAME: JsonSchema = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 _SCHEMA: JsonSchema = {"type": ["object", "boolean", "string"], "description": "A JSON Schema, or one as JSON text."}
 _SOME_TEXT: JsonSchema = {"type": "string", "minLength": 1}
 _STOP: JsonSchema = {**_SOME_TEXT, "maxLength": MAX_STOP_CHARS}
@@ -61,6 +61,21 @@ _NAMED_TOOL: JsonSchema = {
         "function": {"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
     },
     "required": ["type", "function"],
+}
+_ALLOWED_TOOLS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _NAMED_TOOL, "minItems": 1},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
 }
 _RESPONSE_FORMAT: JsonSchema = {
     "oneOf": [
@@ -199,7 +214,9 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         ("ChatBody", "messages"): {"minItems": 1, "maxItems": limits.max_messages},
         ("ChatBody", "prompt"): {"minLength": 1},
         ("ChatBody", "tools"): {"maxItems": MAX_TOOLS},
-        ("ChatBody", "tool_choice"): {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_TOOL]},
+        ("ChatBody", "tool_choice"): {
+            "anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_TOOL, _ALLOWED_TOOLS]
+        },
         ("ChatBody", "prediction"): _PREDICTION,
         ("MessageBody", "role"): {"enum": ["system", "developer", "user", "assistant", "tool"]},
         ("MessageBody", "function_call"): {"type": "null", "deprecated": True},
