@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen, validators
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.errors import MissingDependency, ModelLoadError
 from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
+from enginehouse_hf.gguf_estimate import estimate_gguf
 
 __all__ = ["HfBackend", "HfOptions"]
 
@@ -109,10 +110,6 @@ class HfBackend:
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: neither a model folder nor a GGUF file")
-        try:
-            from enginehouse_hf.gguf_estimate import estimate_gguf  # noqa: PLC0415 - an optional library
-        except ImportError as error:
-            raise MissingDependency("gguf", self.name) from error
         assert source.path is not None
         return estimate_gguf(source.path, tokens, dtype)
 

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from gguf import GGUFReader
 
 from enginehouse.backend import MemoryEstimate
-from enginehouse.errors import ModelLoadError
+from enginehouse.gguf_reader import GgufReader, Value, reading
 
 __all__ = ["estimate_gguf"]
+
+_MAX_SIZE = 2**31
+_MAX_WEIGHTS = 2**50
 
 
 def estimate_gguf(path: Path, context_tokens: int, dtype: str) -> MemoryEstimate:
     """Bytes of all weights in ``dtype`` plus KV for ``context_tokens`` positions.
 
     Raises:
-        ModelLoadError: the file is not a GGUF file or lacks the sizes.
+        ModelLoadError: the file is not a GGUF file, or lacks the sizes, or has sizes that no model has.
     """
     size_bytes = 4 if dtype == "float32" else 2
-    try:
-        reader = GGUFReader(path)
-
-        def value(key: str) -> Any:
-            return reader.fields[key].contents()
-
-        architecture = value("general.architecture")
-        heads = value(f"{architecture}.attention.head_count")
-        kv_heads = value(f"{architecture}.attention.head_count_kv")
-        head_dim_key = f"{architecture}.attention.key_length"
-        has_head_dim = head_dim_key in reader.fields
-        head_dim = value(head_dim_key) if has_head_dim else value(f"{architecture}.embedding_length") // heads
-        per_token = 2 * value(f"{architecture}.block_count") * kv_heads * head_dim * size_bytes
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
-        raise ModelLoadError(f"{path} cannot be read as a GGUF file: {error}") from error
-    weights = size_bytes * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    with reading(path) as file:
+        reader = GgufReader(file)
+        values = {entry.key: entry.value for entry in reader.entries() if entry.value is not None}
+        num_weights = sum(tensor.num_elements for tensor in reader.tensors())
+        if num_weights > _MAX_WEIGHTS:
+            raise ValueError(f"it claims to hold {num_weights} weights")
+        architecture = str(values.get("general.architecture", ""))
+        heads = _size(values, f"{architecture}.attention.head_count")
+        kv_heads = _size(values, f"{architecture}.attention.head_count_kv")
+        has_head_dim = f"{architecture}.attention.key_length" in values
+        head_dim = (
+            _size(values, f"{architecture}.attention.key_length")
+            if has_head_dim
+            else _size(values, f"{architecture}.embedding_length") // max(heads, 1)
+        )
+        per_token = 2 * _size(values, f"{architecture}.block_count") * kv_heads * head_dim * size_bytes
+    weights = size_bytes * num_weights
     return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+
+
+def _size(values: Mapping[str, Value], key: str) -> int:
+    """A size of the model, of the largest layer where it is given for each; raises ValueError where it is none."""
+    value = values.get(key)
+    size = max(value, default=None) if isinstance(value, list) else value
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_SIZE:
+        raise ValueError(f"its {key} is {str(size)[:40]}")
+    return size

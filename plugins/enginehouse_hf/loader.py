@@ -13,8 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from enginehouse.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
+from enginehouse.gguf_reader import check_gguf
 from enginehouse.model_folder import (
     ModelFolder,
+    check_model_files,
     describe_pickles,
     pickled_weights,
     recommended_parameters,
@@ -66,13 +68,16 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
 def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
     path, trusts = source.path, options.trust_remote_code
     if path is not None and (ModelFolder.find(source) is not None or _is_config(source, options)):
+        check_model_files(path)
         return ModelFiles(path, trust_remote_code=trusts)
     if path is not None and (pickles := pickled_weights(path)):
         if not trusts:
             hint = "or set trust_remote_code = true if you trust their author"
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}, {hint}")
+        check_model_files(path)
         return ModelFiles(path, trust_remote_code=trusts)
     if path is not None and path.is_file() and path.suffix == ".gguf":
+        check_gguf(path)
         return ModelFiles(path.parent, path.name, trusts)
     raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors, nor a GGUF file")
 

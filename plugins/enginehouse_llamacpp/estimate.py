@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from enginehouse.backend import MemoryEstimate
 from enginehouse.errors import ModelLoadError
-from enginehouse_llamacpp.gguf import GgufHeader
+from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sizes import choose_sizes, type_bytes
 
 __all__ = ["estimate_memory"]
-
-_MAX_LAYERS = 10_000
 
 
 def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
@@ -23,7 +21,7 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
         ModelLoadError: the header claims sizes that no model has.
     """
     num_layers = header.number("block_count")
-    if not 0 <= num_layers <= _MAX_LAYERS:
+    if not 0 <= num_layers <= MAX_LAYERS:
         raise ModelLoadError(f"{header.path}: it claims to have {num_layers} layers; the file is damaged")
     kv_bytes = _kv_bytes_per_token(header, options, num_layers)
     sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)

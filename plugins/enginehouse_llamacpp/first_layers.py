@@ -16,8 +16,7 @@ from pathlib import Path
 from attrs import frozen
 
 from enginehouse.errors import ModelLoadError
-from enginehouse_llamacpp.gguf import shard_paths
-from enginehouse_llamacpp.gguf_reader import (
+from enginehouse.gguf_reader import (
     ARRAY,
     GGUF_MAGIC,
     Entry,
@@ -28,11 +27,15 @@ from enginehouse_llamacpp.gguf_reader import (
     layout_of,
     reading,
 )
+from enginehouse.regular_files import open_regular
+from enginehouse_llamacpp.gguf import shard_paths
 
 __all__ = ["FirstLayers", "count_layers", "cut_layers"]
 
 _CHUNK_BYTES = 8 * 2**20
 _ALIGNMENT = 32  # where the file says nothing else
+_MAX_ALIGNMENT = 2**16
+_MAX_HEADER_BYTES = 2**27
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _SHARD_KEYS = "split."
 _NOT_PER_LAYER = ("rope.dimension_sections",)  # arrays that may be as long as a model has layers, by chance
@@ -92,7 +95,7 @@ class FirstLayers:
         """
         yield self.header
         for piece in self._pieces:
-            with piece.path.open("rb") as file:
+            with open_regular(piece.path) as file:
                 file.seek(piece.begin)
                 left = piece.num_bytes
                 while left:
@@ -165,17 +168,17 @@ class _Model:
             reader = GgufReader(file)
             found = list(reader.entries())
             end = reader.position
-            if end > file.seek(0, 2):
-                raise ValueError("it ends too early")
+            if end > _MAX_HEADER_BYTES:
+                raise ValueError(f"what it says of itself has {end} bytes")
             file.seek(0)
             data = file.read(end)
         values = {entry.key: entry.value for entry in found if entry.value is not None}
         architecture = str(values.get("general.architecture", ""))
         num_layers = values.get(f"{architecture}.block_count")
-        if not isinstance(num_layers, int) or num_layers < 1:
+        if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
             raise ModelLoadError(f"{path.name} does not say how many layers it has")
         alignment = values.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or not 1 <= alignment <= _MAX_ALIGNMENT:
             raise ModelLoadError(f"{path}: not a valid GGUF file: an alignment of {alignment}")
         reason = _reason_against(values, architecture, num_layers)
         if reason is not None:

@@ -8,11 +8,15 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from enginehouse.errors import ModelLoadError
-from enginehouse_llamacpp.gguf_reader import GGUF_MAGIC, GgufReader, Value, reading
+from enginehouse.gguf_reader import GGUF_MAGIC, GgufReader, Value, reading
+from enginehouse.regular_files import check_regular, open_regular
 
-__all__ = ["GgufHeader", "is_gguf", "read_header", "shard_paths"]
+__all__ = ["MAX_LAYERS", "GgufHeader", "is_gguf", "read_header", "shard_paths"]
 
 _MAX_SHARD_DIGITS = 5
+_MAX_COUNT = 2**32
+MAX_LAYERS = 10_000
+"""More than any model has; what is given once is written out for each layer."""
 
 
 @frozen
@@ -21,7 +25,7 @@ class GgufHeader:
 
     Attributes:
         path: of the file.
-        values: scalar and text keys, and short arrays of integers.
+        values: scalars, texts that are not long, and short arrays of integers.
         num_tensors: tensors in this file.
         file_bytes: size of all files of the model.
         vocab_size: length of the token list, 0 when there is none.
@@ -39,16 +43,25 @@ class GgufHeader:
         return str(self.values.get("general.architecture", ""))
 
     def number(self, key: str, default: int = 0) -> int:
-        """An integer of this architecture, for example ``block_count``."""
+        """An integer of this architecture, for example ``block_count``.
+
+        Raises:
+            ModelLoadError: the file says something else there, or what no model has.
+        """
         value = self.values.get(f"{self.architecture}.{key}", default)
-        return int(value) if isinstance(value, int | float) else default
+        return self._count(key, value)
 
     def per_layer(self, key: str, num_layers: int, default: int = 0) -> list[int]:
-        """An integer that may be given once or per layer, as one value per layer."""
+        """An integer that may be given once or per layer, as one value per layer; raises as :meth:`number`."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list):
-            return value[:num_layers]
-        return [int(value) if isinstance(value, int | float) else default] * num_layers
+            return [self._count(key, one) for one in value[:num_layers]]
+        return [self._count(key, value)] * num_layers
+
+    def _count(self, key: str, value: Value) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
+            raise ModelLoadError(f"{self.path}: its {key} is {str(value)[:40]!r}; the file is damaged")
+        return value
 
     def with_layers(self, num_layers: int, file_bytes: int) -> GgufHeader:
         """The header of a model with the first layers of this one, in a file of another size."""
@@ -59,7 +72,7 @@ class GgufHeader:
 def is_gguf(path: Path) -> bool:
     """Whether the file begins with GGUF's magic bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(4) == GGUF_MAGIC
     except OSError:
         return False
@@ -91,7 +104,7 @@ def read_header(path: Path) -> GgufHeader:
             if entry.value is not None:
                 values[entry.key] = entry.value
     try:
-        file_bytes = sum(shard.stat().st_size for shard in shard_paths(path))
+        file_bytes = sum(check_regular(shard).st_size for shard in shard_paths(path))
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
     return GgufHeader(path, values, reader.num_tensors, file_bytes, vocab_size)

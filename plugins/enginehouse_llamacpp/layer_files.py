@@ -18,6 +18,7 @@ from pathlib import Path
 from enginehouse.backend import Progress
 from enginehouse.errors import ModelLoadError
 from enginehouse.memory_budget import format_bytes
+from enginehouse.regular_files import open_regular
 from enginehouse_llamacpp.first_layers import FirstLayers, cut_layers
 
 __all__ = ["find_or_write"]
@@ -68,7 +69,7 @@ def _user_folders(digest: str, env: Mapping[str, str]) -> list[Path]:
 def _holds(place: Path, wanted: FirstLayers) -> bool:
     """Whether the file is there, byte for byte."""
     try:
-        with place.open("rb") as file:
+        with open_regular(place) as file:
             if os.fstat(file.fileno()).st_size != wanted.num_bytes:
                 return False
             return all(file.read(len(chunk)) == chunk for chunk in wanted.chunks())

@@ -28,6 +28,7 @@ _SAMPLING_KEYS: Mapping[str, tuple[str, type[float] | type[int]]] = {
     "mirostat_tau": ("mirostat_tau", float),
     "mirostat_eta": ("mirostat_eta", float),
 }
+_MAX_NUMBER = 2**31  # also keeps out what is no number at all, "nan"
 
 
 def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
@@ -89,8 +90,9 @@ def recommended_parameters(values: Mapping[str, str]) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
     for key, (name, kind) in _SAMPLING_KEYS.items():
         with contextlib.suppress(ValueError):
-            if (text := values.get(f"general.sampling.{key}")) is not None:
-                found[name] = kind(text)
+            text = values.get(f"general.sampling.{key}")
+            if text is not None and abs(value := kind(text)) < _MAX_NUMBER:
+                found[name] = value
     return found
 
 

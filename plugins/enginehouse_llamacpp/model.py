@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from enginehouse.errors import ModelLoadError
-from enginehouse_llamacpp.gguf import is_gguf
+from enginehouse.gguf_reader import check_gguf
+from enginehouse_llamacpp.gguf import is_gguf, shard_paths
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.options import LlamaCppOptions
 
@@ -29,6 +30,8 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
         raise ModelLoadError(f"{path}: no such file")
     if not is_gguf(path):
         raise ModelLoadError(f"{path}: not a GGUF file (its first bytes are not 'GGUF')")
+    for part in shard_paths(path):
+        check_gguf(part)
     bindings = library.bindings
     watch = _ProgressWatch(progress)
     callback = bindings.llama_progress_callback(watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,80 @@ def test_a_missing_or_broken_generation_config_recommends_nothing(tmp_path: Path
     assert recommended_parameters(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text("{")
     assert recommended_parameters(tmp_path) == {}
+
+
+_HOSTILE = {
+    "text_times_layers": {"head_dim": "a", "num_hidden_layers": 400_000_000},
+    "list_times_layers": {"head_dim": [0], "num_hidden_layers": 400_000_000},
+    "text_as_layers": {"num_hidden_layers": "a" * 1000, "head_dim": 400_000_000},
+    "text_as_heads": {"num_key_value_heads": "a", "head_dim": 10**9},
+    "many_layers": {"num_hidden_layers": 10**6},
+    "huge": {"hidden_size": 10**4000},
+    "negative": {"num_hidden_layers": -1},
+    "true": {"num_hidden_layers": True},
+    "float": {"head_dim": 64.0},
+    "not_a_number": {"head_dim": float("nan")},
+    "infinite": {"hidden_size": float("inf")},
+    "no_heads": {"num_attention_heads": 0, "hidden_size": 64},
+    "object": {"num_attention_heads": {"a": 1}},
+}
+
+
+@pytest.mark.parametrize("sizes", _HOSTILE.values(), ids=_HOSTILE)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_sizes_are_checked_before_use(tmp_path: Path, sizes: dict[str, Any], is_nested: bool) -> None:
+    config = {**_CONFIG, **sizes}
+    folder = _found(tmp_path / "model", {"text_config": config} if is_nested else config)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelLoadError, match=r"config\.json"):
+            folder.estimate(10_000, None)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}", " " * (5 * 2**20)])
+def test_find_refuses_what_has_no_measure(tmp_path: Path, text: str) -> None:
+    source = _folder(tmp_path / "model", {})
+    (tmp_path / "model" / "config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        ModelFolder.find(source)
+
+
+@pytest.mark.parametrize(("name", "num_bytes"), [("tokenizer.json", 2**28), ("x.json", 2**27), ("a.jinja", 2**23)])
+@pytest.mark.parametrize("folder", [".", "additional_chat_templates"])
+def test_settings_files_have_a_size(tmp_path: Path, name: str, num_bytes: int, folder: str) -> None:
+    source = _folder(tmp_path / "model", _CONFIG)
+    path = tmp_path / "model" / folder / name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(num_bytes)  # costs no disk
+    with pytest.raises(ModelLoadError, match=name):
+        ModelFolder.find(source)
+
+
+@pytest.mark.parametrize("value", ["a", True, None, float("nan"), float("inf"), 10**100, [0.5], {"a": 1}])
+def test_recommendations_are_numbers(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": value, "top_p": 0.9}))
+
+    assert recommended_parameters(tmp_path) == {"top_p": 0.9}
+
+
+def test_recommendations_of_a_deep_file_are_none(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("[" * 200_000)
+
+    assert recommended_parameters(tmp_path) == {}
+
+
+@pytest.mark.parametrize("value", ["a" * 100, True, [1], float("nan"), float("inf"), -5, {"a": 1}])
+@pytest.mark.parametrize("key", ["max_position_embeddings", "rope"])
+def test_a_context_is_a_number_of_tokens(value: Any, key: str) -> None:
+    rope = {"rope_type": "dynamic", "original_max_position_embeddings": value}
+    with pytest.raises(ModelLoadError, match="number of tokens"):
+        served_context({"rope_scaling": rope} if key == "rope" else {key: value}, None)
+
+
+@pytest.mark.parametrize("config", [{"rope_scaling": 5}, {"rope_scaling": ["dynamic"]}, {"text_config": 5}])
+def test_rotary_settings_of_another_type_say_nothing(config: dict[str, Any]) -> None:
+    assert served_context(config, None) == DEFAULT_CONTEXT

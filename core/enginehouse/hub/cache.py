@@ -8,20 +8,23 @@ here, and they find what we download.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 from attrs import frozen
 
 from enginehouse.errors import ModelLoadError
 from enginehouse.hub.quantizations import choose_gguf, parts_of
+from enginehouse.regular_files import read_regular, read_regular_text
 
 __all__ = ["ModelCache", "cached_snapshot", "hub_folder", "is_complete", "is_offline", "user_folder"]
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_MAX_INDEX_BYTES = 64 * 2**20
+_MAX_REF_BYTES = 4096
 _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
 
 
@@ -65,10 +68,21 @@ def is_complete(snapshot: Path, quantization: str | None) -> bool:
             return first is not None and all(Path(part).is_file() for part in parts_of(first))
         index = snapshot / "model.safetensors.index.json"
         if index.is_file():
-            return all((snapshot / name).is_file() for name in json.loads(index.read_bytes())["weight_map"].values())
+            return all((snapshot / name).is_file() for name in _weights_of(index))
         return any(snapshot.glob("*.safetensors"))
-    except (ModelLoadError, OSError, ValueError, KeyError, AttributeError):
+    except (ModelLoadError, OSError, ValueError, RecursionError):
         return False
+
+
+class _Index(msgspec.Struct):
+    """What is read of ``model.safetensors.index.json``."""
+
+    weight_map: dict[str, str]
+
+
+def _weights_of(index: Path) -> set[str]:
+    """Names of the files that hold a model's weights. Raises OSError, ValueError or RecursionError."""
+    return set(msgspec.json.decode(read_regular(index, _MAX_INDEX_BYTES), type=_Index).weight_map.values())
 
 
 @frozen
@@ -85,8 +99,8 @@ class ModelCache:
     def commit_of(self, revision: str) -> str | None:
         """The commit that a branch or tag stood for when it was last downloaded; None where it never was."""
         try:
-            return (self.folder / "refs" / revision).read_text(encoding="utf-8").strip() or None
-        except OSError:
+            return read_regular_text(self.folder / "refs" / revision, _MAX_REF_BYTES).strip() or None
+        except (OSError, UnicodeDecodeError):
             return None
 
     def snapshot(self, commit: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -23,11 +24,15 @@ from enginehouse.hub.cache import user_folder
 from enginehouse.hub.listing import Listing, read_listing
 from enginehouse.hub.reference import HubReference
 from enginehouse.hub.refusals import HubUnreachable, refusal
+from enginehouse.regular_files import read_regular_text
 
 __all__ = ["Content", "HubClient"]
 
 _ENDPOINT = "https://huggingface.co"
-_MAX_LISTING_BYTES = 64 * 1024 * 1024
+_MAX_LISTING_BYTES = 8 * 1024 * 1024
+_MAX_LISTING_S = 120.0
+_MAX_TOKEN_BYTES = 65536
+_READ_BYTES = 65536
 
 
 @frozen
@@ -67,8 +72,8 @@ class HubClient:
         url = f"{self.endpoint}/api/models/{reference.model_id}/revision/{revision}?blobs=true"
         with self._open(url, reference) as answer:
             try:
-                data = json.loads(answer.read(_MAX_LISTING_BYTES))
-            except (ValueError, OSError, http.client.HTTPException) as error:
+                data = json.loads(_read(answer))
+            except (ValueError, RecursionError, OSError, http.client.HTTPException) as error:
                 raise HubUnreachable(f"{self.endpoint} does not answer as a model hub does: {error}") from error
         return read_listing(data, self.endpoint)
 
@@ -121,10 +126,23 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         """The request to send next."""
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None:
+            fp.close()  # the library would read its body, however long that is
         token = req.unredirected_hdrs.get("Authorization")
         if new is not None and token and urlsplit(req.full_url)[:2] == urlsplit(newurl)[:2]:
             new.add_unredirected_header("Authorization", token)
         return new
+
+
+def _read(answer: Any) -> bytes:
+    """The body of an answer; raises ValueError where it has no end in sight."""
+    pieces, left, ends = [], _MAX_LISTING_BYTES, time.monotonic() + _MAX_LISTING_S
+    while piece := answer.read1(_READ_BYTES):
+        left -= len(piece)
+        if left < 0 or time.monotonic() > ends:
+            raise ValueError(f"more than {_MAX_LISTING_BYTES} bytes or {_MAX_LISTING_S:g} seconds for a list of files")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _token(env: Mapping[str, str]) -> str | None:
@@ -136,6 +154,6 @@ def _token(env: Mapping[str, str]) -> str | None:
         return None
     file = Path(env.get("HF_TOKEN_PATH") or user_folder(env) / "token").expanduser()
     try:
-        return file.read_text(encoding="utf-8").strip() or None
+        return read_regular_text(file, _MAX_TOKEN_BYTES).strip() or None
     except (OSError, ValueError):
         return None

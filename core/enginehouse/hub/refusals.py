@@ -9,6 +9,7 @@ from enginehouse.hub.reference import HubReference
 
 __all__ = ["HubUnreachable", "refusal"]
 
+_MAX_RETRY_AFTER_S = 3600.0
 _RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -54,6 +55,7 @@ def _message(error: urllib.error.HTTPError, reference: HubReference, endpoint: s
 
 def _retry_after_s(error: urllib.error.HTTPError) -> float:
     try:
-        return max(0.0, float(error.headers.get("Retry-After", 0)))
+        seconds = float(error.headers.get("Retry-After", 0))
     except ValueError:
         return 0.0
+    return min(seconds, _MAX_RETRY_AFTER_S) if seconds > 0 else 0.0

@@ -143,6 +143,8 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[IO[bytes]]:
     """The file at ``path``, made if need be, for this process alone; Windows lets nobody else write it anyway."""
     is_told = False
     while True:
+        if path.exists() and not path.is_file():
+            raise DownloadError(f"{path} is not a regular file; remove it")
         with path.open("a+b", buffering=0) as stream:
             if _try_lock(stream) and _is_at(stream, path):
                 yield stream

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from enginehouse.errors import ConfigError
-from enginehouse.keys.file import KEY_FILE_PATH, records_in
+from enginehouse.keys.file import KEY_FILE_PATH, MAX_KEY_FILE_BYTES, records_in
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+from enginehouse.regular_files import read_regular_text
 
 __all__ = ["add_key", "revoke_key"]
 
@@ -58,7 +59,7 @@ def _exclusive(path: Path) -> Iterator[str]:
     try:
         with path.with_name(f"{path.name}.lock").open("a+b") as lock:
             _lock(lock.fileno())
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            text = read_regular_text(path, MAX_KEY_FILE_BYTES) if path.exists() else ""
             records_in(text, path)
             yield text
     except (OSError, UnicodeDecodeError) as error:

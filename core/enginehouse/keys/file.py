@@ -8,9 +8,11 @@ from pathlib import Path
 from enginehouse.errors import ConfigError
 from enginehouse.keys.lines import read_line
 from enginehouse.keys.ring import KeyRecord
+from enginehouse.regular_files import read_regular_text
 
-__all__ = ["KEY_FILE_PATH", "read_key_file", "records_in"]
+__all__ = ["KEY_FILE_PATH", "MAX_KEY_FILE_BYTES", "read_key_file", "records_in"]
 
+MAX_KEY_FILE_BYTES = 16 * 2**20
 KEY_FILE_PATH = "auth.key_file"
 """Dotted path of the setting, for messages."""
 
@@ -27,7 +29,7 @@ def read_key_file(path: Path, taken: Sequence[str] = (), *, may_be_empty: bool =
         ConfigError: it cannot be read, holds no key, or a line is wrong; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular_text(path, MAX_KEY_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{KEY_FILE_PATH}: cannot read {path}: {error}", KEY_FILE_PATH) from error
     records = records_in(text, path, taken)

@@ -5,6 +5,7 @@ Asks backends for estimates and the operating system for sizes; decides nothing 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -19,10 +20,11 @@ from enginehouse.config import structure_options
 from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
 from enginehouse.models.opening import ModelPlan
 
-__all__ = ["Footprint", "default_budget", "footprint_apart", "footprint_of"]
+__all__ = ["ESTIMATE_TIMEOUT_S", "Footprint", "default_budget", "footprint_apart", "footprint_of"]
 
 _log = logging.getLogger(__name__)
 
+ESTIMATE_TIMEOUT_S = 60.0
 _SHARE = 0.9  # of the machine's memory; the rest is for the server itself and the system
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _UNIFIED = ("gpu", "mps", "metal")  # devices of Apple's machines, whose memory is the main memory
@@ -51,7 +53,13 @@ def footprint_of(plan: ModelPlan) -> Footprint:
 
 async def footprint_apart(plan: ModelPlan) -> Footprint:
     """See :func:`footprint_of`: beside the event loop, and where a backend that hangs keeps no server from ending."""
-    return await apart(f"footprint of {plan.name}", lambda: footprint_of(plan))
+    try:
+        async with asyncio.timeout(ESTIMATE_TIMEOUT_S):
+            return await apart(f"footprint of {plan.name}", lambda: footprint_of(plan))
+    except TimeoutError:
+        text = "the backend %s could not estimate the memory of %s within %g s; the size of its files is taken"
+        _log.warning(text, plan.backend.name, plan.name, ESTIMATE_TIMEOUT_S)
+        return await apart(f"size of {plan.name}", lambda: Footprint(_file_bytes(plan.source.path), _device_of(plan)))
 
 
 def default_budget() -> MemoryBudget:

@@ -27,7 +27,10 @@ from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry, plugin_border
 from enginehouse.types import EngineSettings
 
-__all__ = ["ModelPlan", "OpenEngine", "open_engine", "plan_apart", "plan_model"]
+__all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "open_engine", "plan_apart", "plan_model"]
+
+PLAN_TIMEOUT_S = 60.0
+"""Only names, sizes and headers of files are looked at."""
 
 
 @frozen(kw_only=True)
@@ -105,7 +108,13 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
 
 async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
     """See :func:`plan_model`: beside the event loop, and where a plugin that hangs keeps no server from ending."""
-    return await apart(f"planning {name}", lambda: plan_model(name, settings, registry))
+    try:
+        async with asyncio.timeout(PLAN_TIMEOUT_S):
+            return await apart(f"planning {name}", lambda: plan_model(name, settings, registry))
+    except TimeoutError as error:
+        raise ModelLoadError(
+            f"{settings.source}: what its files say could not be read within {PLAN_TIMEOUT_S:g} s"
+        ) from error
 
 
 async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:

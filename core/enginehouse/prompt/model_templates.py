@@ -8,6 +8,7 @@ from pathlib import Path
 from enginehouse.config import ModelSettings
 from enginehouse.errors import ConfigError
 from enginehouse.prompt.fallback import fallback_template
+from enginehouse.regular_files import read_regular_text
 from enginehouse.types import ModelInfo
 
 __all__ = ["ModelTemplates"]
@@ -39,12 +40,15 @@ class ModelTemplates:
         return own or fallback_template(info.special_tokens)
 
 
+_MAX_TEMPLATE_BYTES = 4 * 2**20
+
+
 def _read_template(name: str, model: ModelSettings) -> str | None:
     """The chat template file that the settings name."""
     if model.chat_template is None:
         return None
     try:
-        return Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+        return read_regular_text(Path(model.chat_template).expanduser(), _MAX_TEMPLATE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         path = f"models.{name}.chat_template"
         raise ConfigError(f"{path}: cannot read {model.chat_template!r}: {error}", path) from error

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from enginehouse.backend import ModelSource, Span
 from enginehouse.drafting import LayerBackend
 from enginehouse.errors import ModelLoadError
+from enginehouse.gguf_reader import GgufReader
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
-from enginehouse_llamacpp.gguf_reader import GgufReader
 from enginehouse_llamacpp.layer_files import find_or_write
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.options import LlamaCppOptions

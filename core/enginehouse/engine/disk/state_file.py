@@ -16,12 +16,15 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.regular_files import open_regular
+
 __all__ = ["DIGEST_BYTES", "DamagedFile", "StateHead", "digest", "read_head", "read_state", "write_state"]
 
 DIGEST_BYTES = 16
 _MAGIC = b"EHstate1"
 _HEAD = struct.Struct(f"<8s{DIGEST_BYTES}s{DIGEST_BYTES}sIQ")
 _TOKEN_BYTES = 4
+_MAX_TOKENS = 2**22  # no context is longer; a file may be larger than it has bytes on the disk
 
 
 class DamagedFile(Exception):
@@ -77,7 +80,8 @@ def write_state(path: Path, head: StateHead, state: memoryview) -> None:
     checksum.update(state)
     temporary = path.with_suffix(".tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        temporary.unlink(missing_ok=True)  # whatever it is: a pipe would keep us waiting
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             for part in (first, state, checksum.digest()):
                 file.write(part)
@@ -95,7 +99,7 @@ def read_head(path: Path, model: bytes) -> StateHead:
         DamagedFile: it is cut short, too long, no such file at all, or of another model.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         fixed = file.read(_HEAD.size)
         if len(fixed) < _HEAD.size or not fixed.startswith(_MAGIC):
             raise DamagedFile("it is no saved sequence of this version")
@@ -106,6 +110,8 @@ def read_head(path: Path, model: bytes) -> StateHead:
         wanted = _HEAD.size + _TOKEN_BYTES * num_tokens + num_state_bytes + DIGEST_BYTES
         if num_bytes != wanted:
             raise DamagedFile(f"it has {num_bytes} bytes instead of {wanted}")
+        if num_tokens > _MAX_TOKENS:
+            raise DamagedFile(f"it claims to hold {num_tokens} tokens")
         token_ids = np.frombuffer(file.read(_TOKEN_BYTES * num_tokens), "<i4").astype(np.int32)
     return StateHead(its_model, namespace, token_ids, num_state_bytes)
 
@@ -117,15 +123,14 @@ def read_state(path: Path, head: StateHead) -> memoryview:
         DamagedFile: something in the file has changed since it was written.
         OSError: it cannot be read.
     """
-    data = bytearray(head.num_file_bytes)
-    view = memoryview(data)
-    with path.open("rb", buffering=0) as file:
-        num_read = 0
-        while count := file.readinto(view[num_read:]):
-            num_read += count
-        is_longer = bool(file.read(1))
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size != head.num_file_bytes:
+            raise DamagedFile("its size has changed")
+        data = bytearray(head.num_file_bytes)
+        view = memoryview(data)
+        num_read = file.readinto(view)
     checksum = blake2b(view[:-DIGEST_BYTES], digest_size=DIGEST_BYTES).digest()
     first = head.to_bytes()
-    if num_read < len(data) or is_longer or data[: len(first)] != first or checksum != data[-DIGEST_BYTES:]:
+    if num_read < len(data) or data[: len(first)] != first or checksum != data[-DIGEST_BYTES:]:
         raise DamagedFile("its checksum is wrong")
     return view[len(first) : -DIGEST_BYTES]

@@ -170,7 +170,8 @@ class StateFolder:
         """Index what is there, the heads only; remove what is of no use."""
         for path in sorted(self.path.iterdir()):
             if path.suffix == ".tmp":
-                path.unlink()  # its writer died
+                with contextlib.suppress(OSError):
+                    path.unlink()  # its writer died
             if path.suffix != _SUFFIX:
                 continue
             try:

@@ -14,6 +14,7 @@ from enginehouse.backend import Runner, StateKeeper
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
 from enginehouse.engine.worker.messages import Load, PrefixDiskLoad
 from enginehouse.errors import ModelLoadError
+from enginehouse.regular_files import open_regular
 
 __all__ = ["model_digest", "open_disk"]
 
@@ -64,7 +65,7 @@ def _facts(source: Path) -> Iterator[bytes]:
     for path in paths:
         facts = path.stat()
         yield f"{path.name}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield file.read(_PROBE_BYTES)
             file.seek(max(0, facts.st_size - _PROBE_BYTES), os.SEEK_SET)
             yield file.read(_PROBE_BYTES)

@@ -1,12 +1,15 @@
 """The container format of GGUF files: keys with their values, then what the file holds of tensors, with places.
 
-Knows the bytes, not what keys mean. Long arrays (the vocabulary) are skipped.
+For backends, which estimate memory in the server itself: so what is kept and what is looked at is bounded. Knows the
+bytes, not what keys mean. Long texts and arrays (the vocabulary) are skipped.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +19,20 @@ from pathlib import Path
 from attrs import frozen
 
 from enginehouse.errors import ModelLoadError
+from enginehouse.regular_files import open_regular
 
-__all__ = ["ARRAY", "GGUF_MAGIC", "Entry", "GgufReader", "TensorPlace", "Value", "item_bytes", "layout_of", "reading"]
+__all__ = [
+    "ARRAY",
+    "GGUF_MAGIC",
+    "Entry",
+    "GgufReader",
+    "TensorPlace",
+    "Value",
+    "check_gguf",
+    "item_bytes",
+    "layout_of",
+    "reading",
+]
 
 GGUF_MAGIC = b"GGUF"
 ARRAY = 9
@@ -28,8 +43,14 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING = 8
 _INTEGER_TYPES = {0, 1, 2, 3, 4, 5, 7, 10, 11}
 _MAX_ARRAY = 4096
-_MAX_STRING_BYTES = 64 * 2**20
+_MAX_NAME_BYTES = 65535
+_MAX_TEXT_BYTES = 4 * 2**20
+_MAX_KEPT_BYTES = 8 * 2**20
+_MAX_ENTRIES = 65536
+_MAX_TENSORS = 2**18
+_MAX_TEXTS = 2**21  # in all arrays; the largest vocabularies have less than half of that, merges included
 _MAX_DIMENSIONS = 8
+_READ_BYTES = 256  # less is read faster than skipped
 
 
 @frozen
@@ -38,7 +59,7 @@ class Entry:
 
     Attributes:
         kind: number of the value's type; ``ARRAY`` is an array, then ``item_kind`` is that of its items.
-        value: None for arrays that are long or not of integers.
+        value: None for texts that are long, and for arrays that are long or not of integers.
         length: items of an array; 1 for everything else.
         begin, value_begin, end: places in the file of the key, of the number of its type, and behind the value.
     """
@@ -66,6 +87,13 @@ class TensorPlace:
     description: bytes
     offset: int
 
+    @property
+    def num_elements(self) -> int:
+        """Numbers in the tensor: the product of its dimensions."""
+        (name_bytes,) = struct.unpack_from("<Q", self.description)
+        (num_dimensions,) = struct.unpack_from("<I", self.description, 8 + name_bytes)
+        return math.prod(struct.unpack_from(f"<{num_dimensions}Q", self.description, 12 + name_bytes))
+
 
 @contextmanager
 def reading(path: Path) -> Iterator[BufferedReader]:
@@ -75,12 +103,26 @@ def reading(path: Path) -> Iterator[BufferedReader]:
         ModelLoadError: the file cannot be read, is no GGUF file, or ends too early.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield file
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, OverflowError) as error:
         raise ModelLoadError(f"{path}: not a valid GGUF file: {error}") from error
+
+
+def check_gguf(path: Path) -> None:
+    """Read everything that a file says of itself, before a library does that has no bounds.
+
+    Raises:
+        ModelLoadError: see :func:`reading`, or it has no measure.
+    """
+    with reading(path) as file:
+        reader = GgufReader(file)
+        for _ in reader.entries():
+            pass
+        for _ in reader.tensors():
+            pass
 
 
 def layout_of(kind: int) -> str:
@@ -97,7 +139,7 @@ def item_bytes(kind: int) -> int:
 
 
 class GgufReader:
-    """A cursor over a file; raises ValueError or struct.error on anything that is not GGUF.
+    """A cursor over a file; raises ValueError or struct.error on anything that is not GGUF, or has no measure.
 
     Attributes:
         version: of the format.
@@ -112,6 +154,10 @@ class GgufReader:
         if self.version not in (2, 3):
             raise ValueError(f"version {self.version} is not supported")
         self.num_tensors, self._num_entries = self._number(10), self._number(10)
+        if self.num_tensors > _MAX_TENSORS or self._num_entries > _MAX_ENTRIES:
+            raise ValueError(f"it claims to hold {self.num_tensors} tensors and {self._num_entries} values")
+        self._num_bytes = os.fstat(file.fileno()).st_size
+        self._num_kept_bytes = self._num_texts = 0
 
     @property
     def position(self) -> int:
@@ -122,7 +168,7 @@ class GgufReader:
         """All keys, once; they come first."""
         for _ in range(self._num_entries):
             begin = self._file.tell()
-            key = self._text()
+            key = self._name()
             value_begin = self._file.tell()
             kind = item_kind = self._number(4)
             value: Value | None
@@ -130,13 +176,15 @@ class GgufReader:
                 item_kind, length, value = self._array()
             else:
                 length, value = 1, self._text() if kind == _STRING else self._scalar(kind)
+            if self._file.tell() > self._num_bytes:
+                raise ValueError("it ends too early")
             yield Entry(key, kind, item_kind, value, length, begin, value_begin, self._file.tell())
 
     def tensors(self) -> Iterator[TensorPlace]:
         """What is said of each tensor, once, behind the keys."""
         for _ in range(self.num_tensors):
             begin = self._file.tell()
-            name = self._text()
+            name = self._name()
             num_dimensions = self._number(4)
             if num_dimensions > _MAX_DIMENSIONS:
                 raise ValueError(f"the tensor {name!r} has {num_dimensions} dimensions")
@@ -151,8 +199,10 @@ class GgufReader:
         """Type and number of an array's items, and the items when these are few integers."""
         kind, length = self._number(4), self._number(10)
         if kind == _STRING:
-            for _ in range(length):
-                self._skip(self._number(10))
+            self._num_texts += length
+            if self._num_texts > _MAX_TEXTS:
+                raise ValueError(f"its arrays hold more than {_MAX_TEXTS} texts")
+            self._skip_texts(length)
             return kind, length, None
         if kind not in _SCALARS:
             raise ValueError(f"arrays of type {kind} are not supported")
@@ -160,6 +210,7 @@ class GgufReader:
         if kind not in _INTEGER_TYPES or length > _MAX_ARRAY:
             self._skip(size)
             return kind, length, None
+        self._keep(8 * length)
         return kind, length, list(struct.unpack(f"<{length}{_SCALARS[kind][1]}", self._read(size)))
 
     def _scalar(self, kind: int) -> int | float | bool:
@@ -170,11 +221,26 @@ class GgufReader:
     def _number(self, kind: int) -> int:
         return int(self._scalar(kind))
 
-    def _text(self) -> str:
+    def _name(self) -> str:
         length = self._number(10)
-        if length > _MAX_STRING_BYTES:
-            raise ValueError(f"a text of {length} bytes")
+        if length > _MAX_NAME_BYTES:
+            raise ValueError(f"a name of {length} bytes")
+        self._keep(length)
         return self._read(length).decode(errors="replace")
+
+    def _text(self) -> str | None:
+        """A value; None, and skipped, where it is long: some files hold a whole tokenizer.json."""
+        length = self._number(10)
+        if length > _MAX_TEXT_BYTES:
+            self._skip(length)
+            return None
+        self._keep(length)
+        return self._read(length).decode(errors="replace")
+
+    def _keep(self, num_bytes: int) -> None:
+        self._num_kept_bytes += num_bytes
+        if self._num_kept_bytes > _MAX_KEPT_BYTES:
+            raise ValueError(f"its names, texts and short arrays have more than {_MAX_KEPT_BYTES} bytes")
 
     def _read(self, num_bytes: int) -> bytes:
         data = self._file.read(num_bytes)
@@ -182,8 +248,21 @@ class GgufReader:
             raise ValueError("it ends too early")
         return data
 
+    def _skip_texts(self, count: int) -> None:
+        """The vocabulary is most of what is read of a file, so this does nothing twice."""
+        read, unpack = self._file.read, struct.Struct("<Q").unpack
+        for _ in range(count):
+            (length,) = unpack(read(8))
+            if length < _READ_BYTES:
+                read(length)
+            else:
+                self._skip(length)
+
     def _skip(self, num_bytes: int) -> None:
-        if num_bytes < 256:
+        if num_bytes < _READ_BYTES:
             self._read(num_bytes)
         else:
-            self._file.seek(num_bytes, 1)
+            end = self._file.tell() + num_bytes
+            if end > self._num_bytes:
+                raise ValueError("it ends too early")
+            self._file.seek(end)
