@@ -21,6 +21,10 @@ class LimitsSettings:
         max_body_bytes: longest request body.
         max_header_bytes: longest head of a request: its first line and headers.
         max_headers: most headers of a request.
+        max_client_bytes: memory for what all clients together send and do not read: heads, bodies until they are
+            answered, requests that wait on their connections, and answers. What does not fit is refused.
+        max_client_bytes_per_key: of these, how many one key may hold, and all connections together whose callers are
+            not recognised yet; unset is half. Without keys all may be one's.
         max_message_bytes: longest message of a chat, as JSON.
         max_json_depth: deepest nesting of a request body.
         max_queue: requests that wait per model; one more is refused.
@@ -51,6 +55,8 @@ class LimitsSettings:
     max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0))
     max_header_bytes: int = field(default=64 * 1024, validator=ge(1024))
     max_headers: int = field(default=256, validator=ge(16))
+    max_client_bytes: int = field(default=256 * 1024 * 1024, validator=ge(1024 * 1024))
+    max_client_bytes_per_key: int | None = field(default=None, validator=optional(gt(0)))
     max_message_bytes: int = field(default=8 * 1024 * 1024, validator=gt(0))
     max_json_depth: int = field(default=64, validator=gt(0))
     max_queue: int = field(default=128, validator=ge(0))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field, frozen
 
+from enginehouse.admission.memory import MemoryAccount
 from enginehouse.admission.rates import Rate, Rates, RateState, Taken
 from enginehouse.config import LimitsSettings
 from enginehouse.errors import RateLimited, ServerOverloaded
@@ -71,9 +72,13 @@ class Admission:
 
     Args:
         clock: seconds, monotonic.
+
+    Attributes:
+        memory: the account of what clients make the server keep.
     """
 
     def __init__(self, settings: LimitsSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.memory = MemoryAccount(settings)
         self._settings = settings
         self._clock = clock
         self._rates = Rates()
@@ -83,6 +88,7 @@ class Admission:
     def change(self, settings: LimitsSettings) -> None:
         """Let other limits hold from now on; requests that are in keep what they have."""
         self._settings = settings
+        self.memory.change(settings)
 
     def ticket(self, caller: Identity | None, *, is_generating: bool = True) -> Ticket:
         """A ticket for one request, which is not in yet; close it in any case.

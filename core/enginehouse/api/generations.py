@@ -15,6 +15,7 @@ from collections.abc import Callable
 from attrs import evolve
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.admission import MemoryAccount
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.app import build_app
 from enginehouse.api.errors import ErrorAnswer
@@ -94,6 +95,11 @@ class Generations:
     def end(self, record: AccessRecord) -> None:
         """See :meth:`enginehouse.api.security.Guard.end`."""
         self._app.end(record)
+
+    @property
+    def memory(self) -> MemoryAccount:
+        """The account of what clients make the server keep."""
+        return self._state.admission.memory
 
     @property
     def settings(self) -> Settings:

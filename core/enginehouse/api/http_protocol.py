@@ -19,10 +19,14 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from enginehouse.api.access import AccessRecord
-from enginehouse.api.errors import ErrorAnswer, http_error
+from enginehouse.api.caller import CALLER_KEY, caller_of
+from enginehouse.api.errors import ErrorAnswer, describe, http_error
 from enginehouse.api.generations import Generations
 from enginehouse.api.request_ids import new_request_id
+from enginehouse.api.security import CONNECTION_KEY
 from enginehouse.config import Settings
+from enginehouse.errors import EnginehouseError
+from enginehouse.profiles import DEFAULT_PROFILE
 
 __all__ = ["HttpProtocol", "WireBounds"]
 
@@ -33,6 +37,12 @@ _EMPTY_LINE = b"\r\n\r\n"
 
 _MAX_UNPARSED_BYTES = 64 * 1024
 """Of requests that wait for the answer before theirs; with more, reading pauses. The last read may exceed it."""
+
+_LINGER_S = 1.0
+"""For how long a client that was refused may go on sending; nothing of it is kept."""
+
+_NUM_FREE_BYTES = 16 * 1024
+"""Of every connection that are not counted: what an ordinary request needs is never refused, and costs no counting."""
 
 
 @frozen(kw_only=True)
@@ -98,11 +108,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._part: Literal["head", "body", "none"] = "head"  # what is being read; none: the request is complete
         self._has_begun = False  # something of the head has come
         self._num_head_bytes = 0  # of a head, or of the fields after the last chunk
+        self._num_kept_of_head = 0  # of the request that is being answered
         self._num_body_left: int | None = None  # None: the body comes in chunks
         self._body_parser: httptools.HttpRequestParser | None = None  # see _decline_upgrade
         self._offers_upgrade = False
         self._is_refused = False  # what still comes on this connection is not looked at
         self._timer: asyncio.TimerHandle | None = None
+        assert isinstance(self.app, Generations)
+        self._memory = self.app.memory.open()
 
     # -- what uvicorn's loop calls -----------------------------------------------------------------
 
@@ -116,6 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Nothing comes any more."""
         self._stop_timer()
         self._unparsed.clear()
+        self._memory.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -128,10 +142,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The next request, if it has arrived, may begin."""
+        self.cycle.body = bytearray()  # what nobody has read of it
+        self._num_kept_of_head = 0
         super().on_response_complete()
         if self.transport.is_closing():
             self._unparsed.clear()
         self._parse()
+
+    def pause_writing(self) -> None:
+        """The client does not read what was written."""
+        super().pause_writing()
+        self._memory.stall(self._num_kept_bytes, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        super().resume_writing()
+        self._memory.go_on(self._num_kept_bytes)
 
     # -- one request at a time ---------------------------------------------------------------------
 
@@ -149,7 +175,23 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.hold_back()
         else:
             self.flow.let_go()  # a client that leaves is only noticed while we read
+        self._count()
         self._start_timer()
+
+    def _count(self) -> None:
+        """Count what this connection makes the server keep, and end it where that is too much."""
+        try:
+            self._memory.resize(self._num_kept_bytes)
+        except EnginehouseError as error:
+            self._unparsed.clear()
+            self._refuse(describe(error))
+
+    @property
+    def _num_kept_bytes(self) -> int:
+        unread = len(self.cycle.body) if self.cycle is not None else 0
+        unwritten = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+        num_bytes = len(self._unparsed) + self._num_head_bytes + self._num_kept_of_head + unread + unwritten
+        return max(0, num_bytes - _NUM_FREE_BYTES)
 
     def _piece_size(self) -> int:
         """Length of what may be parsed without going beyond the end of a request."""
@@ -194,6 +236,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._part, self._has_begun = "head", True
         super().on_message_begin()
+        self.scope[CONNECTION_KEY] = self._memory  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head; those after the last chunk of a body are passed over."""
@@ -203,12 +246,13 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The body begins, unless the head was too long."""
         self._stop_timer()
-        self._check_head(len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers))
+        fields = dict(self.headers)
+        num_bytes = len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers)
+        self._check_head(num_bytes)
         if self.parser.get_method() == b"CONNECT" and not self._is_refused:
             self._refuse(http_error(400, "This server is not a proxy: it does not take CONNECT."))
         self._offers_upgrade = self.parser.should_upgrade()
-        self._part, self._has_begun, self._num_head_bytes = "body", False, 0
-        fields = dict(self.headers)
+        self._part, self._has_begun, self._num_head_bytes, self._num_kept_of_head = "body", False, 0, num_bytes
         self._num_body_left = None if b"transfer-encoding" in fields else int(fields.get(b"content-length", 0))
         if self._is_refused:
             return
@@ -257,7 +301,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _check_head(self, num_bytes: int) -> None:
         bounds = self._bounds
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         if num_bytes > bounds.max_head_bytes:
             message = f"The request's headers are longer than {bounds.max_head_bytes} bytes (limits.max_header_bytes)."
@@ -302,7 +346,12 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_answering and self.cycle.response_started:
             self.transport.close()  # another answer in the midst of this one would be read as a part of it
             return
-        body = answer.body()
+        is_known = self._is_answering or self._part == "body"  # to the application, which tells of its end
+        if self._is_answering:  # the application is not to go on with what it has
+            self.cycle.disconnected, self.cycle.body = True, bytearray()
+            self.cycle.message_event.set()
+        scope: Any = self.scope or {}
+        body = answer.body(caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE)
         record = AccessRecord(method="-", path="-", status=answer.status, outcome=answer.code)
         record.request_id = new_request_id()
         head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
@@ -310,11 +359,22 @@ class HttpProtocol(HttpToolsProtocol):
         head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
-        self.transport.close()
-        if self._part != "body":  # else the application knows the request and tells of its end
+        self._hang_up()
+        if not is_known:
             app = self.app
             assert isinstance(app, Generations)
             app.end(record)
+
+    def _hang_up(self) -> None:
+        """Close, but read on for a moment: a reset would take the answer from a client that still sends."""
+        self._stop_timer()
+        if not self.transport.can_write_eof():  # TLS
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.let_go()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:

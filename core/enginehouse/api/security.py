@@ -11,11 +11,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from typing import Any, cast
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from enginehouse.admission import Admission
+from enginehouse.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
 from enginehouse.api.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.caller import CALLER_KEY, Caller, caller_of, split_compat
 from enginehouse.api.callers import Callers, ExpiredKey
@@ -25,11 +26,14 @@ from enginehouse.api.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.rate_headers import rate_headers
 from enginehouse.api.request_ids import REQUEST_ID_HEADER, sent_request_id
 from enginehouse.config import Settings, is_loopback
-from enginehouse.errors import InvalidRequest
+from enginehouse.errors import EnginehouseError, InvalidRequest
 from enginehouse.identity import Identity
 from enginehouse.profiles import PROFILES
 
-__all__ = ["Guard", "note_outcome"]
+__all__ = ["CONNECTION_KEY", "Guard", "note_outcome"]
+
+CONNECTION_KEY = "enginehouse.connection"
+"""Where the reservation of a request's connection is in its ASGI scope."""
 
 _MAX_TRACE_BYTES = 512
 _MAX_SHOWN_CHARS = 100
@@ -45,7 +49,7 @@ class Guard:
 
     Args:
         callers: recognises who calls.
-        admission: where the tickets of requests are closed.
+        admission: where the tickets of requests are closed, and the bytes of their bodies counted.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
@@ -90,9 +94,11 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), own, *rates, *cors]
             await send(message)
 
+        body = self._admission.memory.open()
         try:
-            await self._answer(scope, headers, receive, send_with_headers)
+            await self._answer(scope, headers, _counted(receive, body, scope), send_with_headers, body)
         finally:
+            body.close()
             ticket = ticket_of(scope)
             if ticket is not None:
                 await self._admission.close(ticket)
@@ -110,7 +116,9 @@ class Guard:
         record.end()
         self._on_end(record)
 
-    async def _answer(self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send, body: Reservation
+    ) -> None:
         bad_id = _note_request_id(scope)
         _note_trace(record_of(scope), headers)
         key, no_key = self._find_key(headers)
@@ -126,7 +134,8 @@ class Guard:
             if found is not None:
                 self._note_caller(scope, found)
             refusal = no_key if found is None else None
-        refusal = refusal or _check_content_type(scope, headers) or self._check_length(headers) or bad_id
+        refusal = refusal or self._note_owner(scope, body)
+        refusal = refusal or _check_content_type(scope, headers) or self._check_length(headers, body) or bad_id
         if refusal is not None:
             note_outcome(scope, refusal.code)
             await _send_error(send, refusal, scope)
@@ -154,6 +163,19 @@ class Guard:
         if key is not None:
             record_of(scope).key = key.name
 
+    def _note_owner(self, scope: HTTPScope, body: Reservation) -> ErrorAnswer | None:
+        """Let what the request and its connection hold belong to the caller; the refusal where it cannot."""
+        key = caller_of(scope).key
+        owner = key.name if key is not None else NOT_RECOGNISED if self._callers.are_checked else EVERYBODY
+        body.move(owner)
+        connection = _connection_of(scope)
+        try:
+            if connection is not None:
+                connection.move(owner)
+        except EnginehouseError as error:
+            return describe(error)
+        return None
+
     def _find_key(self, headers: Headers) -> tuple[Identity | None, ErrorAnswer | None]:
         """Whose key was given, and the refusal where one is needed but none of ours was given."""
         try:
@@ -166,11 +188,39 @@ class Guard:
         """The refusal of a caller whose head is too long to be read to its end: nobody without a key learns more."""
         return self._find_key(headers)[1]
 
-    def _check_length(self, headers: Headers) -> ErrorAnswer | None:
+    def _check_length(self, headers: Headers, body: Reservation) -> ErrorAnswer | None:
         """A body that says how long it is need not be read to be refused."""
         length = headers.get(b"content-length", b"")
-        too_long = length.isdigit() and int(length) > self._max_body_bytes
-        return describe(BodyTooLarge.of(self._max_body_bytes)) if too_long else None
+        if not length.isdigit():
+            return None
+        most = min(self._max_body_bytes, self._admission.memory.share(body.owner))
+        if int(length) > most:
+            return describe(BodyTooLarge.of(most))
+        try:
+            body.check(int(length))
+        except EnginehouseError as error:
+            return describe(error)
+        return None
+
+
+def _connection_of(scope: HTTPScope) -> Reservation | None:
+    """What the connection of a request holds; None on Windows, where another protocol runs."""
+    return cast(Reservation | None, scope.get(CONNECTION_KEY))
+
+
+def _counted(receive: Receive, body: Reservation, scope: HTTPScope) -> Receive:
+    """Counts the body of a request, from when it is read until the request has ended."""
+    connection = _connection_of(scope)
+
+    async def receive_counted() -> Any:
+        message = await receive()
+        if num_bytes := len(message.get("body", b"")):  # type: ignore[arg-type]
+            if connection is not None:
+                connection.give_back(num_bytes)
+            body.take(num_bytes)
+        return message
+
+    return receive_counted
 
 
 class _Hosts:

@@ -61,10 +61,13 @@ class ApiState:
     manager: ModelManager
     pipeline: Pipeline
     exchanges: OpenExchanges
+    admission: Admission
     listeners: Listeners = field(factory=Listeners)
     metrics: ServerMetrics = field(
-        default=Factory(lambda self: ServerMetrics(self.manager, self.exchanges, self.listeners), takes_self=True)
+        default=Factory(
+            lambda self: ServerMetrics(self.manager, self.exchanges, self.listeners, self.admission.memory),
+            takes_self=True,
+        )
     )
     keys: KeyStore
-    admission: Admission
     reload: Callable[[], Coroutine[Any, Any, ReloadReport]] = _no_reload

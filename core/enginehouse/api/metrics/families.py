@@ -97,6 +97,12 @@ _OF_MODELS = (
 _OF_THE_SERVER = (
     _gauge("server_memory_bytes", "Resident memory of the server process, without its workers."),
     _gauge("start_time_seconds", "When the server started, as Unix time."),
+    _gauge("client_memory_bytes", "Memory for what clients have sent and for answers that they do not read."),
+    _counter(
+        "client_memory_refusals",
+        "Requests refused, and connections ended (`unread`), for want of it, by what was used up.",
+        "limit",
+    ),
     _counter("dropped_events", "Events that a plugin failed to take, or was too slow for.", "plugin", "reason"),
 )
 

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from enginehouse.admission import MemoryAccount
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.exchange import OpenExchanges
 from enginehouse.api.listeners import Listeners
@@ -36,12 +37,15 @@ class ServerMetrics(Collector):
         values: what is counted as it happens; whoever counts something else, counts it here.
     """
 
-    def __init__(self, manager: ModelManager, exchanges: OpenExchanges, listeners: Listeners) -> None:
+    def __init__(
+        self, manager: ModelManager, exchanges: OpenExchanges, listeners: Listeners, memory: MemoryAccount
+    ) -> None:
         self.values = Values()
         self.requests = RequestMetrics(self.values, manager)
         self._manager = manager
         self._exchanges = exchanges
         self._listeners = listeners
+        self._memory = memory
         self._engines: dict[str, Inspectable] = {}
         self._of_former_engines: dict[str, EngineFigures] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -68,6 +72,9 @@ class ServerMetrics(Collector):
         now = Values()
         if memory := rss_bytes():
             now.set("server_memory_bytes", value=memory)
+        now.set("client_memory_bytes", value=self._memory.num_bytes)
+        for limit, number in self._memory.refusals.items():
+            now.add("client_memory_refusals", limit, amount=number)
         for (plugin, reason), number in tuple(self._listeners.dropped.items()):
             now.add("dropped_events", plugin, reason, amount=number)
         names = [answer.record.model for answer in list_answers(self._exchanges)]
