@@ -182,7 +182,8 @@ class Pipeline:
         """The models that could be tried but cannot hold the prompt."""
 
         async def count(request: GenerateRequest, model: LoadedModel) -> int:
-            return len(await (await self._prompts.make(request, model)).tokenize())
+            prompt = await self._prompts.make(request, model)
+            return len(await prompt.tokenize(self.replays, request.caller))
 
         return await find_too_long(request, self._planner.named_by(request), self._manager, count)
 
