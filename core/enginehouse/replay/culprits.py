@@ -31,7 +31,7 @@ _REMEMBERED_S = 600.0
 _MAX_REMEMBERED = 256
 
 _MIN_UNCOMMON_BYTES = 1024
-"""So long a text is nobody else's by chance."""
+"""Two callers do not write the same text of this length by chance."""
 
 _FIRST_PAUSE_S = 1.0
 _PAUSE_FACTOR = 2.0

@@ -177,7 +177,6 @@ class ModelWork:
         working = [work for work in held if work.stage != "waiting"]
         culprit = self._quarantine.died(working, from_outside=engine.is_killed_from_outside)
         if culprit is not None:
-            _log.error("model %s: its worker died twice of the same work, which is refused", self._name)
             self._refuse(culprit, error)
         for work in held:
             work.engine = None
@@ -189,6 +188,9 @@ class ModelWork:
 
     def _refuse(self, culprit: Work, error: EngineDead) -> None:
         """End a culprit, and what is the same and has not begun to answer."""
+        pause_s = self._offences.pause_s(culprit.caller)
+        message = "model %s: its worker died twice of the same work, which is refused; its caller %r has to wait %.0f s"
+        _log.error(message, self._name, culprit.caller, pause_s)
         culprit.refusal = RequestKillsWorker(_verdict(error))
         self._culprits.add(culprit)
         for work in self._works:

@@ -15,9 +15,9 @@ isolated     its worker died of what it did: culprit; its worker died otherwise:
              ended: ended
 ===========  ============================================================================================
 
-*Died of what it did*: the worker had begun with it, and was not killed from outside. A worker that somebody killed
-(``kill -9``, with memory to spare) is held against no work twice; then it is, since a watcher that kills what takes too
-much memory looks the same from here.
+*Died of what it did*: the worker had begun with it, and was not killed from outside. A death from outside (``kill -9``,
+with memory to spare) is held against no work twice; then it is, since a watcher that kills what takes too much memory
+looks the same from here.
 
 The first suspects are the likeliest: those of callers whose work has killed before, then those that had come least far,
 the latest arrival first. When the culprit is found, the suspicion against the others ends and leaves no trace. Of a

@@ -1,7 +1,7 @@
 """A piece of work: a request or a question, as far as the search for culprits needs to know it.
 
-Whatever runs in a worker because of somebody's text is one: requests, tokens of a text, texts of tokens, pictures of an
-engine. Changed by :class:`enginehouse.replay.quarantine.Quarantine` and by what its worker says of it.
+Everything that runs in a worker on behalf of a caller is one: requests, tokens of a text, texts of tokens, pictures of
+an engine. Changed by :class:`enginehouse.replay.quarantine.Quarantine` and by what its worker says of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Work:
     Attributes:
         state: where it is.
         stage: what of it its worker is working on.
-        engine: the worker that holds it, perhaps after its client has left; None while it is outside.
+        engine: the worker that holds it, also after its client has left; None while it is outside.
         num_suspicions: how often it came under suspicion without an explanation being found.
         num_forgiven: how often its worker was killed from outside, of which it was not suspected.
         is_over: its client expects nothing more.

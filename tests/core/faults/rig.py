@@ -171,7 +171,7 @@ class Rig:
         return answer
 
     def client(self, key: str | None = None) -> httpx.Client:
-        """Somebody who has this key."""
+        """A client with this key."""
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         return httpx.Client(base_url=self.url, timeout=_PATIENCE_S, headers=headers)
 

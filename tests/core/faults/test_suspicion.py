@@ -110,7 +110,7 @@ def test_each_text_that_kills_makes_its_caller_wait_longer_and_no_other(expected
 
 
 def test_hostile_client_that_leaves_at_once_is_not_worth_a_stream(expected):
-    """It is gone before it could be found out; whoever ran beside it is not convicted in its place."""
+    """It is gone before it could be found out; what ran beside it is not convicted in its place."""
     with rig({"m": fake(faults=FAULTS)}, keys=KEYS) as server, server.client(HOSTILE) as client:
         running = streams(server)
         for _ in range(3):

@@ -7,6 +7,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,16 @@ from enginehouse.replay.culprits import _MAX_PAUSE_S
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Question
-from enginehouse.types import ChoiceFinished, EngineRequest, RequestFinished, Resume, Segment, TextDelta
+from enginehouse.types import (
+    ChoiceFinished,
+    Constraint,
+    EngineRequest,
+    RequestFinished,
+    Resume,
+    Segment,
+    StopParams,
+    TextDelta,
+)
 
 _RESTART_S = 2.0
 _STEP_S = 0.05
@@ -52,7 +62,7 @@ def simulate(scene: Coroutine[Any, Any, None]) -> None:
 
 
 class Worker(WorkerEngine):
-    """Answers each request with its tokens, one each step; dies of texts that say so."""
+    """Answers each request with its tokens, one each step; dies of texts that say so, and of every constraint."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -70,7 +80,7 @@ class Worker(WorkerEngine):
         self, request: EngineRequest, *, resume: Resume | None = None, recorder: Recorder | None = None
     ) -> WorkerGeneration:
         assert recorder is not None
-        text, loop = request.segments[0].text, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         begun = [choice.token_ids for choice in resume.choices] if resume is not None else [()]
         generation: WorkerGeneration
 
@@ -79,17 +89,22 @@ class Worker(WorkerEngine):
 
         generation = WorkerGeneration(request.request_id, loop, forget, recorder)
         self._inside[generation] = generation.fail
-        self._run(self._answer(generation, text, request.stopping.max_tokens or 0, len(begun[0])))
+        self._run(self._answer(generation, request, len(begun[0])))
         await generation.wait_accepted()
         return generation
 
-    async def _answer(self, generation: WorkerGeneration, text: str, length: int, num_tokens: int) -> None:
+    async def _answer(self, generation: WorkerGeneration, request: EngineRequest, num_tokens: int) -> None:
+        text, length, constraint = request.segments[0].text, request.stopping.max_tokens or 0, request.constraint
         await asyncio.sleep(_STEP_S)
         generation.begin("text")
         if "kills at once" in text:
             self.die()
             return
         if generation._is_ended or not self._is_alive:
+            return
+        if constraint is not None:
+            generation.begin("constraint")
+            self.die()
             return
         generation.accept(1)
         generation.begin("request")
@@ -183,6 +198,7 @@ class Client:
     text: str
     length: int | None  # None is a question
     leaves_s: float | None = None
+    constraint: Constraint | None = None
     outcome: str = ""
     token_ids: list[int] = field(factory=list)
 
@@ -205,8 +221,8 @@ class Client:
             place.add(model, question)  # type: ignore[arg-type]
             await question.answer()
             return
-        stopping = type(request.stopping)(max_tokens=self.length)
-        request = EngineRequest(request_id=str(number), segments=segments, caller=self.caller, stopping=stopping)
+        stopping = StopParams(max_tokens=self.length)
+        request = msgspec.structs.replace(request, stopping=stopping, constraint=self.constraint)
         generation = ReplayedGeneration(request, place, 3600.0, (self.text,))
         place.add(model, generation)  # type: ignore[arg-type]
         try:
@@ -311,6 +327,46 @@ def test_same_text_again_and_again_costs_two_workers():
         await asyncio.gather(*(client.ask(number, model, place) for number, client in enumerate(hostile)))
         assert [client.outcome for client in hostile] == ["refused"] * 10
         assert model.num_deaths == 2
+
+    simulate(scene())
+
+
+def test_constraint_that_kills_costs_two_workers_whatever_the_prompt():
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        bomb = Constraint(kind="regex", text="(a|b)" * 1000)
+        stream = Client("bob", "hello", 100)
+        hostile = [Client("eve", f"prompt {number}", 5, constraint=bomb) for number in range(5)]
+        await asyncio.gather(*(client.ask(number, model, place) for number, client in enumerate([stream, *hostile])))
+        assert [client.outcome for client in hostile] == ["refused"] * 5
+        assert stream.token_ids == list(range(100))
+        assert model.num_deaths == 2
+
+    simulate(scene())
+
+
+def test_nothing_enters_beside_a_suspect():
+    """Questions of others wait until its isolation run is over."""
+
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        suspect = Client("bob", "hello", 100)
+        streaming = asyncio.create_task(suspect.ask(0, model, place))
+        await asyncio.sleep(1.0)
+        model.engine.die()
+        await asyncio.sleep(_RESTART_S + 2 * _STEP_S)
+        assert place.is_suspicious
+        question = Client("alice", "hello", None)
+        asking = asyncio.create_task(question.ask(1, model, place))
+        while place.is_suspicious:
+            assert len(model.engine._inside) == 1
+            await asyncio.sleep(_STEP_S / 2)
+        await asyncio.gather(asking, streaming)
+        assert question.outcome == suspect.outcome == "answered"
 
     simulate(scene())
 

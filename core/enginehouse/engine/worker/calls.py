@@ -40,7 +40,7 @@ class Calls:
         return await answer
 
     def handle(self, message: Answer) -> None:
-        """An answer has come, or work on it begins; one that nobody waits for any more is dropped."""
+        """The worker begins with a question or answers it; an answer that is not waited for any more is dropped."""
         if isinstance(message, Begun):
             _, observer = self._open.get(int(message.work), (None, None))
             if observer is not None:
