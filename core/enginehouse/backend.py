@@ -142,6 +142,8 @@ class Tokenizer(Protocol):
         control_token_ids: ids whose text is never shown.
         end_token_ids: ids that end a generation.
         prefix_token_ids: what the model expects before a raw text (for example BOS), often empty.
+        max_bytes_per_token: most bytes of a text, in UTF-8, that one id stands for; None where text may be dropped or
+            shortened, so that no number of tokens follows from the length of a text.
     """
 
     vocab_size: int
@@ -150,6 +152,7 @@ class Tokenizer(Protocol):
     control_token_ids: frozenset[int]
     end_token_ids: frozenset[int]
     prefix_token_ids: tuple[int, ...]
+    max_bytes_per_token: int | None
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens."""

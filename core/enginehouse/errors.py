@@ -169,16 +169,23 @@ class UnsupportedParameter(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt does not fit the context. Both counts are in tokens."""
+    """The prompt does not fit the context. Both counts are in tokens; that of the prompt may be a lower bound."""
 
-    def __init__(self, num_prompt_tokens: int, max_context: int, param: str | None = None) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, max_context: int, param: str | None = None, is_lower_bound: bool = False
+    ) -> None:
         super().__init__(
-            f"The prompt has {num_prompt_tokens} tokens, but this model's context holds {max_context} tokens "
-            "and at least one is needed for the answer.",
+            f"The prompt has {'at least ' if is_lower_bound else ''}{num_prompt_tokens} tokens, but this model's "
+            f"context holds {max_context} tokens and at least one is needed for the answer.",
             param,
         )
         self.num_prompt_tokens, self.max_context = num_prompt_tokens, max_context
-        self.fields = {"num_prompt_tokens": num_prompt_tokens, "max_context": max_context, "param": param}
+        self.fields = {
+            "num_prompt_tokens": num_prompt_tokens,
+            "max_context": max_context,
+            "param": param,
+            "is_lower_bound": is_lower_bound,
+        }
 
 
 class RenderError(RequestError):

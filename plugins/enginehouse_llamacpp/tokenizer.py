@@ -11,8 +11,10 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from enginehouse.errors import GenerationFailed
+from enginehouse.prompt.segments import bytes_per_token
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
+from enginehouse_llamacpp.special_splits import SpecialSplits
 
 __all__ = ["LlamaCppTokenizer"]
 
@@ -44,6 +46,8 @@ class LlamaCppTokenizer:
         self.special_tokens: Mapping[str, int] = {
             self.token_bytes[token_id].decode(errors="replace"): token_id for token_id in sorted(control)
         }
+        self._splits = {special: self._read_splits(special) for special in (False, True)}
+        self.max_bytes_per_token = self._find_max_bytes_per_token()
         bos = bindings.llama_vocab_bos(vocab)
         self.prefix_token_ids: tuple[int, ...] = (bos,) if bindings.llama_vocab_get_add_bos(vocab) and bos >= 0 else ()
 
@@ -64,9 +68,16 @@ class LlamaCppTokenizer:
         return thread.result()
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        if not text:
+        if text and not text.isascii():
+            text = text.encode(errors="replace").decode()  # a lone surrogate becomes a question mark
+        token_ids = list[int]()
+        for piece in self._splits[special].pieces(text):
+            token_ids += self._encode_piece(piece.encode(), special)
+        return token_ids
+
+    def _encode_piece(self, data: bytes, special: bool) -> list[int]:
+        if not data:
             return []
-        data = text.encode(errors="replace")
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
@@ -97,6 +108,36 @@ class LlamaCppTokenizer:
         get_attributes, vocab = self._bindings.llama_vocab_get_attr, self._vocab
         mask = self._bindings.LLAMA_TOKEN_ATTR_CONTROL | self._bindings.LLAMA_TOKEN_ATTR_UNKNOWN
         return [token_id for token_id in range(self.vocab_size) if get_attributes(vocab, token_id) & mask]
+
+    def _find_max_bytes_per_token(self) -> int | None:
+        bindings, vocab = self._bindings, self._vocab
+        strips = bindings.LLAMA_TOKEN_ATTR_LSTRIP | bindings.LLAMA_TOKEN_ATTR_RSTRIP
+        is_lossless = bindings.llama_vocab_type(vocab) in (bindings.LLAMA_VOCAB_TYPE_BPE, bindings.LLAMA_VOCAB_TYPE_SPM)
+        if not is_lossless or any(bindings.llama_vocab_get_attr(vocab, i) & strips for i in range(self.vocab_size)):
+            return None
+        # A space may be written as an underscore of SentencePiece, of three bytes, and is read as one byte.
+        return bytes_per_token(self.token_bytes, shortening=3)
+
+    def _read_splits(self, special: bool) -> SpecialSplits:
+        """The tokens that llama.cpp looks for before all others, with or without control tokens among them."""
+        bindings, vocab = self._bindings, self._vocab
+        attributes = [bindings.llama_vocab_get_attr(vocab, token_id) for token_id in range(self.vocab_size)]
+        if any(attribute & bindings.LLAMA_TOKEN_ATTR_LSTRIP for attribute in attributes):
+            return SpecialSplits(())  # where these begin is a matter of the text before
+        mask = bindings.LLAMA_TOKEN_ATTR_USER_DEFINED
+        if special:
+            mask |= bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
+        texts = [
+            bindings.llama_vocab_get_text(vocab, token_id)
+            for token_id, attribute in enumerate(attributes)
+            if attribute & mask
+        ]
+        try:
+            strings = [text.decode() for text in texts]
+        except UnicodeDecodeError:
+            return SpecialSplits(())  # half a character may be found anywhere
+        strips = any(attribute & bindings.LLAMA_TOKEN_ATTR_RSTRIP for attribute in attributes)
+        return SpecialSplits(strings, strips)
 
 
 class _DeepThread(threading.Thread):

@@ -116,6 +116,53 @@ def test_constraint_that_takes_long_delays_only_others_with_one(bench):
     bench.wait(lambda: bench.entered == ["plain", "constrained"])
 
 
+def test_long_prompt_delays_only_other_long_ones(bench):
+    """Also those of questions, and whether there is a constraint or not."""
+    bench.intake.call(Tokenize(1, (Segment("slow" * 20_000),), False))
+    assert bench.tokenizer.is_busy.wait(5)
+    bench.intake.call(Tokenize(2, (Segment("x" * 40_000),), False))
+    bench.submit("short")
+    bench.intake.call(Tokenize(3, (Segment("y"),), False))
+    bench.decoder.gate.set()
+    bench.submit("constrained", constraint=Constraint(kind="regex", text="a"))
+    bench.wait(lambda: set(bench.entered) == {"short", "constrained"} and Tokenized(3, [ord("y")]) in bench.sent)
+    assert not any(isinstance(message, Tokenized) and message.call in (1, 2) for message in bench.sent)
+    bench.tokenizer.gate.set()
+    bench.wait(lambda: sum(isinstance(message, Tokenized) for message in bench.sent) == 3)
+
+
+def test_watchdog_hears_of_a_long_prompt_that_hangs(bench):
+    bench.intake.call(Tokenize(1, (Segment("slow" * 20_000),), False))
+    assert bench.tokenizer.is_busy.wait(5)
+    bench.intake.call(Detokenize(NOBODY, ()))
+    bench.intake.call(Detokenize(2, ()))
+    bench.wait(lambda: Detokenized(2, []) in bench.sent)
+    assert Detokenized(NOBODY, []) not in bench.sent
+    bench.tokenizer.gate.set()
+    bench.wait(lambda: Detokenized(NOBODY, []) in bench.sent)
+
+
+def test_prompt_that_cannot_fit_is_refused_without_tokenizing(bench):
+    """The longest token has 12 bytes, so 64 tokens never hold 1,000; the count that is told is a lower bound."""
+    most = FakeTokenizer().max_bytes_per_token
+    assert most is not None
+    bench.submit("long", "slow" * 250)
+    bench.wait(lambda: bool(bench.sent))
+    (rejected,) = bench.sent
+    assert isinstance(rejected, Rejected)
+    error = rejected.failure.to_error()
+    assert isinstance(error, ContextLengthExceeded)
+    assert (error.num_prompt_tokens, error.max_context) == (1000 // most, 64)
+    assert f"at least {1000 // most} tokens" in error.message
+    assert not bench.tokenizer.is_busy.is_set()
+
+
+def test_prompt_of_long_tokens_that_fits_is_not_refused(bench):
+    """The shortest prompt by its tokens for its bytes."""
+    bench.submit("a", "mountain" * 60)
+    bench.wait(lambda: bench.entered == ["a"])
+
+
 def test_watchdog_hears_of_either_thread_that_hangs(bench):
     bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
     assert bench.decoder.is_busy.wait(5)

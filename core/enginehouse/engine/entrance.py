@@ -54,6 +54,16 @@ class Entrance:
             constraint_problem=self._constraints.problem,
         )
 
+    def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
+        """Refuse a prompt that does not fit the context. Any thread.
+
+        Raises:
+            ContextLengthExceeded: prompt and one token do not fit.
+        """
+        max_context = self._runner.capabilities.max_context
+        if num_prompt_tokens + 1 > max_context:
+            raise ContextLengthExceeded(num_prompt_tokens, max_context, is_lower_bound=is_lower_bound)
+
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
         """Refuse what cannot be served. Any thread.
 
@@ -61,12 +71,10 @@ class Entrance:
             ContextLengthExceeded: prompt and one token do not fit.
             InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
         """
-        max_context = self._runner.capabilities.max_context
         vocab_size = self._tokenizer.vocab_size
         if num_prompt_tokens < 1:
             raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
-        if num_prompt_tokens + 1 > max_context:
-            raise ContextLengthExceeded(num_prompt_tokens, max_context)
+        self.check_length(num_prompt_tokens)
         for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
             bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
             if bad_ids:

@@ -290,6 +290,10 @@ class StepEngine:
         """Refuse what cannot be served; see :meth:`Entrance.check`. Any thread."""
         self._entrance.check(request, num_prompt_tokens)
 
+    def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
+        """Refuse a prompt that does not fit; see :meth:`Entrance.check_length`. Any thread."""
+        self._entrance.check_length(num_prompt_tokens, is_lower_bound)
+
     def is_full(self, num_more: int = 1) -> bool:
         """Whether ``num_more`` further requests would overflow the free slots and the queue. Any thread."""
         scheduler = self._scheduler

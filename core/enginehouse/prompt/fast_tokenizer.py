@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from enginehouse.errors import ModelLoadError
+from enginehouse.prompt.segments import bytes_per_token
 
 __all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates"]
 
@@ -86,17 +87,36 @@ class FastTokenizer:
         self.control_token_ids = ends | frozenset(self.special_tokens.values())
         self.token_bytes: Sequence[bytes] = self._bytes_table(_byte_decoder(spec["decoder"]))
         self.prefix_token_ids = self._prefix()
+        shortening = _shortening(spec)
+        self.max_bytes_per_token = shortening and bytes_per_token(self.token_bytes, shortening)
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens."""
         if special:
             return list(self._special.encode(text, add_special_tokens=False).ids)
-        encoding = self._plain.encode(text, add_special_tokens=False)
-        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            # A vocabulary may reach a control token by merging ordinary pieces too: cut the text inside it.
-            if token_id in self.control_token_ids and end - begin > 1 and text[begin:end] in self.special_tokens:
-                return self.encode(text[: begin + 1], False) + self.encode(text[begin + 1 :], False)
-        return list(encoding.ids)
+        # A vocabulary may reach a control token by merging ordinary pieces too: cut the text inside each. Every cut
+        # parts a control-token string for good, so this ends; all cuts of a round at once keep it linear.
+        pieces, token_ids = [text], list[int]()
+        while pieces:
+            piece = pieces.pop()
+            encoding = self._plain.encode(piece, add_special_tokens=False)
+            cuts = self._cuts(piece, encoding.ids, encoding.offsets)
+            if cuts:
+                ends = [*cuts, len(piece)]
+                pieces += reversed([piece[begin:end] for begin, end in zip((0, *cuts), ends, strict=True)])
+            else:
+                token_ids += encoding.ids
+        return token_ids
+
+    def _cuts(self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
+        """Places inside the control-token strings of ``text`` that ordinary pieces were merged into."""
+        if self.control_token_ids.isdisjoint(ids):
+            return []
+        return [
+            begin + 1
+            for token_id, (begin, end) in zip(ids, offsets, strict=True)
+            if token_id in self.control_token_ids and end - begin > 1 and text[begin:end] in self.special_tokens
+        ]
 
     def _bytes_table(self, decode: Callable[[str], bytes]) -> tuple[bytes, ...]:
         table = [b""] * self.vocab_size
@@ -155,6 +175,40 @@ def _replacements(step: Mapping[str, Any]) -> list[tuple[str, str]]:
         case {"type": "Replace"}:
             raise ModelLoadError("a tokenizer whose decoder replaces by a regular expression is not supported")
     return []
+
+
+def _shortening(spec: Mapping[str, Any]) -> int | None:
+    """How many bytes of a text its normalizer replaces by one at most; None where it may drop some."""
+    if any(entry["lstrip"] or entry["rstrip"] for entry in spec["added_tokens"]):
+        return None
+    if not _kinds(spec["pre_tokenizer"], "pretokenizers") <= _KEEPING:
+        return None
+    # NFC makes one character of up to nine bytes into one of three. An underscore of SentencePiece, three bytes, is
+    # read as a space, and so is the space that it replaces.
+    kinds = _kinds(spec["normalizer"], "normalizers")
+    return 3 if kinds <= {"NFC", "Prepend", "Replace"} and not _drops(spec["normalizer"]) else None
+
+
+_KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Sequence"})
+"""Pre-tokenizers that only part a text. ``Split`` may remove what it splits at."""
+
+
+def _kinds(step: Mapping[str, Any] | None, several: str) -> frozenset[str]:
+    """Types of the steps of a pipeline in a tokenizer's JSON; a splitter that removes text has a name of its own."""
+    if step is None:
+        return frozenset()
+    if several in step:
+        return frozenset[str]().union(*(_kinds(part, several) for part in step[several]))
+    return frozenset({f"{step['type']}{step['behavior']}" if step.get("behavior") == "Removed" else step["type"]})
+
+
+def _drops(step: Mapping[str, Any] | None) -> bool:
+    """Whether a normalizer replaces anything but one space."""
+    if step is None:
+        return False
+    if "normalizers" in step:
+        return any(map(_drops, step["normalizers"]))
+    return bool(step["type"] == "Replace" and step["pattern"] != {"String": " "})
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Iterator
+from itertools import groupby
 from typing import Any
 
 from enginehouse.errors import RenderError
@@ -87,16 +88,10 @@ class Markers:
         """
         if not self._text_of:
             return (Segment(text, True),) if text else ()
-        segments: list[Segment] = []
-        for part in re.split(f"([{''.join(self._text_of)}])", text):
-            trusted = part not in self._text_of
-            restored = self._text_of.get(part, part)
-            if not restored:
-                continue
-            if segments and segments[-1].trusted == trusted:
-                restored = segments.pop().text + restored
-            segments.append(Segment(restored, trusted))
-        return tuple(segments)
+        parts = re.split(f"([{''.join(self._text_of)}])", text)
+        restored = ((self._text_of.get(part, part), part not in self._text_of) for part in parts)
+        runs = groupby((pair for pair in restored if pair[0]), key=lambda pair: pair[1])
+        return tuple(Segment("".join(part for part, _ in run), trusted) for trusted, run in runs)
 
     def _mark_text(self, text: str, visible: Collection[str]) -> str:
         parts: list[str] = []

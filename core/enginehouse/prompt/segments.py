@@ -11,12 +11,34 @@ whole, exactly as the model's own tools do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from enginehouse.backend import Tokenizer
 from enginehouse.prompt.control_strings import ControlStrings, control_strings
 from enginehouse.types import Segment
 
-__all__ = ["encode_segments"]
+__all__ = ["bytes_per_token", "encode_segments", "min_tokens"]
+
+_UTF8_BYTES = frozenset(bytes([value]) for value in (*range(0xC0), *range(0xC2, 0xF5)))
+
+
+def min_tokens(tokenizer: Tokenizer, segments: Sequence[Segment]) -> int:
+    """Lower bound of the number of token ids of a prompt, from its length; 0 where the tokenizer allows for none."""
+    most = tokenizer.max_bytes_per_token
+    return 0 if most is None else sum(len(segment.text.encode(errors="replace")) for segment in segments) // most
+
+
+def bytes_per_token(token_bytes: Sequence[bytes], shortening: int = 1) -> int | None:
+    """``max_bytes_per_token`` of a vocabulary.
+
+    Args:
+        token_bytes: those of all ids.
+        shortening: how many bytes of a text its normalizer may replace by one.
+
+    Returns:
+        None if some byte of UTF-8 has no token, since then text may be dropped.
+    """
+    return shortening * max(map(len, token_bytes)) if _UTF8_BYTES.issubset(token_bytes) else None
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool) -> list[int]:
@@ -42,42 +64,36 @@ def _runs(segments: Sequence[Segment], control: ControlStrings) -> Iterator[tupl
     Those runs hold no trusted control-token string, so they are encoded without any; the runs between
     them begin and end with one and hold no untrusted text.
     """
-    open_text, is_plain = "", False  # text since the last control token; whether untrusted text is in it
-    special_text = ""  # trusted text that ends with a control token
+    # Texts grow as lists of parts: joining at every segment would take quadratic time.
+    open_text, is_plain = list[str](), False  # since the last control token; whether untrusted text is in it
+    special_text = list[str]()  # trusted text that ends with a control token
     for segment in _merged(segments):
         if not segment.trusted:
             if special_text:
-                yield special_text, True
-                special_text = ""
-            open_text, is_plain = open_text + segment.text, True
+                yield "".join(special_text), True
+                special_text = []
+            open_text.append(segment.text)
+            is_plain = True
             continue
         found = list(control.find_all(segment.text))
         if not found:
-            open_text += segment.text
+            open_text.append(segment.text)
             continue
         first, last = found[0][0], found[-1][1]
         if is_plain:
-            yield open_text + segment.text[:first], False
-            special_text = segment.text[first:last]
+            yield "".join((*open_text, segment.text[:first])), False
+            special_text = [segment.text[first:last]]
         else:
-            special_text += open_text + segment.text[:last]
-        open_text, is_plain = segment.text[last:], False
+            special_text += *open_text, segment.text[:last]
+        open_text, is_plain = [segment.text[last:]], False
     if is_plain:
-        yield open_text, False
-    elif special_text or open_text:
-        yield special_text + open_text, True
+        yield "".join(open_text), False
+    elif text := "".join((*special_text, *open_text)):
+        yield text, True
 
 
 def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
     """Neighbours of equal trust as one segment; nothing stands between two that only an empty one parts."""
-    text, trusted = "", False
-    for segment in segments:
-        if not segment.text:
-            continue
-        if segment.trusted != trusted:
-            if text:
-                yield Segment(text, trusted)
-            text, trusted = "", segment.trusted
-        text += segment.text
-    if text:
-        yield Segment(text, trusted)
+    written = (segment for segment in segments if segment.text)
+    for trusted, run in groupby(written, key=lambda segment: segment.trusted):
+        yield Segment("".join(segment.text for segment in run), trusted)

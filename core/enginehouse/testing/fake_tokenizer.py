@@ -48,6 +48,7 @@ class FakeTokenizer:
         self.control_token_ids = frozenset(self.special_tokens.values()) | frozenset(unused)
         self.end_token_ids = frozenset(self.special_tokens[name] for name in END_TOKENS)
         self.prefix_token_ids: tuple[int, ...] = (self.special_tokens["<|bos|>"],)
+        self.max_bytes_per_token: int | None = max(map(len, self.token_bytes))
         self._piece_ids = {piece: 256 + index for index, piece in enumerate(PIECES)}
         self._pieces = re.compile(b"|".join(map(re.escape, sorted(PIECES, key=len, reverse=True))) + b"|.", re.DOTALL)
         self._controls = re.compile("(" + "|".join(map(re.escape, CONTROL_TOKENS)) + ")")

@@ -36,6 +36,7 @@ class ByteTokenizer:
     special_tokens = {END: 256}
     control_token_ids = end_token_ids = frozenset({256})
     prefix_token_ids = ()
+    max_bytes_per_token = len(END)
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Bytes of the text; its control tokens only with ``special``."""

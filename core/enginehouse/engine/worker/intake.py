@@ -30,13 +30,16 @@ from enginehouse.engine.worker.messages import (
     failure_of,
 )
 from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
-from enginehouse.prompt.segments import encode_segments
+from enginehouse.prompt.segments import encode_segments, min_tokens
 from enginehouse.types import EngineRequest, Resume
 
 __all__ = ["Intake"]
 
 # What a refused client is told to wait: about the time of a short answer, after which a place may be free.
 _RETRY_AFTER_S = 1.0
+
+# Tokenized in some 30 ms, also by a tokenizer that takes a microsecond per character.
+_LONG_CHARACTERS = 32_768
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ _Queue = SimpleQueue[Submit | Tokenize | Detokenize | None]
 class Intake:
     """Turns Submit messages into tokenized requests.
 
-    Constraints may take a second to compile, so requests with one have a thread of their own.
+    Long prompts have a thread of their own, so that short ones do not wait for them. So have requests with a constraint,
+    which may take a second to compile.
 
     Args:
         engine: asked whether a request fits; only its thread-safe methods are used.
@@ -68,7 +72,9 @@ class Intake:
         self._send = send
         self._enter = enter
         self._queue: _Queue = SimpleQueue()
+        self._long: _Queue = SimpleQueue()
         self._constrained: _Queue = SimpleQueue()
+        self._queues = {"constrained intake": self._constrained, "long intake": self._long, "intake": self._queue}
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
         self._begun: dict[str, bool] = {}  # being tokenized or compiled; whether it was cancelled meanwhile
@@ -77,7 +83,7 @@ class Intake:
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
-            for queue, name in ((self._queue, "intake"), (self._constrained, "constrained intake"))
+            for name, queue in self._queues.items()
         ]
 
     def start(self) -> None:
@@ -88,7 +94,7 @@ class Intake:
     def close(self) -> None:
         """Stop after what is being tokenized and compiled now; waits for that."""
         self._is_closing = True
-        for queue in (self._queue, self._constrained):
+        for queue in self._queues.values():
             queue.put(None)
         for thread in self._threads:
             thread.join()
@@ -107,11 +113,13 @@ class Intake:
             error = Overloaded("The queue of this model is full; try again in a moment.", _RETRY_AFTER_S)
             self._send(Rejected(request_id, failure_of(error)))
         else:
-            (self._queue if message.request.constraint is None else self._constrained).put(message)
+            usual = self._queue if message.request.constraint is None else self._constrained
+            (self._long if _is_long(message.request) else usual).put(message)
 
     def call(self, message: Tokenize | Detokenize) -> None:
-        """Queue a call; the watchdog's question goes through both threads, for either may hang."""
-        (self._constrained if message.call == NOBODY else self._queue).put(message)
+        """Queue a call; the watchdog's question goes through all threads, for each may hang."""
+        usual = self._constrained if message.call == NOBODY else self._queue
+        (self._long if _is_long(message) else usual).put(message)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request and say so when nothing works on it; False when the engine thread has it already."""
@@ -140,8 +148,8 @@ class Intake:
         while (message := queue.get()) is not None and not self._is_closing:
             if isinstance(message, Submit):
                 self._begin(message.request, message.resume)
-            elif queue is self._constrained:
-                self._queue.put(message)
+            elif message.call == NOBODY and queue is not self._queue:
+                (self._long if queue is self._constrained else self._queue).put(message)
             else:
                 self._answer(message)
 
@@ -192,6 +200,8 @@ class Intake:
     def _token_ids(self, request: EngineRequest) -> list[int]:
         if request.token_ids is not None:
             return list(request.token_ids)
+        # What cannot fit is refused by its length: tokenizing it would only take time.
+        self._engine.check_length(min_tokens(self._tokenizer, request.segments), is_lower_bound=True)
         return encode_segments(self._tokenizer, request.segments, request.add_special)
 
     def _answer(self, message: Tokenize | Detokenize) -> None:
@@ -215,6 +225,13 @@ class Intake:
             listed = ", ".join(map(str, bad_ids[:8]))
             raise InvalidRequest(f"Token ids must lie in [0, {vocab_size}); got {listed}.", "tokens")
         return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
+
+
+def _is_long(asked: EngineRequest | Tokenize | Detokenize) -> bool:
+    """Whether tokenizing, or listing what ids stand for, may take more than some milliseconds."""
+    if isinstance(asked, Detokenize):
+        return len(asked.token_ids) > _LONG_CHARACTERS
+    return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
 
 
 def _as_ours(error: Exception, what: str) -> EnginehouseError:

@@ -67,6 +67,20 @@ class TokenizerContract(ContractBase):
             assert token_id in tokenizer.encode(f"say {name} now", True), name
             assert tokenizer.token_bytes[token_id] == name.encode(), name
 
+    def test_no_token_stands_for_more_bytes_than_said(self, tokenizer: Tokenizer) -> None:
+        """Prompts that cannot fit are refused by their length in bytes."""
+        most = tokenizer.max_bytes_per_token
+        if most is None:
+            return
+        longest = sorted(tokenizer.token_bytes, key=len)[-20:]
+        texts = [(data.decode(errors="ignore") + end) * 40 for data in longest for end in ("", " ")]
+        texts += [
+            unit * 500 for unit in (" ", "\n", "\t", "=", "\u2581", "e\u0301", "\u1100\u1161\u11a8", "\u00a0", "日")
+        ]
+        for text in texts:
+            for special in (False, True):
+                assert len(tokenizer.encode(text, special)) * most >= len(text.encode()), (text[:40], special)
+
     def test_encode_works_on_several_threads(self, tokenizer: Tokenizer) -> None:
         """The intake thread encodes while the engine thread runs."""
         texts = [f"{text} {number}" for number in range(20) for text in _TEXTS]

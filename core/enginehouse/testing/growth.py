@@ -1,0 +1,65 @@
+"""Measures how computing time grows with the size of what is given, for tests that bound it.
+
+Processor time of this process is measured, so that a busy machine changes little; what it changes is met by the best of
+several runs, and by measuring again before anything is judged.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["assert_near_linear", "measure_growth"]
+
+_T = TypeVar("_T")
+
+_MAX_RATIO = 9.0
+"""Of the times for 4n and n: linear gives 4, n log n gives 4.6, n to the power of 1.5 gives 8, a square gives 16."""
+
+_FLOOR_S = 0.02
+"""Less time than this for 4n is not judged."""
+
+_NUM_RUNS = 2
+_NUM_ROUNDS = 3
+
+
+def measure_growth(make: Callable[[int], _T], run: Callable[[_T], object], size: int) -> tuple[float, float, float]:
+    """Seconds of processor time for inputs of ``size``, twice and four times that, each the best of some runs.
+
+    Args:
+        make: an input of a size; not measured.
+        run: what is measured.
+        size: n.
+    """
+    first, second, last = (_best(make(times * size), run) for times in (1, 2, 4))
+    return first, second, last
+
+
+def assert_near_linear(
+    make: Callable[[int], _T], run: Callable[[_T], object], size: int, what: str = "the time"
+) -> tuple[float, float, float]:
+    """Fail if time grows faster than n log n; returns what was measured.
+
+    Raises:
+        AssertionError: it grows faster, each time that it was measured.
+    """
+    for _ in range(_NUM_ROUNDS):
+        times_s = measure_growth(make, run, size)
+        if times_s[2] < max(_FLOOR_S, _MAX_RATIO * times_s[0]):
+            return times_s
+    listed = ", ".join(f"{times * size}: {time_s:.3f} s" for times, time_s in zip((1, 2, 4), times_s, strict=True))
+    raise AssertionError(f"{what} grows faster than the input: {listed}")
+
+
+def _best(given: _T, run: Callable[[_T], object]) -> float:
+    times_s = []
+    for _ in range(_NUM_RUNS):
+        gc.collect()
+        began_s = time.process_time()
+        run(given)
+        times_s.append(time.process_time() - began_s)
+        if times_s[-1] > 1:
+            break
+    return min(times_s)
