@@ -50,8 +50,8 @@ _Queue = SimpleQueue[Submit | Tokenize | Detokenize | None]
 class Intake:
     """Turns Submit messages into tokenized requests.
 
-    Long prompts have a thread of their own, so that short ones do not wait for them. So have requests with a constraint,
-    which may take a second to compile.
+    Long prompts have a thread of their own, so that short ones do not wait for them. So have requests with a
+    constraint, which may take a second to compile.
 
     Args:
         engine: asked whether a request fits; only its thread-safe methods are used.
