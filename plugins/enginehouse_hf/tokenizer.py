@@ -10,7 +10,7 @@ from attrs import frozen
 from transformers import AutoTokenizer
 
 from enginehouse.errors import ModelLoadError
-from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates
+from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
 
 __all__ = ["ModelFiles", "ModelText", "load_text"]
 
@@ -49,8 +49,9 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     """Load the tokenizer of ``model`` (a transformers model, for its configured special ids).
 
     Raises:
-        ModelLoadError: there is no fast tokenizer.
+        ModelLoadError: there is no fast tokenizer, or its file is none that may be read.
     """
+    check_tokenizer_file(files.folder)
     loaded = AutoTokenizer.from_pretrained(**files.arguments)
     if getattr(loaded, "backend_tokenizer", None) is None:
         raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")

@@ -17,6 +17,7 @@ from enginehouse.model_folder import (
     recommended_parameters,
     served_context,
 )
+from enginehouse.prompt.fast_tokenizer import check_tokenizer_file
 from enginehouse.types import ModelInfo
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
@@ -65,6 +66,7 @@ def _load(folder: ModelFolder) -> tuple[Any, Any]:
     """mlx-lm's model and tokenizer wrapper; no code that the folder brings is run."""
     if code := folder.config.get("model_file"):
         raise ModelLoadError(f"{folder.path}: it brings Python code of its own ({code!r}), which is not run")
+    check_tokenizer_file(folder.path)
     loaded: Any = mlx_lm.load(
         str(folder.path), tokenizer_config={"trust_remote_code": False}, model_config=older_keys(folder.config)
     )

@@ -70,7 +70,7 @@ def is_complete(snapshot: Path, quantization: str | None) -> bool:
         if index.is_file():
             return all((snapshot / name).is_file() for name in _weights_of(index))
         return any(snapshot.glob("*.safetensors"))
-    except (ModelLoadError, OSError, ValueError, RecursionError):
+    except (ModelLoadError, OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return False
 
 

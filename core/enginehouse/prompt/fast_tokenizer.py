@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from enginehouse.errors import ModelLoadError
 from enginehouse.prompt.segments import bytes_per_token
+from enginehouse.regular_files import read_regular
 
-__all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates"]
+__all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
 
 _TURN_ENDS = frozenset(
     {
@@ -33,6 +37,45 @@ _TURN_ENDS = frozenset(
 """Control tokens that end a turn by convention. Files often name only one of the several that a model writes."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+_MAX_FILE_BYTES = 128 * 2**20
+_MAX_TOKENS = 2**22  # the largest vocabularies have a quarter of a million
+
+
+class _Added(msgspec.Struct):
+    id: int
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = msgspec.field(default_factory=dict)
+
+
+class _File(msgspec.Struct):
+    """What is looked at in ``tokenizer.json`` before its library reads it."""
+
+    model: _Model
+    added_tokens: list[_Added] = msgspec.field(default_factory=list)
+
+
+def check_tokenizer_file(folder: Path) -> None:
+    """Check the ids in a folder's ``tokenizer.json``, where there is one: its library counts up to the largest.
+
+    Raises:
+        ModelLoadError: it cannot be read, or an id is none of a vocabulary.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return
+    try:
+        file = msgspec.json.decode(read_regular(path, _MAX_FILE_BYTES), type=_File)
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    vocab = file.model.vocab
+    ids = [len(vocab) if isinstance(vocab, list) else max(vocab.values(), default=0)]
+    largest = max([*ids, *(added.id for added in file.added_tokens)])
+    if largest > _MAX_TOKENS:
+        raise ModelLoadError(f"{path}: a token has the id {largest}, more than {_MAX_TOKENS}")
 
 
 class BackendTokenizer(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginehouse.errors import ModelLoadError
-from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates
+from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
 
 pytestmark = pytest.mark.hf
 
@@ -174,3 +174,27 @@ def test_chat_templates_have_names() -> None:
     assert chat_templates(None) == {}
     assert chat_templates("text") == {"default": "text"}
     assert chat_templates({"default": "a", "tool_use": "b"}) == {"default": "a", "tool_use": "b"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec["model"]["vocab"].update(a=2**31),
+        lambda spec: spec["added_tokens"][0].update(id=2**32 - 1),
+        lambda spec: spec["model"]["vocab"].update(a="x"),
+        lambda spec: spec.pop("model"),
+        lambda spec: spec.update(added_tokens=5),
+    ],
+    ids=["id_of_a_token", "id_of_an_added_token", "no_id", "no_model", "no_tokens"],
+)
+def test_a_file_with_ids_that_no_vocabulary_has_is_refused(
+    tiny_model: TinyModel, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """The library counts up to the largest id, with memory for each."""
+    check_tokenizer_file(tiny_model("llama"))
+    spec = json.loads((tiny_model("llama") / "tokenizer.json").read_text(encoding="utf-8"))
+    change(spec)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        check_tokenizer_file(tmp_path)
