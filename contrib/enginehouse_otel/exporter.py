@@ -20,6 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from enginehouse.events import RequestEnded
 from enginehouse_otel.attributes import OPERATIONS, error_type, metric_attributes, span_attributes, span_name
+from enginehouse_otel.bounded_session import bounded_session
 from enginehouse_otel.options import OtelOptions
 
 __all__ = ["Exporter"]
@@ -55,9 +56,11 @@ class Exporter:
         base = options.endpoint.rstrip("/") if options.endpoint is not None else None
         processor = reader = None
         if options.traces:
-            processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces" if base else None))
+            processor = BatchSpanProcessor(
+                OTLPSpanExporter(f"{base}/v1/traces" if base else None, session=bounded_session())
+            )
         if options.metrics:
-            exporter = OTLPMetricExporter(endpoint=f"{base}/v1/metrics" if base else None)
+            exporter = OTLPMetricExporter(f"{base}/v1/metrics" if base else None, session=bounded_session())
             reader = PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * options.interval_s)
         return cls(resource, processor, reader)
 

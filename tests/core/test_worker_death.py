@@ -334,6 +334,8 @@ class Backend(FakeBackend):
     def open(self, source, options, progress):
         if options.deed == "fail oddly":
             raise KeyError("weights")
+        if options.deed == "panic":  # libraries in Rust raise what is none of Python's exceptions
+            raise type("PanicException", (BaseException,), {})("slice out of range")
         if options.deed == "start a process":
             os.set_inheritable(int(sys.argv[-1]), True)
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
@@ -388,6 +390,14 @@ async def test_engine_that_breaks_in_a_thread_ends_its_requests_too():
 async def test_backend_that_raises_anything_while_loading_fails_the_load_with_it():
     with pytest.raises(ModelLoadError, match="'hostile' failed: KeyError: 'weights'"):
         async with open_engine(backend="hostile", deed="fail oddly"):
+            pass
+
+
+@pytest.mark.usefixtures("hostile_plugin")
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+async def test_a_panic_of_a_library_while_loading_is_named(isolation):
+    with pytest.raises(ModelLoadError, match="'hostile' failed: PanicException: slice out of range"):
+        async with open_engine(isolation, "hostile", deed="panic"):
             pass
 
 

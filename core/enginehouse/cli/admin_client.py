@@ -15,6 +15,10 @@ from enginehouse.errors import EnginehouseError
 __all__ = ["ServerRefusal", "ask_server"]
 
 
+_MAX_BYTES = 16 * 2**20
+_MAX_MESSAGE_CHARS = 2000
+
+
 class ServerRefusal(EnginehouseError):
     """The server said no, or nothing that we understand."""
 
@@ -48,19 +52,20 @@ def ask_server(
         with closing(connection_to(address, None)) as connection:
             connection.request(method, whole_path, data, headers)
             answer = connection.getresponse()
-            said = _object(answer.read(), f"{url}{path}")
+            said = _object(answer.read(_MAX_BYTES), f"{url}{path}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise ServerRefusal(f"no server answers at {url}: {error or type(error).__name__}") from error
     if answer.status >= 300:
-        refusal = said.get("error", {})
-        raise ServerRefusal(str(refusal.get("message", f"the server answered {answer.status}")))
+        refusal = said.get("error")
+        message = refusal.get("message") if isinstance(refusal, dict) else None
+        raise ServerRefusal(str(message or f"the server answered {answer.status}")[:_MAX_MESSAGE_CHARS])
     return said
 
 
 def _object(body: bytes, address: str) -> dict[str, Any]:
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         raise ServerRefusal(f"what answers at {address} is no Enginehouse server")

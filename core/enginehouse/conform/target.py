@@ -18,6 +18,7 @@ __all__ = ["Answer", "OutOfTime", "Target"]
 
 
 _MAX_SHOWN_CHARS = 120
+_MAX_ANSWER_BYTES = 64 * 2**20
 
 
 class OutOfTime(Exception):
@@ -166,7 +167,8 @@ class Target:
             raise OutOfTime from error
 
     def _chunks(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        while True:
+        left = _MAX_ANSWER_BYTES
+        while left > 0:
             if connection.sock is not None:
                 connection.sock.settimeout(self.left_s())
             try:
@@ -175,7 +177,9 @@ class Target:
                 raise OutOfTime from error
             if not chunk:
                 return
+            left -= len(chunk)
             yield chunk
+        raise http.client.HTTPException(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
 
 
 def _short(text: str) -> str:

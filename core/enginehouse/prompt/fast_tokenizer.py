@@ -134,7 +134,19 @@ class FastTokenizer:
         self.max_bytes_per_token = shortening and bytes_per_token(self.token_bytes, shortening)
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens."""
+        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens.
+
+        Raises:
+            ValueError: the library has failed over it.
+        """
+        try:
+            return self._encode(text, special)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library, which is written in Rust, is no Exception
+            raise ValueError(f"the tokenizer's library failed: {error}") from error
+
+    def _encode(self, text: str, special: bool) -> list[int]:
         if special:
             return list(self._special.encode(text, add_special_tokens=False).ids)
         # A vocabulary may reach a control token by merging ordinary pieces too: cut the text inside each. Every cut

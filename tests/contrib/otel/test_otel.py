@@ -1,5 +1,6 @@
 """OpenTelemetry: the names and values of spans and metrics, and a real server that sends them to a collector."""
 
+import socket
 import sys
 import threading
 import time
@@ -296,3 +297,36 @@ def test_events_that_are_no_requests_make_no_spans(memory) -> None:
         listening._server.exporter = None
 
     assert spans.get_finished_spans() == ()
+
+
+@pytest.mark.otel
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad"])
+def test_a_collector_is_read_within_bounds(status: bytes) -> None:
+    """An answer without an end, or one that unpacks to much more than it has."""
+    num_bytes = 0
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal num_bytes
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(10)
+            connection.recv(65536)
+            try:
+                connection.sendall(b"HTTP/1.1 " + status + b"\r\ncontent-encoding: gzip\r\n\r\n")
+                while True:
+                    num_bytes += connection.send(b"x" * 65536)
+            except OSError:
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        from enginehouse_otel.bounded_session import bounded_session
+
+        with bounded_session() as session:
+            answer = session.post(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/traces", data=b"x", timeout=10)
+        thread.join(20)
+
+    assert answer.status_code == int(status[:3]) and len(answer.content) <= 65536
+    assert num_bytes < 16 * 2**20

@@ -115,7 +115,9 @@ class WorkerHost:
         except EnginehouseError as error:
             self._send(LoadFailed(failure_of(error)))
             return None
-        except Exception as error:  # noqa: BLE001 - worker border: whatever the backend raises is the reason
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - worker border; panics of libraries in Rust are no Exception
             _log.exception("the backend %s failed to load the model", message.backend)
             reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
             self._send(LoadFailed(failure_of(ModelLoadError(reason))))
