@@ -134,26 +134,9 @@ async def serve(
     Raises:
         ConfigError: the settings of a model are wrong.
     """
-    manager = ModelManager(settings, registry, on_progress)
-    renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
-    pipeline = Pipeline(settings, registry, manager, renderer)
-    manager.check_with(pipeline.check_model)
-    exchanges = OpenExchanges()
-    keys, listeners = KeyStore(settings.auth), Listeners(registry.listeners)
-    app = Generations(
-        ApiState(
-            settings=settings,
-            registry=registry,
-            manager=manager,
-            pipeline=pipeline,
-            exchanges=exchanges,
-            listeners=listeners,
-            keys=keys,
-            admission=Admission(settings.limits),
-        ),
-        renderer,
-        reread,
-    )
+    state, renderer = _state(settings, registry, on_progress)
+    manager, exchanges, keys, listeners = state.manager, state.exchanges, state.keys, state.listeners
+    app = Generations(state, renderer, reread)
     _warn_of_keys(keys, settings)
     server = _Server(
         _uvicorn_config(app, WireBounds.of(settings)), tls_context(settings.server), settings.server.head_timeout_s
@@ -177,6 +160,25 @@ async def serve(
         await asyncio.wait([serving], timeout=1.0)
         await asyncio.to_thread(listeners.close)
     return 1 if is_failed else 0
+
+
+def _state(settings: Settings, registry: PluginRegistry, on_progress: OnProgress | None) -> tuple[ApiState, Renderer]:
+    """What handlers share, and the renderer of chat templates."""
+    manager = ModelManager(settings, registry, on_progress)
+    renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
+    pipeline = Pipeline(settings, registry, manager, renderer)
+    manager.check_with(pipeline.check_model)
+    state = ApiState(
+        settings=settings,
+        registry=registry,
+        manager=manager,
+        pipeline=pipeline,
+        exchanges=OpenExchanges(),
+        listeners=Listeners(registry.listeners),
+        keys=KeyStore(settings.auth),
+        admission=Admission(settings.limits),
+    )
+    return state, renderer
 
 
 def _warn_of_keys(keys: KeyStore, settings: Settings) -> None:
