@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MAX_BYTES = 1024 * 1024
 _MAX_KEYS = 1000
 _MAX_TOLD = 10
+_MIN_RSA_BITS = 2048
 _MAX_MODULUS_CHARS = 2732  # 16384 bits in base64: more takes long to verify with, and OpenSSL refuses it
 
 # Only these make a public key. What else an entry says, private parts among it, is not looked at.
@@ -93,7 +94,9 @@ def _in_file(text: str, options: JwtOptions, header: Mapping[str, Any]) -> Any:
     """The key of a file where it fits the algorithm of the token; it must fit one that is allowed."""
     if not any(_prepare(text, algorithm) for algorithm in options.allowed):
         algorithms = ", ".join(options.allowed)
-        raise PluginError(f"{options.public_key_file} holds no public key (PEM) for {algorithms}", "jwt")
+        raise PluginError(
+            f"{options.public_key_file} holds no public key (PEM; RSA with 2048 bits or more) for {algorithms}", "jwt"
+        )
     algorithm = header.get("alg")
     return _prepare(text, algorithm) if algorithm in options.allowed else None
 
@@ -107,7 +110,8 @@ def _prepare(text: str, algorithm: str) -> Any:
         key: Any = jwt.PyJWS().get_algorithm_by_name(algorithm).prepare_key(text)
     except (jwt.PyJWTError, NotImplementedError, ValueError, TypeError):
         return None
-    return key.public_key() if hasattr(key, "public_key") else key
+    key = key.public_key() if hasattr(key, "public_key") else key
+    return None if _is_short(key) else key
 
 
 @lru_cache(maxsize=4)
@@ -159,7 +163,14 @@ def _key_of(entry: Any) -> _Key:
         public = jwt.PyJWK({"kty": kind, **members}).key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"it cannot be read: {str(error)[:100]}") from error
+    if _is_short(public):
+        raise ValueError(f"it has {public.key_size} bits, fewer than {_MIN_RSA_BITS}")
     return _Key(key_id, kind, members.get("crv"), algorithm, public)
+
+
+def _is_short(key: Any) -> bool:
+    """Whether it is an RSA key that RFC 7518 forbids, for its private part can be computed."""
+    return hasattr(key, "encrypt") and key.key_size < _MIN_RSA_BITS
 
 
 def _read(name: str) -> str:

@@ -28,6 +28,7 @@ __all__ = ["ServerFailed", "of_exception", "of_response", "of_stream"]
 
 _MAX_MESSAGE_CHARS = 2000
 _MAX_PARAM_CHARS = 200
+_MAX_DETAIL_CHARS = 300
 _MAX_DIGITS = 15
 _MAX_RETRY_AFTER_S = 3600
 _TOO_LONG = re.compile(r"context.{0,20}(length|size|window)|too long|exceeds? the (available )?context", re.IGNORECASE)
@@ -50,10 +51,11 @@ def of_exception(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> ServerF
     """A connection that failed, broke or took too long."""
     if isinstance(error, AnswerUnreadable):
         return ServerFailed(GenerationFailed(f"The server {url} cannot be read: {error}."), is_down=False)
+    said = str(error)[:_MAX_DETAIL_CHARS]  # the library quotes what it could not read
     what = "did not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
     if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
         what = "closed the connection"
-    detail = f": {error}" if str(error) else ""
+    detail = f": {said}" if said else ""
     # A slow answer may be a long prompt: it says nothing about the next request.
     is_down = not isinstance(error, httpx.ReadTimeout)
     return ServerFailed(EngineDead(f"The server {url} {what}{detail}."), is_down=is_down)

@@ -84,7 +84,7 @@ async def _probe_all(
                 except TimeoutError:
                     problem = f"{url}: no whole answer within {limit_s:g} s"
                 except httpx.HTTPError as error:
-                    problem = f"{url}: {error}"
+                    problem = f"{url}: {error}"[:_MAX_NAME_CHARS]
             if time.monotonic() - began > options.start_timeout_s:
                 raise EngineDead(f"no server of this model answers ({problem})")
             await asyncio.sleep(_PAUSE_S)

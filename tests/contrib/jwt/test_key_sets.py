@@ -77,6 +77,7 @@ USELESS = {
     "a_point_beside_the_curve": {"kty": "EC", "crv": "P-256", "x": "AAAA", "y": "AAAA"},
     "damaged_base64": {"kty": "RSA", "n": "!!!", "e": "AQAB", "kid": "bad"},
     "no_modulus": {"kty": "RSA", "e": "AQAB"},
+    "a_short_modulus": {"kty": "RSA", "n": "wJ" + "A" * 40 + "E", "e": "AQAB"},
     "modulus_of_nothing": {"kty": "RSA", "n": "AA", "e": "AA"},
     "a_huge_modulus": {"kty": "RSA", "n": "A" * 100_000, "e": "AQAB"},
     "an_id_of_another_type": jwk(RSA, kid=5),
@@ -173,6 +174,11 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+def _short_key(path: Path) -> None:
+    key = rsa.generate_private_key(65537, 1024)
+    path.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
 def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
@@ -188,6 +194,7 @@ WRONG = {
     "deep": lambda path: path.write_text("[" * 100_000),
     "no_keys": lambda path: path.write_text('{"keys": 5}'),
     "many_keys": lambda path: path.write_text(json.dumps({"keys": [{}] * 1001})),
+    "a_short_key": _short_key,
     "only_useless_keys": lambda path: path.write_text(json.dumps({"keys": list(USELESS.values())})),
 }
 

@@ -207,6 +207,21 @@ async def test_a_client_is_told_to_come_back_within_an_hour(attacker: Attacker) 
     assert answer.status_code == 429 and answer.headers["retry-after"] == "3600"
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/models"])
+async def test_what_a_library_could_not_read_is_quoted_in_short(attacker: Attacker, path: str) -> None:
+    """Found by fuzzing."""
+    engine = await open_engine(attacker.url)
+    await engine.close()
+    attacker.answers[path] = attacker.sends(OK + b"a: " + b"x\x01" * 20_000 + b"\r\n\r\n")
+
+    if path == "/models":
+        with pytest.raises(EnginehouseError) as caught:
+            await open_engine(attacker.url)
+        assert len(caught.value.message) < 1000
+    else:
+        assert len((await error_of(attacker.url)).message) < 1000
+
+
 NONSENSE = {
     "huge_counts": {"n_prompt_tokens": 10**100, "n_ctx": 10**100, "type": "exceed_context_size_error"},
     "counts_in_words": {"message": f"maximum context length is {'9' * 1500} but has {'9' * 400}"},
