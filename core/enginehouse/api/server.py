@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
@@ -138,9 +137,7 @@ async def serve(
     manager, exchanges, keys, listeners = state.manager, state.exchanges, state.keys, state.listeners
     app = Generations(state, renderer, reread)
     _warn_of_keys(keys, settings)
-    server = _Server(
-        _uvicorn_config(app, WireBounds.of(settings)), tls_context(settings.server), settings.server.head_timeout_s
-    )
+    server = _Server(app, settings)
     _log.info("listening on %s", url_of(listener, settings.server))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.gather(
@@ -263,11 +260,11 @@ class _Server(uvicorn.Server):
     Bounds the time of TLS handshakes, for which uvicorn has no setting.
     """
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        super().__init__(_uvicorn_config(app, WireBounds.of(settings)))
         self._tls: dict[str, Any] = {}
-        if tls is not None:
-            self._tls = {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
+        if (context := tls_context(settings.server)) is not None:
+            self._tls = {"ssl": context, "ssl_handshake_timeout": settings.server.head_timeout_s}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on the sockets."""
