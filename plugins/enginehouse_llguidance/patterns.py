@@ -1,14 +1,17 @@
 """Regular expressions of requests -> the library's dialect, matching whole texts.
 
 Accepted is what ECMAScript and Python have in common. Where the two disagree on what a class holds (``\\w``,
-``.``), the translation matches only what both match, so that the answer validates with either. Look-around,
-back-references, word boundaries and flags are refused by name. Called for ``pattern``, ``patternProperties``
-and for constraints that are expressions themselves.
+``.``), the translation matches only what both match, so that the answer validates with either. Look-ahead whose
+rest reaches to the end of the text becomes an intersection with what follows it (``automata``). Look-ahead elsewhere,
+look-behind, back-references, word boundaries and flags are refused by name. Called for ``pattern``,
+``patternProperties`` and for constraints that are expressions themselves.
 """
 
 from __future__ import annotations
 
 from attrs import define, field, frozen
+
+from enginehouse_llguidance.automata import AutomatonError, restricted
 
 __all__ = ["ANY_TEXT", "Pattern", "PatternError", "escape_text", "translate_pattern"]
 
@@ -37,11 +40,17 @@ _CATEGORIES = {
     *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"),
 }
 _MAX_REPETITIONS = 100_000
-_SAME_MEANING = {
-    # What pydantic writes for a Decimal
-    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
+_MAX_OPTIONS = 10_000
+_NOT_ASCII = "\\x{80}-\\x{10ffff}"
+# What either dialect may match, for what must not be there: everything beyond ASCII is taken to match.
+_WIDEST = {
+    "d": f"{_DIGITS}{_NOT_ASCII}",
+    "w": f"{_WORD}{_NOT_ASCII}",
+    "s": f"\\t-\\r\\x{{1c}}-\\x{{20}}{_NOT_ASCII}",
+    "D": f"\\x{{0}}-\\x{{2f}}\\x{{3a}}-\\x{{7f}}{_NOT_ASCII}",
+    "W": f"\\x{{0}}-\\x{{2f}}\\x{{3a}}-\\x{{40}}\\x{{5b}}-\\x{{5e}}\\x{{60}}\\x{{7b}}-\\x{{7f}}{_NOT_ASCII}",
+    "S": f"\\x{{0}}-\\x{{8}}\\x{{e}}-\\x{{1b}}\\x{{21}}-\\x{{7f}}{_NOT_ASCII}",
 }
-"""Common expressions that use look-around, and others without it that match no more."""
 
 
 class PatternError(ValueError):
@@ -73,7 +82,6 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
     Raises:
         PatternError: see there.
     """
-    pattern = _SAME_MEANING.get(pattern, pattern)
     parser = _Parser(pattern, max_depth)
     alternatives = parser.read_alternatives(0)
     if parser.position < len(pattern):
@@ -108,18 +116,47 @@ class _Group:
     alternatives: list[_Sequence]
 
 
-_Sequence = list["str | _Anchor | _Group"]
+@frozen
+class _LookAhead:
+    """What must follow, or must not."""
+
+    alternatives: list[_Sequence]
+    is_negated: bool
+
+
+_Sequence = list["str | _Anchor | _Group | _LookAhead"]
 
 
 def _unwrap(alternatives: list[_Sequence]) -> list[_Sequence]:
-    """Alternatives that are nothing but a group are replaced by the group's."""
-    unwrapped = []
+    """Alternatives that are nothing but a group, or hold one with look-ahead, become several."""
+    unwrapped: list[_Sequence] = []
     for option in alternatives:
-        if len(option) == 1 and isinstance(option[0], _Group):
-            unwrapped += _unwrap(option[0].alternatives)
-        else:
+        place = next((place for place, item in enumerate(option) if _is_divided(item, option)), None)
+        if place is None:
             unwrapped.append(option)
+            continue
+        group = option[place]
+        assert isinstance(group, _Group)
+        inner = group.alternatives
+        if 0 < place == len(option) - 1 and any(ending[-1:] == [_Anchor(False)] for ending in inner):
+            # The others of such a group are meant to reach the end as well; this matches less, never more.
+            inner = [ending if ending[-1:] == [_Anchor(False)] else [*ending, _Anchor(False)] for ending in inner]
+        unwrapped += _unwrap([[*option[:place], *ending, *option[place + 1 :]] for ending in inner])
+        if len(unwrapped) > _MAX_OPTIONS:
+            raise PatternError("too many alternatives beside look-ahead")
     return unwrapped
+
+
+def _is_divided(item: object, option: _Sequence) -> bool:
+    return isinstance(item, _Group) and (len(option) == 1 or _looks_ahead(item.alternatives))
+
+
+def _looks_ahead(alternatives: list[_Sequence]) -> bool:
+    return any(
+        isinstance(item, _LookAhead) or (isinstance(item, _Group) and _looks_ahead(item.alternatives))
+        for option in alternatives
+        for item in option
+    )
 
 
 def _whole(option: _Sequence, search: bool) -> str:
@@ -131,12 +168,51 @@ def _whole(option: _Sequence, search: bool) -> str:
         end -= 1
     before = "" if start or not search else ANY_TEXT
     after = "" if end < len(option) or not search else ANY_TEXT
+    if any(isinstance(item, _LookAhead) for item in option):
+        return before + _with_look_ahead(option[start:end], after, is_start=not before)
     return before + _inner(option[start:end]) + after if start < end else before or after
+
+
+def _with_look_ahead(option: _Sequence, after: str, *, is_start: bool) -> str:
+    """A sequence that reaches to the end of the text, behind which ``after`` may come."""
+    text, conditions = after, list[tuple[str, bool]]()
+    for place in range(len(option) - 1, -1, -1):
+        item = option[place]
+        if isinstance(item, _LookAhead):
+            at_start = is_start and all(isinstance(other, _LookAhead) for other in option[:place])
+            conditions.append((_condition(item, at_start=at_start), item.is_negated))
+            continue
+        text, conditions = _inner([item]) + _restricted(text, conditions), []
+    return _restricted(text, conditions)
+
+
+def _restricted(text: str, conditions: list[tuple[str, bool]]) -> str:
+    try:
+        return restricted(text, conditions) if conditions else text
+    except AutomatonError as error:
+        raise PatternError(f"this look-ahead is not supported: {error}") from error
+
+
+def _condition(look: _LookAhead, *, at_start: bool) -> str:
+    """An expression of the texts that begin with what is looked for."""
+    options = []
+    for option in _unwrap(look.alternatives):
+        rest = list(option)
+        while at_start and rest[:1] == [_Anchor(True)]:
+            rest.pop(0)
+        # In Python, the end is before a last line break as well: what must not be there must not be there either.
+        end = "(?s:.)*" if rest[-1:] != [_Anchor(False)] else "\\n?" if look.is_negated else ""
+        while rest[-1:] == [_Anchor(False)]:
+            rest.pop()
+        options.append(_inner(rest) + end)
+    return f"(?:{'|'.join(options)})"
 
 
 def _inner(option: _Sequence) -> str:
     texts = []
     for item in option:
+        if isinstance(item, _LookAhead):
+            raise PatternError("look-ahead is only supported where its rest reaches to the end of the text")
         if isinstance(item, _Anchor):
             raise PatternError(f"'{'^' if item.is_start else '$'}' is only supported at the edges of an alternative")
         texts.append(item if isinstance(item, str) else _group(item.alternatives))
@@ -158,6 +234,7 @@ class _Parser:
     text: str
     max_depth: int
     position: int = 0
+    is_widened: bool = False  # inside of what must not be there: match what any dialect may
     depends_on_dialect: bool = field(default=False)
     is_unbounded: bool = field(default=False)
 
@@ -190,7 +267,7 @@ class _Parser:
                 alternatives[-1].append(self._read_item(depth))
         return alternatives
 
-    def _read_item(self, depth: int) -> str | _Anchor | _Group:
+    def _read_item(self, depth: int) -> str | _Anchor | _Group | _LookAhead:
         char = self.take()
         if char in "^$":
             if self.peek() in ("*", "+", "?", "{"):
@@ -199,6 +276,8 @@ class _Parser:
             return _Anchor(char == "^")
         if char != "(":
             return self._read_atom(char) + self._read_quantifier()
+        if self.peek(2) in ("?=", "?!"):
+            return self._read_look_ahead(depth)
         alternatives = self._read_group(depth)
         quantifier = self._read_quantifier()
         return _group(alternatives) + quantifier if quantifier else _Group(alternatives)
@@ -211,13 +290,27 @@ class _Parser:
             raise self.error("'{' that is no repetition must be written '\\{'")
         if char == ".":
             self.depends_on_dialect = True
-            return _DOT
+            return "(?s:.)" if self.is_widened else _DOT
         if char == "[":
             return self._read_set()
         if char != "\\":
             return _escape(char)
         member = self._read_escape()
-        return _escape(member) if isinstance(member, str) else f"[{self._class(member, _NARROW)}]"
+        return (
+            _escape(member) if isinstance(member, str) else f"[{self._class(member, self._tables(is_negated=False))}]"
+        )
+
+    def _read_look_ahead(self, depth: int) -> _LookAhead:
+        self.position += 1
+        is_negated, was_widened = self.take() == "!", self.is_widened
+        if was_widened:
+            raise self.error("look-ahead inside of negated look-ahead is not supported")
+        was_unbounded, self.is_widened = self.is_unbounded, is_negated
+        alternatives = self._read_to_parenthesis(depth)
+        self.is_unbounded, self.is_widened = was_unbounded, was_widened
+        if self.peek() in ("*", "+", "?", "{") and self.peek():
+            raise self.error("look-ahead cannot be repeated")
+        return _LookAhead(alternatives, is_negated)
 
     def _read_group(self, depth: int) -> list[_Sequence]:
         if self.peek() == "?":
@@ -229,8 +322,11 @@ class _Parser:
                 while self.take() != ">":
                     pass
             elif kind != ":":
-                names = {"=": "look-ahead", "!": "look-ahead", "<": "look-behind", "P": "a back-reference"}
+                names = {"<": "look-behind", "P": "a back-reference"}
                 raise self.error(f"{names.get(kind, f'the group (?{kind}')} is not supported")
+        return self._read_to_parenthesis(depth)
+
+    def _read_to_parenthesis(self, depth: int) -> list[_Sequence]:
         alternatives = self.read_alternatives(depth + 1)
         if self.peek() != ")":
             raise self.error("missing ')'")
@@ -317,13 +413,18 @@ class _Parser:
         self.depends_on_dialect = True
         return tables[item.name]
 
+    def _tables(self, *, is_negated: bool) -> dict[str, str]:
+        if self.is_widened:
+            return _NARROW if is_negated else _WIDEST
+        return _WIDE if is_negated else _NARROW
+
     def _read_set(self) -> str:
         """A set of characters. Inside a negated one, classes are widened, so that the rest is what all agree on."""
         is_negated = self.peek() == "^"
         self.position += is_negated
         if self.peek() == "]":
             raise self.error("an empty set; write '\\]' for a bracket")
-        tables, parts = (_WIDE if is_negated else _NARROW), []
+        tables, parts = self._tables(is_negated=is_negated), []
         while self.peek() != "]":
             low = self._read_member()
             if self.peek() == "-" and self.peek(2)[1:] not in ("]", ""):

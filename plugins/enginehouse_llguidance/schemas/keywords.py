@@ -71,7 +71,10 @@ KEYWORDS: dict[str, Keyword] = {
     # Strings
     "minLength": Keyword("enforced"),
     "maxLength": Keyword("enforced"),
-    "pattern": Keyword("enforced", "without look-around, back-references, word boundaries and flags"),
+    "pattern": Keyword(
+        "enforced",
+        "look-ahead only where its rest reaches to the end; no look-behind, back-references, word boundaries, flags",
+    ),
     "format": Keyword("enforced", "see below; unknown ones are refused"),
     "contentEncoding": Keyword("annotation"),
     "contentMediaType": Keyword("annotation"),

@@ -93,7 +93,7 @@ def test_lark(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
     ("kind", "text", "named"),
     [
         ("regex", "(", "missing ')'"),
-        ("regex", "(?!a)", "look-ahead"),
+        ("regex", "((?!a)b)*", "look-ahead"),
         ("regex", "(a)\\1", "back-reference"),
         ("regex", "a\\b", "word boundary"),
         ("regex", "[^\\s\\S]", "no text satisfies"),
