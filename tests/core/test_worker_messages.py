@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 
 from enginehouse import errors
 from enginehouse.engine.worker import messages
+from enginehouse.engine.worker.connection import Connection
 from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
+from enginehouse.engine.worker.messages import Begun, Cancel, FromWorker, encode
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -176,3 +180,26 @@ def test_link_wakes_a_blocked_sender_when_the_other_side_closes():
 
     assert results == [False]
     link.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="uvloop needs POSIX")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_what_a_worker_sent_last_is_read_although_nothing_can_be_sent_to_it_any_more(loop):
+    """It may say what it was working on when it died."""
+
+    async def scene() -> None:
+        ours, theirs = socket_pair()
+        said: list[FromWorker] = []
+        lost: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        connection = Connection(said.append, lost.set_result)
+        await connection.open(ours)
+        theirs.sendall(frame(encode(Begun("a", "text"))))
+        theirs.close()
+        connection.send(Cancel("b"))
+        async with asyncio.timeout(5):
+            assert await lost is None
+        assert said == [Begun("a", "text")]
+
+    factory = asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(scene())

@@ -4,20 +4,9 @@ After a death everything that the worker was working on is suspect. Suspects go 
 worker (its *isolation run*), until it has come well past the point where it was; then it steps aside for the next one,
 and when all have passed, all go on together. A worker that dies in an isolation run was killed by the work in it.
 
-===========  ============================================================================================
-state        events and the state that follows
-===========  ============================================================================================
-waiting      entered: running; ended: ended
-running      its worker died of what it did: suspect; its worker died otherwise: waiting; left: waiting;
-             ended: ended
-suspect      entered: isolated; cleared, as a culprit was found: waiting; ended: ended
-isolated     its worker died of what it did: culprit; its worker died otherwise: suspect; passed: running;
-             ended: ended
-===========  ============================================================================================
-
-*Died of what it did*: the worker had begun with it, and was not killed from outside. A death from outside (``kill -9``,
-with memory to spare) is held against no work twice; then it is, since a watcher that kills what takes too much memory
-looks the same from here.
+``TRANSITIONS`` is the table of docs/architecture.md ("When a worker dies"). A death from outside (``kill -9``, with
+memory to spare) is held against no work twice; then it is, since a watcher that kills what takes too much memory looks
+the same from here.
 
 The first suspects are the likeliest: those of callers whose work has killed before, then those that had come least far,
 the latest arrival first. When the culprit is found, the suspicion against the others ends and leaves no trace. Of a

@@ -19,7 +19,7 @@ __all__ = ["State", "Work"]
 
 
 class State(Enum):
-    """Where a piece of work is; see the table in :mod:`enginehouse.replay.quarantine`."""
+    """Where a piece of work is; see ``TRANSITIONS`` in :mod:`enginehouse.replay.quarantine`."""
 
     WAITING = "waiting"  # outside
     RUNNING = "running"  # in a worker, beside others

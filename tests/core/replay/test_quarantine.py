@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from enginehouse.replay.culprits import _MAX_PAUSE_S, Offences
-from enginehouse.replay.quarantine import _MARGIN_FACTOR, _MARGIN_TOKENS, _MAX_FORGIVEN, TRANSITIONS, Quarantine
+from enginehouse.replay.quarantine import _MARGIN_FACTOR, _MARGIN_TOKENS, _MAX_FORGIVEN, TRANSITIONS, Event, Quarantine
 from enginehouse.replay.work import State, Work
 from enginehouse.types import EngineRequest
 
@@ -232,6 +233,19 @@ def test_every_state_is_in_the_table():
 
     assert set(TRANSITIONS) | final == set(State)
     assert {state for row in TRANSITIONS.values() for state in row.values()} == set(State)
+
+
+def test_documented_table_is_the_code_s():
+    text = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| state | event | next state | when |")[2].partition("\n\n")[0]
+    documented: dict[State, dict[Event, State]] = {}
+    for row in table.splitlines()[2:]:
+        name, event, following, _ = (cell.strip() for cell in row.strip("|").split("|"))
+        if name:
+            state = State(name.partition(" ")[0])
+        documented.setdefault(state, {})[Event(event)] = State(following)
+
+    assert documented == TRANSITIONS
 
 
 # -- the promise -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from enginehouse.engine.worker.messages import FromWorker, ToWorker, decode_from
 from enginehouse.errors import InvalidRequest
 
 __all__ = ["Connection"]
+
+_READ_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
@@ -31,15 +34,18 @@ class Connection(asyncio.Protocol):
         self._cutter = FrameCutter()
         self._reason: str | None = None
         self._transport: asyncio.Transport | None = None
+        self._rest: socket.socket | None = None  # the same link, which stays readable when a write has failed
 
     async def open(self, sock: socket.socket) -> None:
         """Take the socket over, whatever comes of it."""
         loop = asyncio.get_running_loop()
+        self._rest = sock.dup()
         connect: Callable[..., Any] = loop.create_unix_connection if os.name == "posix" else loop.create_connection
         try:
             await connect(lambda: self, sock=sock)
         except BaseException:
             sock.close()
+            self._rest.close()
             raise
 
     @property
@@ -89,5 +95,11 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say so."""
+        """Say so, after what the worker has sent last: a write that fails ends the link before that is read."""
+        assert self._rest is not None
+        if exc is not None:
+            with contextlib.suppress(OSError):  # there is no more
+                while self._reason is None and (data := self._rest.recv(_READ_BYTES)):
+                    self.data_received(data)
+        self._rest.close()
         self._on_lost(self._reason)
