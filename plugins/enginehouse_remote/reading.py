@@ -6,6 +6,7 @@ send anything else. Callers bound the time. Knows nothing of what answers mean.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -32,6 +33,7 @@ _MAX_ERROR_BYTES = 64 * 1024
 _PIECE_BYTES = 64
 """A piece counts for at least so much, so that pieces of one byte cannot be sent by the million."""
 
+_TURN_PIECES = 64
 _FIXED_BYTES = 1024 * 1024
 _TOKEN_BYTES = 2048
 _ALTERNATIVE_BYTES = 512
@@ -76,9 +78,12 @@ async def pieces_of(response: httpx.Response, max_bytes: int) -> AsyncGenerator[
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise AnswerUnreadable(f"its answer is compressed ({encoding[:20]!r}), which it was asked not to do")
-    left = max_bytes
+    left, number = max_bytes, 0
     async for piece in response.aiter_raw():
         left -= max(len(piece), _PIECE_BYTES)
+        number += 1
+        if number % _TURN_PIECES == 0:
+            await asyncio.sleep(0)  # one read may hold thousands of tiny pieces
         if left < 0:
             raise AnswerUnreadable(f"its answer does not end: it has more than {max_bytes} bytes")
         yield piece

@@ -25,7 +25,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _MAX_AT_ONCE = 8
 _MAX_HEAD_BYTES = 32768
-_READ_BYTES = 65536
+_READ_BYTES = 16384  # may hold thousands of tiny chunks, whose reading holds up the event loop
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -127,6 +127,7 @@ class ImageFetcher:
             event = connection.next_event()
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(_READ_BYTES))
+                await asyncio.sleep(0)  # what has arrived is read without a pause
             elif isinstance(event, h11.Response):
                 location = self._check_head(event)
                 if location is not None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from enginehouse.backend import ModelSource
+from enginehouse.config import PluginsSettings
+from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.errors import EnginehouseError, ModelLoadError
+from enginehouse.types import EngineSettings
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 TinyModel = Callable[[str], Path]
@@ -123,3 +128,44 @@ def test_damaged_gguf_files_are_refused(tmp_path: Path, data: bytes) -> None:
         HfBackend().estimate(ModelSource(str(path), path), HfOptions())
     with pytest.raises(EnginehouseError):
         open_model(path)
+
+
+def _with_merge(spec: dict[str, Any]) -> None:
+    spec["model"]["merges"][0] = ["<|im_end|>", spec["model"]["merges"][0][1]]
+
+
+def _with_huge_id(spec: dict[str, Any]) -> None:
+    spec["model"]["vocab"][next(iter(spec["model"]["vocab"]))] = 2**32 - 1
+
+
+@pytest.mark.parametrize("change", [_with_merge, _with_huge_id])
+async def test_tokenizers_that_break_their_library_are_named_failures_of_a_worker(
+    folder: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """Found by fuzzing: the library panics over the one, and counts up to the other."""
+    path = folder / "tokenizer.json"
+    spec = json.loads(path.read_text(encoding="utf-8"))
+    change(spec)
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    load = Load(
+        backend="hf",
+        source_text=str(folder),
+        source_path=str(folder),
+        options={"slots": 1},
+        options_path="models.m",
+        engine=EngineSettings(slots=1),
+        plugins=PluginsSettings(allow=()),
+    )
+
+    with pytest.raises(ModelLoadError, match=r"tokenizer|hf"):
+        await WorkerEngine.open(load, isolation="process", python=None, on_progress=lambda *_: None)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model-2.safetensors"])
+def test_pipes_are_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+
+    for work in (lambda: open_model(folder), lambda: HfBackend().match(ModelSource(str(folder), folder))):
+        with pytest.raises(ModelLoadError, match="not a regular file"):
+            work()
