@@ -17,12 +17,13 @@ from attrs import field, frozen
 
 from enginehouse.backend import MemoryEstimate, ModelSource
 from enginehouse.errors import ModelLoadError
-from enginehouse.regular_files import read_regular_text
+from enginehouse.regular_files import open_regular, read_regular_text
 
 __all__ = [
     "DEFAULT_CONTEXT",
     "ModelFolder",
     "check_model_files",
+    "check_weights",
     "describe_pickles",
     "pickled_weights",
     "recommended_parameters",
@@ -42,6 +43,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_LAYERS = 10_000
 _MAX_SIZE = 2**31
 _MIB = 2**20
+_MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; those of models with 60,000 tensors have half of that
 _MAX_FILE_BYTES = {
     "config.json": 4 * _MIB,
     "generation_config.json": 4 * _MIB,
@@ -138,6 +140,22 @@ def check_model_files(path: Path) -> None:
                 raise ModelLoadError(
                     f"{file} has {found.st_size} bytes, more than {most}: it is no such file of a model"
                 )
+
+
+def check_weights(path: Path) -> None:
+    """Check the headers of the safetensors files in a folder, before a library makes objects of what they list.
+
+    Raises:
+        ModelLoadError: a header is longer than any model needs.
+    """
+    for file in path.glob("*.safetensors"):
+        try:
+            with open_regular(file) as weights:
+                num_bytes = int.from_bytes(weights.read(8), "little")
+        except OSError as error:
+            raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+        if num_bytes > _MAX_HEADER_BYTES:
+            raise ModelLoadError(f"{file}: its header would have {num_bytes} bytes; it is damaged")
 
 
 def _read_json(file: Path) -> Any:

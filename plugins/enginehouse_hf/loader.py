@@ -17,6 +17,7 @@ from enginehouse.gguf_reader import check_gguf
 from enginehouse.model_folder import (
     ModelFolder,
     check_model_files,
+    check_weights,
     describe_pickles,
     pickled_weights,
     recommended_parameters,
@@ -69,6 +70,7 @@ def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
     path, trusts = source.path, options.trust_remote_code
     if path is not None and (ModelFolder.find(source) is not None or _is_config(source, options)):
         check_model_files(path)
+        check_weights(path)
         return ModelFiles(path, trust_remote_code=trusts)
     if path is not None and (pickles := pickled_weights(path)):
         if not trusts:

@@ -12,6 +12,7 @@ from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
 from enginehouse.model_folder import (
     ModelFolder,
+    check_weights,
     describe_pickles,
     pickled_weights,
     recommended_parameters,
@@ -67,6 +68,7 @@ def _load(folder: ModelFolder) -> tuple[Any, Any]:
     if code := folder.config.get("model_file"):
         raise ModelLoadError(f"{folder.path}: it brings Python code of its own ({code!r}), which is not run")
     check_tokenizer_file(folder.path)
+    check_weights(folder.path)
     loaded: Any = mlx_lm.load(
         str(folder.path), tokenizer_config={"trust_remote_code": False}, model_config=older_keys(folder.config)
     )

@@ -11,7 +11,7 @@ import pytest
 
 from enginehouse.backend import ModelSource
 from enginehouse.errors import ModelLoadError
-from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, recommended_parameters, served_context
+from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, check_weights, recommended_parameters, served_context
 
 _CONFIG = {
     "hidden_size": 64,
@@ -198,3 +198,14 @@ def test_a_context_is_a_number_of_tokens(value: Any, key: str) -> None:
 @pytest.mark.parametrize("config", [{"rope_scaling": 5}, {"rope_scaling": ["dynamic"]}, {"text_config": 5}])
 def test_rotary_settings_of_another_type_say_nothing(config: dict[str, Any]) -> None:
     assert served_context(config, None) == DEFAULT_CONTEXT
+
+
+def test_headers_of_weights_have_a_size(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for num_bytes in (0, 2, 16 * 2**20):
+        file.write_bytes(num_bytes.to_bytes(8, "little") + b"{}")
+        check_weights(tmp_path)
+    for num_bytes in (2**24 + 1, 90_000_000, 2**63):
+        file.write_bytes(num_bytes.to_bytes(8, "little") + b"{}")
+        with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+            check_weights(tmp_path)
