@@ -34,7 +34,8 @@
         ├── InsufficientMemory      other models hold the memory, and are busy; try again later
         ├── ModelUnloaded           the model was taken away while it answered
         ├── EngineDead              the worker process died; try again
-        │   └── WorkerDied          it died by itself: what it held can be replayed in the next one
+        │   ├── WorkerDied          it died by itself: what it held can be replayed in the next one
+        │   └── WorkerNotBack       there was no next one in time
         ├── RequestKillsWorker      the worker died of this request, twice; trying again would kill the next one
         ├── GenerationFailed        one request failed inside the engine
         └── RunnerError             raised by runners, handled by the scheduler
@@ -97,6 +98,7 @@ __all__ = [
     "TotalTimeout",
     "UnsupportedParameter",
     "WorkerDied",
+    "WorkerNotBack",
     "error_from_fields",
 ]
 
@@ -332,11 +334,17 @@ class EngineDead(EngineError):
     """The worker process died while it held the request."""
 
     retryable = True
-    generic = "The model stopped working before the answer was complete."
+    generic: ClassVar[str | None] = "The model stopped working before the answer was complete."
 
 
 class WorkerDied(EngineDead):
     """The worker ended without being asked to; what it held can be replayed in the next one."""
+
+
+class WorkerNotBack(EngineDead):
+    """The worker died, and there was none to go on in time."""
+
+    generic = None
 
 
 class RequestKillsWorker(EngineError):

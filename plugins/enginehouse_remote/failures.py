@@ -82,8 +82,8 @@ def _of_error(
         return _refusal(error, message)
     said = f"The server {url} answered {status}: {message}"
     if status == 429:
-        message = "The server behind this model has too much to do; try again later."
-        return ServerFailed(Overloaded(message, retry_after_s=_seconds(retry_after)), is_down=False)
+        said = f"The server behind this model has too much to do: {message}"
+        return ServerFailed(Overloaded(said, retry_after_s=_seconds(retry_after)), is_down=False)
     if status in (401, 403):
         return ServerFailed(GenerationFailed(f"{said} (it does not take the API key of the settings)"), is_down=False)
     if status < 500 and status != 408:

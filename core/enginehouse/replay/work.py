@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 
 from enginehouse.engine.worker import Stage, WorkerEngine
-from enginehouse.errors import EngineDead, RequestKillsWorker
+from enginehouse.errors import RequestKillsWorker, WorkerNotBack
 from enginehouse.types import EngineRequest
 
 __all__ = ["State", "Work"]
@@ -96,7 +96,7 @@ class Work:
                 yield
         except TimeoutError:
             message = f"The model stopped working and was not back within {self._timeout_s:g} s; try again later."
-            raise EngineDead(message) from None
+            raise WorkerNotBack(message) from None
         finally:
             self._limit = None
 
