@@ -26,6 +26,7 @@ from .rig import wait_until
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and descriptors need POSIX")
 
 NUMBERS = {"<&-": 0, ">&-": 1, "2>&-": 2}
+LIMIT_S = 6.0  # after the second signal; 2 where the machine has nothing else to do
 SERVE = [sys.executable, "-m", "enginehouse", "serve", "--port", "0"]
 
 
@@ -88,14 +89,14 @@ def test_the_second_signal_ends_what_the_first_lets_finish(tmp_path: Path, signa
         began = time.monotonic()
         for number in signals[1:]:
             server.process.send_signal(number)
-        exit_code = server.process.wait(10)
+        exit_code = server.process.wait(30)
         took_s = time.monotonic() - began
 
-        assert took_s < 2, f"it took {took_s:.1f} s"
+        assert took_s < LIMIT_S, f"it took {took_s:.1f} s"
         assert exit_code == 0
         for stream in streams:
             stream.check_told()
-        assert psutil.wait_procs(children, timeout=2)[1] == []
+        assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
         assert "Traceback" not in server.output
 
 
@@ -106,8 +107,8 @@ def test_the_second_signal_is_not_held_up_by_clients_that_do_not_read(tmp_path: 
             server.process.terminate()
             time.sleep(0.5)
             server.process.terminate()
-            assert server.process.wait(2) == 0
-        assert psutil.wait_procs(children, timeout=2)[1] == []
+            assert server.process.wait(LIMIT_S) == 0
+        assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
@@ -124,12 +125,12 @@ def test_two_signals_while_the_model_loads(tmp_path: Path, isolation: str, delay
         time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        exit_code = process.wait(10)
+        exit_code = process.wait(30)
         took_s = time.monotonic() - began
 
-    assert took_s < 2, f"it took {took_s:.1f} s"
+    assert took_s < LIMIT_S, f"it took {took_s:.1f} s"
     assert exit_code == 0
-    assert psutil.wait_procs(children, timeout=2)[1] == []
+    assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
 
 
 def test_two_signals_while_a_reload_hangs(tmp_path: Path) -> None:
@@ -142,14 +143,15 @@ def test_two_signals_while_a_reload_hangs(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(2) == 0
+        assert server.process.wait(LIMIT_S) == 0
         for stream in streams:
             stream.check_told()
-        assert psutil.wait_procs(children, timeout=2)[1] == []
+        assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the handlers of another process")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("delay_s", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.7])
 @pytest.mark.parametrize("is_process_1", [True, False])
 def test_a_signal_ends_a_start(tmp_path: Path, number: int, delay_s: float, is_process_1: bool) -> None:
     """Process 1 of a container loses signals for which it has no handler, and is then killed much later."""
@@ -157,22 +159,34 @@ def test_a_signal_ends_a_start(tmp_path: Path, number: int, delay_s: float, is_p
     if is_process_1:
         command = [*unshare(), *command]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        server = process.pid
+        server = psutil.Process(process.pid)
         if is_process_1:
-            wait_until(lambda: psutil.Process(process.pid).children(), "process 1")
-            server = psutil.Process(process.pid).children()[0].pid
-        time.sleep(delay_s)
-        os.kill(server, number)
+            wait_until(server.children, "process 1")
+            (server,) = server.children()
         try:
-            exit_code = process.wait(5)
+            wait_until(lambda: handles(server.pid, signal.SIGTERM), "the handler")
+            used_s = sum(server.cpu_times()[:2])
+            time.sleep(delay_s)
+            server.send_signal(number)
+            exit_code = process.wait(30)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.kill()
         assert process.stderr is not None
         output = process.stderr.read()
 
     assert exit_code == 0, output
     assert "Traceback" not in output
+    assert used_s < 0.3, "the handler comes late: importing the server takes longer than that"
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for that signal."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) & (1 << (number - 1)))
+    return False
 
 
 def unshare() -> list[str]:

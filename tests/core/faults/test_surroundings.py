@@ -96,10 +96,10 @@ def state_of(server: ServerProcess) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="changes the limits of another process")
-@pytest.mark.parametrize("load", ["eager", "lazy"])
-def test_worker_is_started_when_there_are_descriptors_again(tmp_path: Path, load: str) -> None:
+@pytest.mark.parametrize(("load", "isolation"), [("eager", "process"), ("lazy", "process"), ("lazy", "thread")])
+def test_worker_is_started_when_there_are_descriptors_again(tmp_path: Path, load: str, isolation: str) -> None:
     """For longer than failed starts would be tried again; first loads wait as well as restarts."""
-    (tmp_path / "enginehouse.toml").write_text(CONFIG + f'load = "{load}"\n')
+    (tmp_path / "enginehouse.toml").write_text(CONFIG + f'load = "{load}"\nisolation = "{isolation}"\n')
     question = {"prompt": "a", "max_tokens": 2}
     with started_server("--config", tmp_path / "enginehouse.toml") as server, httpx.Client(timeout=60) as client:
         process, url = psutil.Process(server.process.pid), f"{server.url}/v1/completions"

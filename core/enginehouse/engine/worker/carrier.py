@@ -53,7 +53,11 @@ def start_carrier(isolation: str, python: str | None) -> Carrier:
     Raises:
         ModelLoadError: the process cannot be started; ResourcesExhausted when that is for want of something.
     """
-    return ThreadCarrier() if isolation == "thread" else ProcessCarrier(python)
+    try:
+        return ThreadCarrier() if isolation == "thread" else ProcessCarrier(python)
+    except OSError as error:
+        kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
+        raise kind(f"the worker {isolation} could not be started: {error}") from error
 
 
 def worker_command(python: str | None, descriptor: int) -> list[str]:
@@ -78,11 +82,7 @@ class ProcessCarrier:
             raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
         self._num_memory_kills = count_memory_kills()
         self._is_killed = False
-        try:
-            self.socket, self._process = _start_process(python)
-        except OSError as error:
-            kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
-            raise kind(f"the worker process could not be started: {error}") from error
+        self.socket, self._process = _start_process(python)
         self.pid = self._process.pid
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
