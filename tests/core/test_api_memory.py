@@ -27,14 +27,14 @@ KIB = 1024
 MIB = 1024 * KIB
 TOTAL = 8 * MIB
 SHARE = 3 * MIB
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+PROMPT = {"prompt": "hi"}
 ALICE, BOB = ({"authorization": f"Bearer key-of-{name}"} for name in ("alice", "bob"))
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[httpx.Client]:
     """A server with two keys and small bounds; the client has none."""
-    scripts = {"fast": ["a"], "slow": [{"delay_s": 3.0}, "a"], "long": ["x" * 10_000] * 100}
+    scripts = {"fast": ["a"], "slow": [{"delay_s": 20.0}, "a"], "long": ["x" * 10_000] * 100}
     keys = tuple(
         KeySettings(name=name, key=f"key-of-{name}", scopes=("infer", "metrics", "admin")) for name in ("alice", "bob")
     )
@@ -103,7 +103,7 @@ def figures(client: httpx.Client) -> tuple[int, dict[str, int]]:
 
 def check_served(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
-    response = client.post("/v1/chat/completions", json=CHAT | {"model": "fast"}, headers=BOB)
+    response = client.post("/v1/completions", json=PROMPT | {"model": "fast"}, headers=BOB)
     assert response.status_code == 200, response.text
 
 
@@ -115,7 +115,7 @@ def wait_nothing_held(client: httpx.Client) -> None:
 
 
 def post(body: bytes, length: int, headers: dict[str, str]) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"{head}content-length: {length}\r\n\r\n".encode() + body
 
@@ -139,7 +139,7 @@ def test_idle_heads(client: httpx.Client) -> None:
 
 
 def test_waiting_requests(client: httpx.Client) -> None:
-    body = json.dumps(CHAT | {"model": "slow"}).encode()
+    body = json.dumps(PROMPT | {"model": "slow"}).encode()
     with connections(client.base_url, 150) as opened:
         first = post(body, len(body), ALICE)
         answers = send_all(opened, first + b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1700, 2.0)
@@ -172,28 +172,30 @@ def test_unfinished_bodies(client: httpx.Client, framing: str) -> None:
 
 
 def test_a_body_that_never_fits_is_refused_as_too_large(client: httpx.Client) -> None:
-    response = client.post("/v1/chat/completions", json=CHAT | {"user": "x" * SHARE}, headers=ALICE)
+    response = client.post("/v1/completions", json=PROMPT | {"user": "x" * SHARE}, headers=ALICE)
 
     assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
     wait_nothing_held(client)
 
 
 def test_queued_requests_hold_their_bodies(client: httpx.Client) -> None:
-    body = json.dumps(CHAT | {"model": "slow", "user": "x" * (MIB - 200)}).encode()
+    body = json.dumps(PROMPT | {"model": "slow", "user": "x" * (MIB - 200)}).encode()
     with connections(client.base_url, 4) as opened:
-        answers = send_all(opened, post(body, len(body), ALICE), 1.0)
-        held, refused = figures(client)
+        for number, connection in enumerate(opened[:3]):
+            assert send_all([connection], post(body, len(body), ALICE), 0.2) == {}
+            while figures(client)[0] < (number + 1) * len(body):
+                time.sleep(0.02)
+        answers = send_all(opened[3:], post(body, len(body), ALICE), 20)
         check_served(client)
 
-        assert 2 * len(body) <= held <= SHARE and refused == {"key": len(answers)}
-        assert refusals(answers) == {b"429"}
+        assert refusals(answers) == {b"429"} and figures(client) == (3 * len(body), {"key": 1})
     wait_nothing_held(client)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_answers_that_are_not_read(client: httpx.Client, stream: bool) -> None:
     """A megabyte each, of which the system takes a part."""
-    body = json.dumps(CHAT | {"model": "long", "stream": stream}).encode()
+    body = json.dumps(PROMPT | {"model": "long", "stream": stream}).encode()
     request = post(body, len(body), ALICE)
     with contextlib.ExitStack() as stack:
         opened = []
@@ -213,6 +215,59 @@ def test_answers_that_are_not_read(client: httpx.Client, stream: bool) -> None:
     wait_nothing_held(client)
 
 
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_what_waits_behind_an_unread_answer_counts(tmp_path: Path, num_prompts: int) -> None:
+    """The engine goes on while the client does not read; its events are many times what the connection buffers."""
+    settings = Settings(
+        models={"m": ModelSettings(source="fake", backend="fake", isolation="thread", context=4096)},
+        plugins=PluginsSettings(allow=()),
+    )
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").status_code != 200:
+            time.sleep(0.02)
+        fields = {"stream": True, "ignore_eos": True, "max_tokens": 3000 // num_prompts, "n": 4, "logprobs": 5}
+        body = json.dumps({"prompt": ["hi"] * num_prompts, **fields}).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((client.base_url.host, client.base_url.port))
+            connection.sendall(post(body, len(body), {}))
+            deadline = time.monotonic() + 60
+            while (held := figures(client)[0]) < 2 * MIB:
+                assert time.monotonic() < deadline, held
+                time.sleep(0.1)
+        wait_nothing_held(client)
+
+
+def test_an_answer_that_is_never_read_is_given_up(tmp_path: Path) -> None:
+    """Also where the connection is to close when it has been read."""
+    settings = Settings(
+        server=ServerSettings(body_timeout_s=0.5),
+        models={
+            "m": ModelSettings(source=write_script(tmp_path / "a.json", ["x" * 10_000] * 1000), backend="scripted")
+        },
+        plugins=PluginsSettings(allow=()),
+    )
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        while client.get("/health").status_code != 200:
+            time.sleep(0.02)
+        body = json.dumps(PROMPT).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((client.base_url.host, client.base_url.port))
+            connection.sendall(post(body, len(body), {"connection": "close"}))
+            deadline = time.monotonic() + 20
+            while figures(client)[0] < MIB:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            wait_nothing_held(client)
+            connection.settimeout(5)
+            num_received = 0
+            while more := connection.recv(65536):
+                num_received += len(more)
+
+    assert num_received < 10 * 1000 * 1000  # what the system had taken
+
+
 def test_without_keys_one_caller_may_hold_everything(tmp_path: Path) -> None:
     settings = Settings(
         limits=LimitsSettings(max_client_bytes=2 * MIB),
@@ -229,11 +284,11 @@ def test_without_keys_one_caller_may_hold_everything(tmp_path: Path) -> None:
                     time.sleep(0.02)
             assert refusals(send_all(opened[3:], post(b"[" * 500 * KIB, 600 * KIB, {}), 20)) == {b"503"}
             assert client.get("/health").status_code == 200
-            refused = client.post("/v1/chat/completions", json=CHAT | {"user": "x" * MIB})
+            refused = client.post("/v1/completions", json=PROMPT | {"user": "x" * MIB})
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "server_overloaded"
             assert refused.headers["retry-after"] == "1"
         deadline = time.monotonic() + 5
-        while client.post("/v1/chat/completions", json=CHAT | {"user": "x" * MIB}).status_code != 200:
+        while client.post("/v1/completions", json=PROMPT | {"user": "x" * MIB}).status_code != 200:
             assert time.monotonic() < deadline
 
 

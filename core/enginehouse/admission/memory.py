@@ -32,11 +32,13 @@ class Reservation:
     Attributes:
         owner: the name of a key, ``NOT_RECOGNISED`` or ``EVERYBODY``.
         num_bytes: what is held.
+        num_in_front: tells how many bytes of an answer wait until what is written is read; of connections.
     """
 
     _account: MemoryAccount
     owner: str | None
     num_bytes: int = 0
+    num_in_front: Callable[[], int] | None = None
 
     def check(self, num_more: int) -> None:
         """Raise what :meth:`take` would."""

@@ -317,15 +317,16 @@ async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tupl
         async for batch in running[0].generation:
             yield 0, batch
         return
-    arrived: asyncio.Queue[tuple[int, Sequence[Event]] | BaseException | None] = asyncio.Queue()
+    # Bounded, so that events wait where they are counted when the client does not read.
+    arrived: asyncio.Queue[tuple[int, Sequence[Event]] | BaseException | None] = asyncio.Queue(len(running))
 
     async def collect(index: int) -> None:
         try:
             async for batch in running[index].generation:
-                arrived.put_nowait((index, batch))
-            arrived.put_nowait(None)
+                await arrived.put((index, batch))
+            await arrived.put(None)
         except Exception as error:  # noqa: BLE001 - raised again where the batches are read
-            arrived.put_nowait(error)
+            await arrived.put(error)
 
     tasks = [asyncio.create_task(collect(index)) for index in range(len(running))]
     try:

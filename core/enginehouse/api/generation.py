@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
@@ -24,6 +25,7 @@ from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.api.rights import check_model, check_priority, may_see_prompts
 from enginehouse.api.routed import routed_headers
+from enginehouse.api.security import connection_of
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
 from enginehouse.aside import aside
@@ -34,6 +36,8 @@ from enginehouse.types import Event, GenerateRequest
 
 __all__ = ["GenerationResponse"]
 
+_EVENT_BYTES = 512
+_LOGPROB_BYTES = 256
 _MANY_LOGPROBS = 500  # with twenty rivals each written in some 10 ms
 
 
@@ -61,10 +65,15 @@ class GenerationResponse:
         await self._admit(ticket)
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
+            connection = connection_of(scope)
+            if connection is not None:
+                connection.num_in_front = partial(_num_waiting_bytes, answer)
             try:
                 with deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)):
                     await self._answer(answer, scope, send)
             finally:
+                if connection is not None:
+                    connection.num_in_front = None
                 ticket.used = used_tokens(answer)
                 if answer.assembly is not None and not answer.assembly.is_complete:
                     answer.assembly.break_off()
@@ -174,6 +183,15 @@ def _is_long(assembly: Assembly) -> bool:
     """Whether an answer takes long to write: each log-probability becomes an object, with its rivals beside it."""
     num_scored = sum(len(choice.logprobs or ()) for choice in assembly.choices)
     return num_scored + sum(map(len, assembly.prompt_logprobs)) > _MANY_LOGPROBS
+
+
+def _num_waiting_bytes(answer: OpenAnswer) -> int:
+    """About what the events take that have come and are not written yet, as the client does not read."""
+    if answer.assembly is None:
+        return 0
+    num_events = sum(getattr(one.generation, "num_waiting_events", 0) for one in answer.assembly.running)
+    num_rivals = answer.requests[0].sampling.get("num_logprobs") or 0
+    return num_events * (_EVENT_BYTES + num_rivals * _LOGPROB_BYTES)
 
 
 def _has_begun(answer: OpenAnswer) -> bool:

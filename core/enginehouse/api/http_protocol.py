@@ -9,6 +9,7 @@ them is kept as bytes, and beyond some of these the connection is not read.
 from __future__ import annotations
 
 import asyncio
+import math
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -40,6 +41,9 @@ _MAX_UNPARSED_BYTES = 64 * 1024
 
 _LINGER_S = 1.0
 """For how long a client that was refused may go on sending; nothing of it is kept."""
+
+_COUNT_S = 1.0
+"""Between two looks at what a client does not read."""
 
 _NUM_FREE_BYTES = 16 * 1024
 """Of every connection that are not counted: what an ordinary request needs is never refused, and costs no counting."""
@@ -114,6 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._offers_upgrade = False
         self._is_refused = False  # what still comes on this connection is not looked at
         self._timer: asyncio.TimerHandle | None = None
+        self._counting: asyncio.TimerHandle | None = None  # while the client does not read
         assert isinstance(self.app, Generations)
         self._memory = self.app.memory.open()
 
@@ -128,6 +133,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing comes any more."""
         self._stop_timer()
+        self._stop_counting()
         self._unparsed.clear()
         self._memory.close()
         super().connection_lost(exc)
@@ -147,17 +153,23 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._unparsed.clear()
+            self._close()
         self._parse()
 
     def pause_writing(self) -> None:
         """The client does not read what was written."""
         super().pause_writing()
-        self._memory.stall(self._num_kept_bytes, self.transport.abort)
+        self._count_unread()
 
     def resume_writing(self) -> None:
         """The client has read most of it."""
         super().resume_writing()
+        self._stop_counting()
         self._memory.go_on(self._num_kept_bytes)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No further request came."""
+        self._close()
 
     # -- one request at a time ---------------------------------------------------------------------
 
@@ -186,10 +198,22 @@ class HttpProtocol(HttpToolsProtocol):
             self._unparsed.clear()
             self._refuse(describe(error))
 
+    def _count_unread(self) -> None:
+        """Count what the client does not read: what is written, and what waits behind it, which may become more."""
+        self._memory.stall(self._num_kept_bytes, self.transport.abort)
+        self._counting = self.loop.call_later(_COUNT_S, self._count_unread)
+
+    def _stop_counting(self) -> None:
+        if self._counting is not None:
+            self._counting.cancel()
+            self._counting = None
+
     @property
     def _num_kept_bytes(self) -> int:
         unread = len(self.cycle.body) if self.cycle is not None else 0
-        unwritten = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+        unwritten, in_front = 0, self._memory.num_in_front
+        if self.flow.write_paused:
+            unwritten = self.transport.get_write_buffer_size() + (in_front() if in_front is not None else 0)
         num_bytes = len(self._unparsed) + self._num_head_bytes + self._num_kept_of_head + unread + unwritten
         return max(0, num_bytes - _NUM_FREE_BYTES)
 
@@ -339,12 +363,12 @@ class HttpProtocol(HttpToolsProtocol):
             seconds = self._bounds.head_timeout_s
             self._refuse(http_error(408, f"The head did not come within {seconds:g} s (server.head_timeout_s)."))
         else:
-            self.transport.close()
+            self._close()
 
     def _refuse(self, answer: ErrorAnswer) -> None:
         self._is_refused = True
         if self._is_answering and self.cycle.response_started:
-            self.transport.close()  # another answer in the midst of this one would be read as a part of it
+            self._close()  # another answer in the midst of this one would be read as a part of it
             return
         is_known = self._is_answering or self._part == "body"  # to the application, which tells of its end
         if self._is_answering:  # the application is not to go on with what it has
@@ -369,12 +393,22 @@ class HttpProtocol(HttpToolsProtocol):
         """Close, but read on for a moment: a reset would take the answer from a client that still sends."""
         self._stop_timer()
         if not self.transport.can_write_eof():  # TLS
-            self.transport.close()
+            self._close()
             return
         self.transport.write_eof()
         self.flow.let_go()
         self.flow.resume_reading()
-        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._timer = self.loop.call_later(_LINGER_S, self._close)
+
+    def _close(self, num_unread_before: float = math.inf) -> None:
+        """Close when the client has read the rest, for which it has time while it gets on with it."""
+        self._stop_timer()
+        self.transport.close()
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread >= num_unread_before:
+            self.transport.abort()
+        elif num_unread:
+            self._timer = self.loop.call_later(self._bounds.body_timeout_s, self._close, num_unread)
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:

@@ -30,7 +30,7 @@ from enginehouse.errors import EnginehouseError, InvalidRequest
 from enginehouse.identity import Identity
 from enginehouse.profiles import PROFILES
 
-__all__ = ["CONNECTION_KEY", "Guard", "note_outcome"]
+__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome"]
 
 CONNECTION_KEY = "enginehouse.connection"
 """Where the reservation of a request's connection is in its ASGI scope."""
@@ -135,7 +135,7 @@ class Guard:
                 self._note_caller(scope, found)
             refusal = no_key if found is None else None
         refusal = refusal or self._note_owner(scope, body)
-        refusal = refusal or _check_content_type(scope, headers) or self._check_length(headers, body) or bad_id
+        refusal = refusal or _check_content_type(scope, headers) or self._check_length(scope, headers, body) or bad_id
         if refusal is not None:
             note_outcome(scope, refusal.code)
             await _send_error(send, refusal, scope)
@@ -168,7 +168,7 @@ class Guard:
         key = caller_of(scope).key
         owner = key.name if key is not None else NOT_RECOGNISED if self._callers.are_checked else EVERYBODY
         body.move(owner)
-        connection = _connection_of(scope)
+        connection = connection_of(scope)
         try:
             if connection is not None:
                 connection.move(owner)
@@ -188,7 +188,7 @@ class Guard:
         """The refusal of a caller whose head is too long to be read to its end: nobody without a key learns more."""
         return self._find_key(headers)[1]
 
-    def _check_length(self, headers: Headers, body: Reservation) -> ErrorAnswer | None:
+    def _check_length(self, scope: HTTPScope, headers: Headers, body: Reservation) -> ErrorAnswer | None:
         """A body that says how long it is need not be read to be refused."""
         length = headers.get(b"content-length", b"")
         if not length.isdigit():
@@ -197,20 +197,21 @@ class Guard:
         if int(length) > most:
             return describe(BodyTooLarge.of(most))
         try:
-            body.check(int(length))
+            connection = connection_of(scope)  # it may hold the first of it already
+            body.check(max(0, int(length) - (connection.num_bytes if connection is not None else 0)))
         except EnginehouseError as error:
             return describe(error)
         return None
 
 
-def _connection_of(scope: HTTPScope) -> Reservation | None:
+def connection_of(scope: Scope) -> Reservation | None:
     """What the connection of a request holds; None on Windows, where another protocol runs."""
     return cast(Reservation | None, scope.get(CONNECTION_KEY))
 
 
 def _counted(receive: Receive, body: Reservation, scope: HTTPScope) -> Receive:
     """Counts the body of a request, from when it is read until the request has ended."""
-    connection = _connection_of(scope)
+    connection = connection_of(scope)
 
     async def receive_counted() -> Any:
         message = await receive()

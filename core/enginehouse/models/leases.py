@@ -51,6 +51,11 @@ class LeasedGeneration:
         """How often the request went on in another worker."""
         return getattr(self._generation, "num_replays", 0)
 
+    @property
+    def num_waiting_events(self) -> int:
+        """Events that have come and are not read yet; engines that do not say so make none before they are read."""
+        return getattr(self._generation, "num_waiting_events", 0)
+
     def cancel(self) -> None:
         """Stop generating; idempotent."""
         self._generation.cancel()

@@ -168,6 +168,11 @@ class ReplayedGeneration(Work):
         """See :class:`enginehouse.engine.worker.Recorder`."""
         self._place.left(self)
 
+    @property
+    def num_waiting_events(self) -> int:
+        """Events that have come and are not read yet."""
+        return self._last_stay.num_waiting_events if self._last_stay is not None else 0
+
     def accepted(self, num_prompt_tokens: int) -> None:
         """See :class:`enginehouse.engine.worker.Recorder`."""
         self.stage = "waiting"

@@ -65,6 +65,11 @@ class BegunGeneration:
         """How often the request went on in another worker."""
         return getattr(self._generation, "num_replays", 0)
 
+    @property
+    def num_waiting_events(self) -> int:
+        """Events that have come and are not read yet; engines that do not say so make none before they are read."""
+        return getattr(self._generation, "num_waiting_events", 0)
+
     async def read(self) -> Sequence[Event] | None:
         """One batch more, which is held back; None when there is none. Raises what the generation raises."""
         batch = await self._next()

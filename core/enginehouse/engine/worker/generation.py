@@ -110,6 +110,11 @@ class WorkerGeneration:
         if self.recorder is not None:
             self.recorder.left()
 
+    @property
+    def num_waiting_events(self) -> int:
+        """Events that have come and are not read yet."""
+        return len(self._events)
+
     async def wait_accepted(self) -> None:
         """Wait for the worker's verdict; raises what it was refused with."""
         self.num_prompt_tokens = await self._accepted
