@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from enginehouse.parsers import AnswerText, CallArguments, CallFinished, ToolPart
 from enginehouse_parsers.call_object import CallObject
 from enginehouse_parsers.json_value import WHITESPACE
-from enginehouse_parsers.tags import is_remnant, split_at_tag
+from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["JsonCallSession"]
 
@@ -43,6 +43,7 @@ class JsonCallSession:
         self._closing = () if closing is None else (closing,)
         self._outer_tags = (*opening, *self._closing, *ignored)
         self._rest = ""  # not read yet
+        self._num_white = 0  # characters at its beginning that are white space, as far as is known
         self._parts: list[ToolPart] = []
         self._call: CallObject | None = None
         self._in_list = False
@@ -77,11 +78,12 @@ class JsonCallSession:
 
     def _beginning(self) -> bool:
         """Nothing but white space so far; a brace would be a call."""
-        text = self._rest.lstrip(WHITESPACE)
-        if not text:
+        start = self._num_white = end_of_white(self._rest, self._num_white)
+        if start == len(self._rest):
             return False
-        if text[0] == "{":
-            self._rest = text
+        self._num_white = 0
+        if self._rest[start] == "{":
+            self._rest = self._rest[start:]
             return self._body()
         self._state = self._text
         return True
@@ -158,7 +160,11 @@ class JsonCallSession:
 
     def _after(self) -> bool:
         """Behind a call: another one, the end of the list, or the closing tag."""
-        text = self._rest.lstrip(WHITESPACE + (",;" if self._in_list or not self._closing else ""))
+        start = self._num_white = end_of_white(self._rest, self._num_white)
+        if start == len(self._rest):
+            return False
+        self._num_white = 0
+        text = self._rest[start:].lstrip(WHITESPACE + (",;" if self._in_list or not self._closing else ""))
         if not text:
             return False
         if text[0] == "{" or (self._in_list and text[0] == "]"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from enginehouse.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse_parsers.json_value import WHITESPACE
-from enginehouse_parsers.tags import is_remnant, split_at_tag
+from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["LiteralScanner", "PythonicCallSession", "read_literal"]
 
@@ -89,6 +89,7 @@ class PythonicCallSession:
         self._opening = opening
         self._tags = (*opening, *closing)
         self._rest = ""  # not read yet
+        self._num_white = 0  # characters at its beginning that are white space, as far as is known
         self._raw = ""  # read, and text if no call begins
         self._parts: list[ToolPart] = []
         self._state: Callable[[], bool] = self._beginning
@@ -121,11 +122,12 @@ class PythonicCallSession:
 
     def _beginning(self) -> bool:
         """Nothing but white space so far; a bracket may begin a list of calls."""
-        text = self._rest.lstrip(WHITESPACE)
-        if not text:
+        start = self._num_white = end_of_white(self._rest, self._num_white)
+        if start == len(self._rest):
             return False
-        if text[0] == "[":
-            self._raw, self._rest, self._state = "[", text[1:], self._name
+        self._num_white = 0
+        if self._rest[start] == "[":
+            self._raw, self._rest, self._state = "[", self._rest[start + 1 :], self._name
         else:
             self._state = self._text
         return True
@@ -154,12 +156,14 @@ class PythonicCallSession:
         return True
 
     def _may_be_name(self) -> bool:
+        if len(self._rest) > _MAX_NAME_CHARS + max(map(len, self._names), default=0):
+            return False
         beginning = _NAME_BEGINNING.fullmatch(self._rest)
         return beginning is not None and any(name.startswith(beginning[1]) for name in self._names)
 
     def _keyword(self) -> bool:
         """An argument's name, two stars, or the closing parenthesis."""
-        text = self._rest.lstrip(WHITESPACE)
+        text = self._rest = self._rest.lstrip(WHITESPACE)
         if text[:1] == ")":
             self._rest = text[1:]
             self._close()
@@ -215,9 +219,11 @@ class PythonicCallSession:
 
     def _between(self) -> bool:
         """Behind a call: another one, or the end of the list."""
-        text = self._rest.lstrip(WHITESPACE)
-        if not text:
+        start = self._num_white = end_of_white(self._rest, self._num_white)
+        if start == len(self._rest):
             return False
+        self._num_white = 0
+        text = self._rest[start:]
         if text[0] == ",":
             self._rest, self._raw, self._state = text[1:], ",", self._name
         else:

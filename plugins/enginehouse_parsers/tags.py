@@ -5,10 +5,24 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["is_remnant", "num_held", "split_at_tag"]
+__all__ = ["end_of_white", "is_remnant", "num_held", "split_at_tag"]
 
 _REMNANT_CHARS = 5
 _CUT_REMNANT_CHARS = 2
+
+
+_WHITE = re.compile(r"\s*+")
+_JSON_WHITE = re.compile(r"[ \t\n\r]*+")
+
+
+def end_of_white(text: str, start: int, is_json: bool = True) -> int:
+    """Place of the first character from ``start`` on that is not white space, of JSON or of any kind.
+
+    Text that is held back is looked at again with each piece that comes; so that time does not grow with its square,
+    white space that was seen is not looked at again.
+    """
+    found = (_JSON_WHITE if is_json else _WHITE).match(text, start)
+    return start if found is None else found.end()
 
 
 def split_at_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str | None, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
-from enginehouse_parsers.tags import is_remnant, split_at_tag
+from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["ThinkFormat", "ThinkParser", "ThinkSession"]
 
@@ -93,7 +93,8 @@ class ThinkSession:
     def __init__(self, start: str, end: str, is_open: bool) -> None:
         self._start, self._end = start, (end,)
         self._rest = ""  # not read yet
-        self._white = ""  # at the end of the reasoning so far
+        self._num_white = 0  # characters at its beginning that are white space, as far as is known
+        self._white = list[str]()  # at the end of the reasoning so far
         self._has_reasoned = False
         self._parts: list[ReasoningPart] = []
         self._state: Callable[[], bool] = self._inside if is_open else self._opening
@@ -120,9 +121,10 @@ class ThinkSession:
 
     def _opening(self) -> bool:
         """Nothing but white space and perhaps the beginning of the opening tag so far."""
-        text = self._rest.lstrip()
+        start = self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
+        text = self._rest[start:]
         if text.startswith(self._start):
-            self._rest, self._state = text[len(self._start) :], self._inside
+            self._rest, self._state, self._num_white = text[len(self._start) :], self._inside, 0
             return True
         if self._start.startswith(text):
             return False
@@ -138,7 +140,8 @@ class ThinkSession:
 
     def _closed(self) -> bool:
         """Behind the closing tag: blank lines are dropped until the answer begins."""
-        if not self._rest.strip():
+        self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
+        if self._num_white == len(self._rest):
             return False
         blank = _BLANK_LINES.match(self._rest)
         assert blank is not None
@@ -152,14 +155,14 @@ class ThinkSession:
 
     def _reason(self, text: str) -> None:
         """Pass reasoning on, but for white space at its beginning and, until more comes, at its end."""
-        text = self._white + text
         kept = text.rstrip()
-        self._white = text[len(kept) :] if self._has_reasoned or kept else ""
-        if not self._has_reasoned:
-            kept = kept.lstrip()
-        if kept:
-            self._has_reasoned = True
-            self._parts.append(ReasoningText(kept))
+        if not kept:
+            if self._has_reasoned:
+                self._white.append(text)
+            return
+        shown = kept if self._has_reasoned else kept.lstrip()
+        self._parts.append(ReasoningText("".join((*self._white, shown))))
+        self._white, self._has_reasoned = [text[len(kept) :]], True
 
     def _show(self, text: str) -> None:
         if text:

@@ -6,7 +6,6 @@ several runs, and by measuring again before anything is judged.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,19 +20,21 @@ _MAX_RATIO = 9.0
 _FLOOR_S = 0.02
 """Less time than this for 4n is not judged."""
 
-_NUM_RUNS = 2
-_NUM_ROUNDS = 3
+_NUM_RUNS = (1, 2, 3)
+"""Of each size, in each round of measuring; nothing is measured again once it has passed."""
 
 
-def measure_growth(make: Callable[[int], _T], run: Callable[[_T], object], size: int) -> tuple[float, float, float]:
-    """Seconds of processor time for inputs of ``size``, twice and four times that, each the best of some runs.
+def measure_growth(
+    make: Callable[[int], _T], run: Callable[[_T], object], size: int, num_runs: int = 1
+) -> tuple[float, float, float]:
+    """Seconds of processor time for inputs of ``size``, twice and four times that, each the best of ``num_runs``.
 
     Args:
         make: an input of a size; not measured.
         run: what is measured.
         size: n.
     """
-    first, second, last = (_best(make(times * size), run) for times in (1, 2, 4))
+    first, second, last = (_best(make(times * size), run, num_runs) for times in (1, 2, 4))
     return first, second, last
 
 
@@ -45,18 +46,17 @@ def assert_near_linear(
     Raises:
         AssertionError: it grows faster, each time that it was measured.
     """
-    for _ in range(_NUM_ROUNDS):
-        times_s = measure_growth(make, run, size)
+    for num_runs in _NUM_RUNS:
+        times_s = measure_growth(make, run, size, num_runs)
         if times_s[2] < max(_FLOOR_S, _MAX_RATIO * times_s[0]):
             return times_s
     listed = ", ".join(f"{times * size}: {time_s:.3f} s" for times, time_s in zip((1, 2, 4), times_s, strict=True))
     raise AssertionError(f"{what} grows faster than the input: {listed}")
 
 
-def _best(given: _T, run: Callable[[_T], object]) -> float:
+def _best(given: _T, run: Callable[[_T], object], num_runs: int) -> float:
     times_s = []
-    for _ in range(_NUM_RUNS):
-        gc.collect()
+    for _ in range(num_runs):
         began_s = time.process_time()
         run(given)
         times_s.append(time.process_time() - began_s)

@@ -1,0 +1,79 @@
+"""Streamed answers are parsed in time that grows no faster than they do, whatever a model writes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.parsers import ChatFormat
+from enginehouse.testing.growth import assert_near_linear
+from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
+from enginehouse_parsers.think import ThinkParser
+
+from .answers import TOOLS
+from .test_tool_formats import FORMATS
+
+THINK = ThinkParser().bind(ChatFormat(""))
+OPENINGS = {
+    "text": "",
+    "hermes": '<tool_call>\n{"name": "say", "arguments": {"text": "',
+    "hermes object": "<tool_call>\n",
+    "llama3": '{"name": "say", "parameters": {"text": "',
+    "tagged": "<|python_tag|>",
+    "mistral": '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "',
+    "named": "[TOOL_CALLS]say[ARGS]",
+    "list": '[say(text="',
+    "call": "[say(",
+    "bracket": "[",
+    "behind a call": '{"name": "now"}',
+    "behind a tagged call": '<tool_call>{"name": "now"}',
+    "behind a call in a list": "[now()",
+}
+UNITS = {
+    **HOSTILE_UNITS,
+    "escapes": '\\"',
+    "calls of hermes": '<tool_call>{"name": "now"}</tool_call>',
+    "half a call": '<tool_call>{"name": "now", "arguments": {',
+    "calls in a list": "now(), ",
+    "objects": '{"name": "now"}; ',
+    "marks of mistral": "[TOOL_CALLS]",
+    "marks of llama": "<|python_tag|>",
+}
+
+
+def parse(parsing: AnswerParsing, text: str, step: int) -> None:
+    parser = parsing.open()
+    assert parser is not None
+    for start in range(0, len(text), step):
+        for _ in parser.push(text[start : start + step]):
+            pass
+    list(parser.flush())
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_calls(format_name: str, opening: str) -> None:
+    """In pieces of three characters, as tokens come."""
+    parsing = AnswerParsing(tool_format=FORMATS[format_name], tools=TOOLS)
+    for name, unit in UNITS.items():
+        assert_near_linear(
+            lambda size, unit=unit: OPENINGS[opening] + hostile_text(unit, size),
+            partial(parse, parsing, step=3),
+            2000,
+            f"parsing {name}",
+        )
+
+
+@pytest.mark.parametrize("opening", ["", "<think>", "<think>a", "<think>a</think>"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_reasoning(opening: str, is_open: bool) -> None:
+    parsing = AnswerParsing(reasoning=THINK, reasoning_is_open=is_open, tool_format=FORMATS["hermes"], tools=TOOLS)
+    for name, unit in UNITS.items():
+        assert_near_linear(
+            lambda size, unit=unit: opening + hostile_text(unit, size),
+            partial(parse, parsing, step=3),
+            2000,
+            f"parsing {name}",
+        )
