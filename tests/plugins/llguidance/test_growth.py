@@ -1,0 +1,63 @@
+"""Time to compile a constraint grows no faster than it does, up to where it is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+
+import pytest
+
+from enginehouse.errors import InvalidRequest
+from enginehouse.structured import GrammarCompiler
+from enginehouse.testing.growth import assert_near_linear
+from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
+from enginehouse.types import Constraint
+
+
+def compile_new(compiler: GrammarCompiler, kind: str, text: str) -> None:
+    """Compile without the cache's help, or be refused."""
+    compiler._cache.clear()  # type: ignore[attr-defined]
+    with contextlib.suppress(InvalidRequest):
+        compiler.compile(Constraint(kind=kind, text=text))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("unit", HOSTILE_UNITS.values(), ids=HOSTILE_UNITS)
+def test_hostile_texts(compiler: GrammarCompiler, unit: str) -> None:
+    """As an expression, a grammar, a schema, and inside of a schema."""
+    wraps: dict[str, tuple[str, Callable[[str], str]]] = {
+        "expression": ("regex", str),
+        "lark": ("lark", lambda text: f"start: {text}"),
+        "gbnf": ("gbnf", lambda text: f"root ::= {text}"),
+        "literal": ("gbnf", lambda text: f"root ::= {json.dumps(text)}"),
+        "schema": ("json_schema", str),
+        "const": ("json_schema", lambda text: json.dumps({"const": text})),
+        "pattern": ("json_schema", lambda text: json.dumps({"type": "string", "pattern": text})),
+        "choice": ("choice", lambda text: json.dumps([text, "a"])),
+    }
+    for name, (kind, wrap) in wraps.items():
+        assert_near_linear(
+            lambda size, wrap=wrap: wrap(hostile_text(unit, size)),
+            lambda text, kind=kind: compile_new(compiler, kind, text),
+            1500,
+            f"compiling {name}",
+        )
+
+
+@pytest.mark.parametrize("name", ["properties", "required", "enum", "anyOf", "allOf", "defs", "nested"])
+def test_wide_schemas(compiler: GrammarCompiler, name: str) -> None:
+    def schema(size: int) -> str:
+        numbers = range(size)
+        properties = {f"p{n}": {"type": "integer"} for n in numbers}
+        shapes = {
+            "properties": {"type": "object", "properties": properties},
+            "required": {"type": "object", "properties": properties, "required": list(properties)},
+            "enum": {"enum": [f"value {n}" for n in numbers]},
+            "anyOf": {"anyOf": [{"const": n} for n in numbers]},
+            "allOf": {"allOf": [{"type": "integer", "minimum": n} for n in numbers]},
+            "defs": {"$defs": properties, "type": "object", "properties": {"a": {"$ref": "#/$defs/p0"}}},
+            "nested": {"type": "array", "items": {"type": "object", "properties": properties}},
+        }
+        return json.dumps(shapes[name])
+
+    assert_near_linear(schema, lambda text: compile_new(compiler, "json_schema", text), 600)
