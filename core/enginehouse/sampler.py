@@ -141,10 +141,6 @@ class FollowingStep(Protocol):
         """
         ...
 
-    def rollback(self, num_tokens: int) -> None:
-        """Leave the state as if the last ``num_tokens`` accepted tokens had never been accepted."""
-        ...
-
 
 SamplerStep = TruncationStep | PenaltyStep | TemperatureStep
 """What a sampler makes for one sequence."""

@@ -40,11 +40,6 @@ class SequenceTable(ABC):
         self._shallow: dict[int, list[tuple[int, int]]] = {}
         """Per sequence, where spans of fewer layers begin and how many they ran; both in order, layers falling."""
 
-    @property
-    def open_sequences(self) -> tuple[int, ...]:
-        """Handles now open."""
-        return tuple(self._lengths)
-
     def length(self, sequence: int) -> int:
         """Number of tokens that the sequence holds. Raises InvalidSpan when it is not open."""
         try:

@@ -48,10 +48,6 @@ class Matcher(Protocol):
         """Whether the text is complete and nothing but an end token may follow."""
         ...
 
-    def rollback(self, num_tokens: int) -> None:
-        """Take the last ``num_tokens`` accepted tokens back."""
-        ...
-
 
 class Grammar(Protocol):
     """A compiled constraint."""

@@ -71,11 +71,6 @@ class LlguidanceMatcher:
         """Whether only an end token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def rollback(self, num_tokens: int) -> None:
-        """Take tokens back."""
-        if num_tokens and not self._matcher.rollback(num_tokens):
-            self._check()
-
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = self._matcher.get_error().split("\n", 1)[0][:200]

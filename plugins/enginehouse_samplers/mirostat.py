@@ -59,16 +59,14 @@ class MirostatStep:
     Args:
         tau: target, in bits.
         eta: share of the last error by which ``mu`` is corrected.
+
+    Attributes:
+        mu: the most surprise that the next token may have, in bits.
     """
 
     def __init__(self, tau: float, eta: float) -> None:
         self._tau, self._eta = tau, eta
-        self._levels = [2 * tau]  # mu before each token; the last one is for the next token
-
-    @property
-    def mu(self) -> float:
-        """The most surprise that the next token may have, in bits."""
-        return self._levels[-1]
+        self.mu = 2 * tau
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
         """(num_candidates,) bool, True where a token survives; the most probable candidate always does."""
@@ -80,14 +78,8 @@ class MirostatStep:
 
     def accept(self, token_id: int, probability: float | None) -> None:
         """See :class:`enginehouse.sampler.FollowingStep`."""
-        mu = self.mu
         if probability:
-            mu -= self._eta * (-log2(probability) - self._tau)
-        self._levels.append(mu)
-
-    def rollback(self, num_tokens: int) -> None:
-        """See :class:`enginehouse.sampler.FollowingStep`."""
-        del self._levels[len(self._levels) - num_tokens :]
+            self.mu -= self._eta * (-log2(probability) - self._tau)
 
 
 class MirostatSampler:

@@ -275,28 +275,6 @@ def test_other_encodings_are_refused(impatient: httpx.Client, encoding: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("body", "name"),
-    [
-        ('{"model":"m","model":"slow",%s}', "model"),
-        ('{"temperature":0,%s,"temperature":2}', "temperature"),
-        ('{%s,"logit_bias":{"1":1,"1":2}}', "1"),
-        ('{%s,"logit_bias":{"1":1,"\\u0031":2}}', "1"),
-        ('{%s,"user":"\\"a\\\\","us\\u0065r":"x"}', "user"),
-        ('{%s,"nobody_knows_me":[{"a":{"b":1,"b":null}}]}', "b"),
-    ],
-)
-def test_names_that_stand_twice_are_refused(impatient: httpx.Client, body: str, name: str) -> None:
-    """Decoders keep the last one, some the first one: nobody can know which was meant."""
-    content = body % json.dumps(chat())[1:-1]
-    response = impatient.post(
-        "/v1/chat/completions", content=content.encode(), headers={"content-type": "application/json"}
-    )
-
-    error = response.json()["error"]
-    assert response.status_code == 400 and error["param"] == name and "twice" in error["message"]
-
-
-@pytest.mark.parametrize(
     "text", ['"x":"y"', 'a\\"b":c', "\\", "\\\\", '{"a":1,"a":2}', ": : :", '"', '":"', "\n\t:", "\u2028:\x00"]
 )
 def test_names_inside_of_texts_are_texts(impatient: httpx.Client, text: str) -> None:

@@ -54,9 +54,6 @@ class LiteralMatcher:
     def is_finished(self) -> bool:
         return not self.left
 
-    def rollback(self, num_tokens: int) -> None:
-        raise AssertionError("not used here")
-
 
 class LiteralDecoder:
     """Enforces ``regex`` constraints whose text is taken literally."""

@@ -44,9 +44,6 @@ class Step:
         if self.fails == "accept":
             raise RuntimeError("no token")
 
-    def rollback(self, num_tokens: int) -> None:
-        raise AssertionError("not used here")
-
 
 class Plugin:
     """The sampler."""

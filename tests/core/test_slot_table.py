@@ -49,7 +49,9 @@ def test_free_tokens_and_lengths_always_make_up_the_cache(table: SlotTable) -> N
     assert table.truncate(first, 2) == 2
     table.free(second)
     assert table.free_tokens() == 20 - 2 - 5
-    assert table.open_sequences == (first, copy)
+    assert (table.length(first), table.length(copy)) == (2, 5)
+    with pytest.raises(InvalidSpan):
+        table.length(second)
 
 
 def test_fork_of_a_shorter_source_gives_what_there_is(table: SlotTable) -> None:
@@ -68,7 +70,7 @@ def test_fork_without_room_changes_nothing(table: SlotTable) -> None:
         table.fork(source, 9)
 
     assert (caught.value.needed, caught.value.free) == (9, 2)
-    assert table.open_sequences == (source, other)
+    assert table.length(source) == table.length(other) == 9
     assert table.fork(source, 2)[1] == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 from typing import Any
 
 import msgspec
@@ -60,32 +59,22 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object; members that are null are left out, for null means absent.
 
     Raises:
-        InvalidRequest: the body is no JSON object in UTF-8, holds too many values, or an object in it has two members
-            of one name.
+        InvalidRequest: the body is not a JSON object in UTF-8, or holds too many values.
     """
-    bare = _outside_texts(body)
-    _check_number(bare)
+    _check_number(_outside_texts(body))
     try:
         data = msgspec.json.decode(body)
-        is_ambiguous = bare.count(b":") != _outside_texts(msgspec.json.encode(data)).count(b":")
     except RecursionError as error:
         raise InvalidRequest("The JSON is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(data, dict):
         raise InvalidRequest("The request body must be a JSON object.")
-    if is_ambiguous:
-        raise _repeated_member(body)
     return {name: value for name, value in data.items() if value is not None}
 
 
 def _outside_texts(text: bytes) -> bytes:
-    """A valid JSON text without what stands in its strings: brackets, commas, colons and numbers are left.
-
-    Two members of one name can be told by it, for each member has one colon: a decoder keeps the last of them, so its
-    data, written again, has fewer. This costs as much as decoding once or twice; a decoder that looks at every pair is
-    far slower.
-    """
+    """A valid JSON text without the contents of its strings: brackets, commas, colons and numbers are left."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(text.split(b'"')[::2])
@@ -98,26 +87,6 @@ def _check_number(bare: bytes) -> None:
         raise InvalidRequest(f"The JSON holds {num_containers} lists and objects, more than {_MAX_CONTAINERS}.")
     if (num_values := bare.count(b",")) > _MAX_VALUES:
         raise InvalidRequest(f"The JSON holds {num_values} values, more than {_MAX_VALUES}.")
-
-
-def _repeated_member(body: bytes) -> InvalidRequest:
-    """The refusal of an object in which a name stands twice. Slow, but then the request is wrong."""
-
-    def check(pairs: list[tuple[str, Any]]) -> None:
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                shown = name if len(name) <= 100 else f"{name[:100]}..."
-                raise InvalidRequest(f"{shown}: stands twice in one object; which one is meant?", shown)
-            seen.add(name)
-
-    try:
-        json.loads(body, object_pairs_hook=check)
-    except InvalidRequest as error:
-        return error
-    except (RecursionError, ValueError):
-        pass
-    return InvalidRequest("A name stands twice in one object of the request body.")
 
 
 def without_nulls(value: Any, max_depth: int) -> Any:

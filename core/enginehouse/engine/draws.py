@@ -2,7 +2,7 @@
 
 Called by the sampler. Knows nothing of logits: it turns (seed, choice, position) into a number and a
 number into an index. There is no generator with a state, so a token can be drawn again after a
-preemption, a rollback of draft tokens or in another batch, and comes out the same.
+preemption, in another worker or in another batch, and comes out the same.
 """
 
 from __future__ import annotations

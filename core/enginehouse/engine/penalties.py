@@ -58,9 +58,6 @@ class Penalties:
     answer (Keskar et al., "CTRL", https://arxiv.org/abs/1909.05858, with the sign rule that Hugging Face added).
     Then ``presence + frequency * count`` is subtracted for tokens of the answer, where ``count`` is how often
     the answer holds the token (OpenAI's definition).
-
-    Tokens get a place in the order in which they were first seen. Because rollback undoes acceptance from
-    the end, the token to forget is always the one in the last place.
     """
 
     def __init__(
@@ -72,12 +69,11 @@ class Penalties:
     ) -> None:
         self._repetition, self._presence, self._frequency = repetition, presence, frequency
         prompt = np.unique(np.asarray(prompt_token_ids, np.int64)) if repetition != 1.0 else np.empty(0, np.int64)
-        self._num_prompt = self._num_seen = prompt.size
+        self._num_seen = prompt.size
         self._token_ids = np.empty(prompt.size + 64, np.int64)
         self._token_ids[: prompt.size] = prompt
         self._counts = np.zeros(self._token_ids.size, np.float32)
         self._places = {token_id: place for place, token_id in enumerate(prompt.tolist())}
-        self._answer: list[int] = []
 
     def accept(self, token_id: int) -> None:
         """The answer grew by ``token_id``."""
@@ -85,17 +81,6 @@ class Penalties:
         if place is None:
             place = self._add(token_id)
         self._counts[place] += 1
-        self._answer.append(token_id)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Forget the last ``num_tokens`` accepted tokens."""
-        for _ in range(num_tokens):
-            place = self._places[self._answer.pop()]
-            self._counts[place] -= 1
-            if self._counts[place] == 0 and place >= self._num_prompt:
-                self._num_seen -= 1
-                assert place == self._num_seen
-                del self._places[int(self._token_ids[place])]
 
     @property
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

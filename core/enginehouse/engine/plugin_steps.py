@@ -89,10 +89,6 @@ class PluginStep:
         """The sequence grew; see :class:`enginehouse.sampler.FollowingStep`."""
         _call(self.plugin, self.step.accept, token_id, probability)
 
-    def rollback(self, num_tokens: int) -> None:
-        """Tokens were taken back."""
-        _call(self.plugin, self.step.rollback, num_tokens)
-
 
 @frozen(eq=False)
 class _PluginTruncation:

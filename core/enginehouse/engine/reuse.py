@@ -16,7 +16,7 @@ from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_pre
 from enginehouse.engine.sequence import Sequence
 from enginehouse.errors import CacheFull
 
-__all__ = ["_MIN_DEFERRAL_TOKENS", "PrefixReuse", "Source"]
+__all__ = ["PrefixReuse", "Source"]
 
 _MIN_DEFERRAL_TOKENS = 32
 """Waiting for a neighbour's prefill must save at least this many tokens."""

@@ -37,8 +37,8 @@ __all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
 class SequenceSampler:
     """Draws the tokens of one sequence.
 
-    Its state follows the accepted tokens (for penalties, and for steps that look at what was drawn), so
-    ``rollback(n)`` leaves it as if the last ``n`` tokens had never been accepted.
+    Its state follows the accepted tokens (for penalties, and for steps that look at what was drawn); a draw changes
+    nothing.
 
     Args:
         params: how to draw.
@@ -78,7 +78,6 @@ class SequenceSampler:
         self._late_changes = chain.late_changes
         self._followers = tuple(step for step in steps if step.follows)
         self._drawn: tuple[int, float] | None = None  # the last draw and its probability, until it is accepted
-        self._num_accepted = 0
         self.last_probability: float | None = None
 
     @property
@@ -90,12 +89,6 @@ class SequenceSampler:
     def penalties(self) -> Penalties | None:
         """What core's own penalties know of the sequence; None when they are off."""
         return self._penalties
-
-    @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the token is simply the argmax of the raw row, with no logprobs asked for."""
-        params = self._params
-        return params.temperature == 0 and params.num_logprobs is None and not self._changes_logits
 
     @property
     def _changes_logits(self) -> bool:
@@ -128,7 +121,6 @@ class SequenceSampler:
         Raises:
             GenerationFailed: a plugin's step failed.
         """
-        self._num_accepted += 1
         if self._penalties:
             self._penalties.accept(token_id)
         if self._history is not None:
@@ -142,18 +134,6 @@ class SequenceSampler:
     def recall(self, token_id: int, probability: float | None) -> None:
         """The next accepted token was drawn before, in another worker; None: it was not drawn there either."""
         self._drawn = (token_id, probability) if probability is not None else None
-
-    def rollback(self, num_tokens: int) -> None:
-        """Take the last ``num_tokens`` accepted tokens back."""
-        assert 0 <= num_tokens <= self._num_accepted
-        self._num_accepted -= num_tokens
-        self._drawn = None
-        if self._penalties:
-            self._penalties.rollback(num_tokens)
-        if self._history is not None:
-            self._history.rollback(num_tokens)
-        for step in self._followers:
-            step.rollback(num_tokens)
 
     def _draw(
         self,

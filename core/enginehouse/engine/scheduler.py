@@ -23,7 +23,7 @@ from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.types import CacheMiss, EngineSettings
 
-__all__ = ["_HEADROOM_TOKENS", "Batch", "Scheduler"]
+__all__ = ["Batch", "Scheduler"]
 
 _log = logging.getLogger(__name__)
 

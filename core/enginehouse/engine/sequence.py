@@ -27,7 +27,7 @@ from enginehouse.types import CacheMiss, EngineRequest, TokenLogprob
 if TYPE_CHECKING:
     from enginehouse.engine.speculation import SequenceDrafts
 
-__all__ = ["_MAX_SCORED_LOGITS", "ActiveRequest", "Sequence"]
+__all__ = ["ActiveRequest", "Sequence"]
 
 _MAX_SCORED_LOGITS = 1 << 24
 """Logits that one scored prefill chunk may give (64 MiB of float32)."""

@@ -1,4 +1,4 @@
-"""The token ids of one sequence, for the steps that look back: grows with accepted tokens, shrinks with rollback.
+"""Token ids of one sequence, for the sampling steps that look back.
 
 Kept by the sampler, and only where a step asks for it.
 """
@@ -36,10 +36,6 @@ class TokenHistory:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         self._buffer[self._length] = token_id
         self._length += 1
-
-    def rollback(self, num_tokens: int) -> None:
-        """The last ``num_tokens`` were taken back."""
-        self._length -= num_tokens
 
     def view(self) -> History:
         """What steps see; valid until the next token."""

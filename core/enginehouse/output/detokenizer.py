@@ -33,11 +33,6 @@ class Detokenizer:
         self.num_leading = 0
         """Characters of the last text that belong wholly to earlier tokens: 0, or 1 after a broken character."""
 
-    @property
-    def has_partial(self) -> bool:
-        """Whether the beginning of a character waits for its remaining bytes."""
-        return bool(self._partial)
-
     def is_hidden(self, token_id: int) -> bool:
         """Whether a token adds no bytes: it is a control token, or its bytes are empty."""
         return token_id in self._control_token_ids or not self._token_bytes[token_id]

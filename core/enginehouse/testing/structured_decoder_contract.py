@@ -133,23 +133,6 @@ class StructuredDecoderContract:
                     matcher.accept(token_id)
 
     @_every_kind
-    def test_rollback_leaves_no_trace(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
-        """Masks on the way back are those of the way there, and the text can be written again."""
-        token_ids = _TOKENIZER.encode(example.allowed[-1], False)
-        matcher = _after(grammars, example.constraint, [])
-        masks = [_allowed(matcher)]
-        for token_id in token_ids:
-            matcher.accept(token_id)
-            masks.append(_allowed(matcher))
-        for count in (0, 1, 1):
-            matcher.rollback(count)
-            masks = masks[: len(masks) - count]
-            assert _allowed(matcher) == masks[-1]
-        for token_id in token_ids[len(masks) - 1 :]:
-            matcher.accept(token_id)
-        assert _allowed(matcher) & _TOKENIZER.end_token_ids
-
-    @_every_kind
     def test_matchers_do_not_touch_each_other(
         self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
     ) -> None:

@@ -104,10 +104,8 @@ def test_greedy_counts_penalties_wherever_they_stand(num_logprobs):
         sampled = sampler.sample(ROW.copy(), 0)
 
         assert sampled.token_id == 1
-        assert not sampler.is_plain_greedy
         if num_logprobs:
             assert np.exp(sampled.logprob) == pytest.approx(0.3, rel=1e-5)
-    assert sampler_of(temperature=0, samplers=("top_k",)).is_plain_greedy
 
 
 def test_mask_holds_in_every_order():

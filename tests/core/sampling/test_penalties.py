@@ -52,28 +52,6 @@ def test_penalties_agree_with_the_reference(row, prompt, answer, params):
     np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-4)
 
 
-@given(texts, texts, st.data())
-def test_rollback_equals_never_having_accepted(prompt, answer, data):
-    """At any point of the answer, also several times."""
-    penalties = Penalties(1.3, 0.5, 0.25, prompt)
-    kept = []
-    for token_id in answer:
-        penalties.accept(token_id)
-        kept.append(token_id)
-        if data.draw(st.booleans()):
-            num_tokens = data.draw(st.integers(0, len(kept)))
-            penalties.rollback(num_tokens)
-            del kept[len(kept) - num_tokens :]
-    fresh = Penalties(1.3, 0.5, 0.25, prompt)
-    for token_id in kept:
-        fresh.accept(token_id)
-    row, expected = np.linspace(-5, 5, VOCAB_SIZE, dtype=np.float32), np.linspace(-5, 5, VOCAB_SIZE, dtype=np.float32)
-    penalties.apply(row)
-    fresh.apply(expected)
-
-    np.testing.assert_array_equal(row, expected)
-
-
 def test_penalties_keep_count_of_many_tokens():
     """More different tokens than there was room for at first."""
     row = np.zeros(1000, np.float32)

@@ -73,7 +73,6 @@ def test_greedy_is_argmax_with_the_lowest_id(row):
     assume(row.max() > -np.inf)
     sampler = sampler_for(SamplingParams(temperature=0, top_k=3, top_p=0.5))
 
-    assert sampler.is_plain_greedy
     assert sampler.sample(row.copy(), 0).token_id == int(np.flatnonzero(row == row.max())[0])
 
 
@@ -89,20 +88,6 @@ def test_sample_changes_no_state_and_knows_no_history_but_the_accepted_tokens(ro
         assert _sample_or_none(one, row.copy(), position) == _sample_or_none(other, row.copy(), position)
         one.accept(token_id)
         other.accept(token_id)
-
-
-@given(rows, all_params, texts, texts)
-def test_rollback_equals_never_having_accepted(row, params, kept, dropped):
-    assume(row.max() > -np.inf)
-    one, other = sampler_for(params, prompt=[1, 2]), sampler_for(params, prompt=[1, 2])
-    for token_id in kept:
-        one.accept(token_id)
-        other.accept(token_id)
-    for token_id in dropped:
-        one.accept(token_id)
-    one.rollback(len(dropped))
-
-    assert _sample_or_none(one, row.copy(), 5) == _sample_or_none(other, row.copy(), 5)
 
 
 def _sample_or_none(sampler, row, position):
@@ -230,10 +215,3 @@ def test_extreme_temperatures_and_logits_stay_in_range(temperature, scale):
         assert sampled.token_id != 3
         if temperature < 1 and scale >= 1:
             assert sampled.token_id == VOCAB_SIZE - 1
-
-
-def test_cannot_roll_back_more_than_was_accepted():
-    sampler = sampler_for(SamplingParams())
-    sampler.accept(1)
-    with pytest.raises(AssertionError):
-        sampler.rollback(2)

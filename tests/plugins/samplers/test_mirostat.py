@@ -43,21 +43,6 @@ def test_mirostat_corrects_mu_by_the_surprise_of_what_was_drawn():
     assert step.mu == pytest.approx(5.0)
 
 
-def test_mirostat_rollback_equals_never_having_accepted():
-    step = step_of()
-    levels = []
-    for probability in (0.5, 0.01, None, 0.3):
-        levels.append(step.mu)
-        step.accept(1, probability)
-    step.rollback(3)
-
-    assert step.mu == levels[1]
-    step.rollback(0)
-    assert step.mu == levels[1]
-    step.rollback(1)
-    assert step.mu == 10.0
-
-
 class Kept(MirostatSampler):
     """Keeps the step that it made."""
 

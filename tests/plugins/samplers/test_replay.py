@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
 from enginehouse.config import PluginsSettings
@@ -11,7 +10,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, StopParams, TextDelta
 
-from .drawing import params_of, sampler_for
+from .drawing import params_of
 
 FIELDS = [
     {"dynatemp_range": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_n_sigma": 2.0, "typical_p": 0.9},
@@ -70,30 +69,3 @@ def test_choices_have_states_of_their_own(samplers, fields):
 
     assert three[0] == one[0]
     assert len({tuple(ids) for ids in three.values()}) == 3
-
-
-@pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_rollback_leaves_no_trace(samplers, fields):
-    """As a speculation does: draw ahead, take some of it back, go on."""
-    rows = np.random.default_rng(3).normal(0, 2, (40, 60)).astype(np.float32)
-    texts = tuple(chr(60 + token_id) for token_id in range(60))
-    make = lambda: sampler_for(fields, samplers, vocab_size=60, prompt=[1, 2, 3, 1, 2], token_texts=texts, seed=9)  # noqa: E731
-    plain, expected = make(), []
-    for position, row in enumerate(rows):
-        expected.append(plain.sample(row.copy(), position).token_id)
-        plain.accept(expected[-1])
-
-    sampler, position = make(), 0
-    found: list[int] = []
-    for num_ahead, num_back in itertools.cycle([(5, 3), (2, 0), (4, 4), (3, 1)]):
-        for _ in range(num_ahead):
-            found.append(sampler.sample(rows[position % 40].copy(), position).token_id)
-            sampler.accept(found[-1])
-            position += 1
-        sampler.rollback(num_back)
-        position -= num_back
-        del found[len(found) - num_back :]
-        if position >= 30:
-            break
-
-    assert found == expected[: len(found)]

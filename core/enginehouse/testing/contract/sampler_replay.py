@@ -9,7 +9,7 @@ import msgspec
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import EnginehouseError
 from enginehouse.sampler import SamplerPlugin
-from enginehouse.testing.contract.sampler_base import SamplerContractBase, rows
+from enginehouse.testing.contract.sampler_base import SamplerContractBase
 from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 
@@ -41,21 +41,6 @@ class SamplerReplayContract(SamplerContractBase):
             greedy = msgspec.structs.replace(params, temperature=0.0)
             other = msgspec.structs.replace(greedy, seed=params.seed + 1)
             assert self.drawn(sampler, greedy) == self.drawn(sampler, other)
-
-    def test_rollback_leaves_no_trace(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """As a speculation does: draw ahead, take some of it back, go on."""
-        for params in requests:
-            expected = self.drawn(sampler, params, 40)
-            sequence, found = self.following(sampler, params), list[int]()
-            for num_ahead, num_back in itertools.cycle([(5, 3), (2, 0), (4, 4), (3, 1)]):
-                for row in rows(40)[len(found) : len(found) + num_ahead]:
-                    found.append(sequence.sample(row, len(found)).token_id)
-                    sequence.accept(found[-1])
-                sequence.rollback(num_back)
-                del found[len(found) - num_back :]
-                if len(found) >= 30:
-                    break
-            assert found == expected[: len(found)]
 
     def test_choices_have_states_of_their_own(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
         """The first of three choices is the one of a request with one."""
