@@ -10,8 +10,8 @@
 """Drive the serving loop without server, process or model: two requests share every step."""
 
 from enginehouse.engine.loop import StepEngine
-from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
+from enginehouse_testkit.fake_runner import FakeRunner
 
 runner = FakeRunner()
 engine = StepEngine(runner, EngineSettings(slots=2), samplers={})

@@ -226,7 +226,7 @@ def served_work() -> list[tuple[int, int]]:
 
 def measure_served(streams: bool = True, **options: Any) -> None:
     """128 requests at once through the server, over HTTP on this machine."""
-    from enginehouse.testing.server import started_server
+    from enginehouse_testkit.server import started_server
 
     folder = write_shape("llama-3.1-8b", Path(tempfile.gettempdir()) / "llama-3.1-8b")
     config = folder / "enginehouse.toml"

@@ -19,7 +19,7 @@ import httpx
 from attrs import define, field, frozen
 
 from core.behaviours.workloads import PROMPTS, WAYS, Prompt, one_model_in_all_ways
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 __all__ = ["main"]
 

@@ -23,7 +23,7 @@ import psutil
 from attrs import define, field, frozen
 from rich.console import Console
 
-from enginehouse.testing.server import ServerProcess, started_server
+from enginehouse_testkit.server import ServerProcess, started_server
 
 from .soak_requests import KINDS, Client, SoakFailed, long_prompt
 

@@ -23,8 +23,8 @@ from attrs import define, field
 from enginehouse.api.listening import listen
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
 from enginehouse.errors import ConfigError
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 

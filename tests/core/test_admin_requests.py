@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.cli import main
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 ADMIN = {"authorization": "Bearer operator-key"}
 USER = {"authorization": "Bearer user-key"}

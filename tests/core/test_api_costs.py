@@ -18,8 +18,8 @@ from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, S
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Acceptance, Attempt, Route, RouteQuestion
 from enginehouse.router_settings import RouterSettings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 PER_MINUTE = 100_000
 SLOW = {"step_delay_s": 0.1}

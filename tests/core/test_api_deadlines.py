@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 PROMPT = {"prompt": "hi"}  # no template, whose process would have to start within these short times
 LONG_S = 60.0

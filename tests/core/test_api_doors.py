@@ -30,8 +30,8 @@ from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.profiles import PROFILES
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 ORIGIN = "https://app.example"
 FILED = "a-key-that-only-its-owner-knows"

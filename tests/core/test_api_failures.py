@@ -14,8 +14,8 @@ from attrs import evolve
 from enginehouse.auth import KeySettings
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, RouterSettings, Settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 SECRET = "/srv/secret/x.gguf"
 SAID = f'cannot read {SECRET}, File "{SECRET}", line 1'

@@ -13,8 +13,8 @@ import pytest
 
 from enginehouse.api.doors import PUBLIC, SCOPES
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

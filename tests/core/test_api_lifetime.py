@@ -15,10 +15,10 @@ from attrs import evolve
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
-from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine
-from enginehouse.testing.server import ServerProcess, started_server
-from enginehouse.testing.server_thread import ServerThread, server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.scripted import ScriptedBackend, ScriptedEngine
+from enginehouse_testkit.server import ServerProcess, started_server
+from enginehouse_testkit.server_thread import ServerThread, server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

@@ -19,9 +19,9 @@ import pytest
 
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import ServerProcess, started_server
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import ServerProcess, started_server
+from enginehouse_testkit.server_thread import server_thread
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -13,8 +13,8 @@ import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse.errors import ConfigError
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WIDE = [2**64, -(2**63) - 1, 10**300, {"deep": [1, {"x": 2**64}]}]

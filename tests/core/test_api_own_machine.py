@@ -8,8 +8,8 @@ import pytest
 
 from enginehouse.api.own_machine import foreign_sign
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 FOREIGN_PAGES = [

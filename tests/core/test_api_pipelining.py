@@ -15,9 +15,9 @@ import pytest
 from attrs import define, field
 
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import ServerProcess, started_server
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import ServerProcess, started_server
+from enginehouse_testkit.server_thread import server_thread
 
 GET = b"GET / HTTP/1.1\r\nHost:localhost\r\n\r\n"
 MIB = 1024 * 1024

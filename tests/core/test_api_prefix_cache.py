@@ -17,7 +17,7 @@ from enginehouse.api.rights import may_see_prompts
 from enginehouse.auth import KeySettings
 from enginehouse.config import AuthSettings, ModelSettings, ServerSettings, Settings
 from enginehouse.profiles import PROFILES
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 ALICE, BOB, BOSS = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob", "boss"))
 KEYS = tuple(KeySettings(name=name, key=name) for name in ("alice", "bob"))

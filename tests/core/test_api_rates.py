@@ -9,8 +9,8 @@ import pytest
 
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 
 def bearer(key: str) -> dict[str, str]:

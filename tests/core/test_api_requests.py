@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

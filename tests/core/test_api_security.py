@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 KEY = "secret-key-1"
 ORIGIN = "https://app.example"

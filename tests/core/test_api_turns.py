@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 BOSS = KeySettings(name="boss", key="boss", scopes=("admin",))
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from enginehouse.testing.server import ServerProcess, started_server
+from enginehouse_testkit.server import ServerProcess, started_server
 
 pytestmark = pytest.mark.llguidance
 

@@ -16,7 +16,6 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import UnsupportedParameter
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse.types import (
     Constraint,
     EngineCapabilities,
@@ -26,6 +25,7 @@ from enginehouse.types import (
     Tool,
     ToolUse,
 )
+from enginehouse_testkit.fake_runner import FakeRunner
 
 REGISTRY = PluginRegistry.load(PluginsSettings(allow=("samplers", "parsers", "llguidance")))
 ALL_KINDS = ("choice", "composition", "gbnf", "json_object", "json_schema", "lark", "regex")

@@ -22,7 +22,7 @@ from enginehouse.hub.quantizations import quantization_of
 from enginehouse.models.choice import choose_backend, judge_all
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_runner import FakeBackend
+from enginehouse_testkit.fake_runner import FakeBackend
 
 
 @frozen

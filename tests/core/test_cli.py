@@ -24,7 +24,7 @@ from enginehouse.cli.startup import Startup
 from enginehouse.config import ModelSettings, PluginsSettings
 from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 
 @pytest.fixture(autouse=True)

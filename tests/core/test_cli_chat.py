@@ -23,7 +23,7 @@ from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.cli.chat_commands import run_command
 from enginehouse.cli.conversation import ChatFailed, Conversation, Piece
 from enginehouse.config import ModelSettings, ServerSettings, Settings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 KEY = "a-key-for-the-chat-tests"
 # The terminal becomes the controlling one, so that Ctrl-C reaches the command as a signal.

@@ -15,9 +15,9 @@ from enginehouse.backend import Draw, ForwardOutput, LastSampled, Span
 from enginehouse.engine.device_draws import can_draw
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.errors import EnginehouseError, GenerationFailed, StepAborted
-from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner
-from enginehouse.testing.fake_sampling import FakeDrawn
 from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
+from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
+from enginehouse_testkit.fake_sampling import FakeDrawn
 
 _numbers = itertools.count()
 

@@ -24,8 +24,6 @@ from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
-from enginehouse.testing.server_thread import server_thread
 from enginehouse.types import (
     Constraint,
     EngineRequest,
@@ -37,6 +35,8 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
+from enginehouse_testkit.server_thread import server_thread
 
 from .test_loop_constraints import LiteralDecoder
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes nee
 BORROWED = """
 import enginehouse
 from enginehouse.errors import MissingDependency
-from enginehouse.testing.fake_runner import FakeBackend, FakeRunner
+from enginehouse_testkit.fake_runner import FakeBackend, FakeRunner
 
 class Backend(FakeBackend):
     name = "borrowed"

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import EnginehouseError, QueueTimeout
-from enginehouse.testing.fake_options import FakeOptions
-from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, StopParams
+from enginehouse_testkit.fake_options import FakeOptions
+from enginehouse_testkit.fake_runner import FakeRunner
 
 PROMPT = [5, 6, 7, 8]
 

@@ -11,7 +11,7 @@ import pytest
 
 from enginehouse.backend import Backend, ForwardOutput, ModelSource, Runner, Span, Tokenizer
 from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
-from enginehouse.testing.fake_runner import FakeBackend, FakeFaults, FakeOptions, FakeRunner
+from enginehouse_testkit.fake_runner import FakeBackend, FakeFaults, FakeOptions, FakeRunner
 
 
 def greedy_text(runner: FakeRunner, prompt: str, max_tokens: int) -> list[int]:
@@ -145,7 +145,7 @@ def test_abort_fault_kills_the_process():
     code = (
         "import numpy as np, resource\n"
         "from enginehouse.backend import Span\n"
-        "from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner\n"
+        "from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "runner = FakeRunner(FakeOptions(faults=FakeFaults(abort_at_step=1)))\n"
         "runner.forward([Span(runner.open_sequence(), 0, np.array([1], np.int32))])\n"

@@ -7,8 +7,8 @@ import pytest
 from enginehouse.errors import UnsupportedParameter
 from enginehouse.prompt.infill import find_infill_tokens, infill_segments
 from enginehouse.prompt.segments import encode_segments
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import ModelInfo
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 

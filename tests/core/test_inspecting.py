@@ -10,7 +10,6 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.worker.figures import FigureReports, rss_bytes
 from enginehouse.engine.worker.messages import Figures, decode_from_worker, encode
 from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
     ChoiceFinished,
     EngineRequest,
@@ -20,6 +19,7 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()
 GREEDY = SamplingParams(temperature=0)

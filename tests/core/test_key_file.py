@@ -20,8 +20,8 @@ from enginehouse.errors import ConfigError
 from enginehouse.keys import KeyStore, add_key, hash_key, key_line, read_key_file, revoke_key
 from enginehouse.keys.ring import KeyRing
 from enginehouse.keys.store import load_keys
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 KEY = "a-key-that-nobody-guesses"
 LINE = key_line("alice", hash_key(KEY))

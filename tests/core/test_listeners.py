@@ -17,8 +17,8 @@ from enginehouse.events import ModelChanged, RequestEnded, ServerStarted, Server
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.loader import PluginLoader
 from enginehouse.plugins.records import PluginRecord
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 2}
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from enginehouse.cli.log_format import JsonFormatter, formatter_for
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import started_server
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.prefix_cache import common_prefix_length
 from enginehouse.errors import ContextLengthExceeded, EngineDead, EnginehouseError, GenerationFailed, InvalidRequest
-from enginehouse.testing.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from enginehouse.types import (
     ChoiceFinished,
     EngineRequest,
@@ -23,6 +22,7 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 
 _ids = itertools.count()
 

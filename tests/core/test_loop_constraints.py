@@ -10,7 +10,6 @@ import pytest
 from enginehouse.backend import Span
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, UnsupportedParameter
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
     ChoiceFinished,
     Constraint,
@@ -23,6 +22,7 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()
 PROMPT = [ord(c) for c in "some prompt of the usual kind"]

@@ -9,7 +9,6 @@ from attrs import frozen
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import GenerationFailed
 from enginehouse.sampler import Candidates
-from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse.types import (
     EngineRequest,
     EngineSettings,
@@ -18,6 +17,7 @@ from enginehouse.types import (
     SamplingParams,
     StopParams,
 )
+from enginehouse_testkit.fake_runner import FakeRunner
 
 PROMPT = [ord(char) for char in "some prompt of the usual kind"]
 

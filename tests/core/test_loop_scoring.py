@@ -7,8 +7,8 @@ import pytest
 
 from enginehouse.backend import Span
 from enginehouse.engine.loop import StepEngine
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, PromptLogprobs, SamplingParams, StopParams
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 PROMPT = [97 + place * place % 23 for place in range(90)]
 

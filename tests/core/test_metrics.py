@@ -22,8 +22,8 @@ from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Attempt, Route, RouteQuestion
 from enginehouse.router_settings import RouterSettings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 WATCH = {"authorization": "Bearer watch"}
 KEYS = ("user", KeySettings(name="watcher", key="watch", scopes=("metrics",)))

@@ -26,8 +26,8 @@ from enginehouse.models.opening import plan_model
 from enginehouse.models.restarts import RestartPolicy, Restarts
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_runner import FakeBackend
 from enginehouse.types import EngineRequest, Segment, StopParams, TextDelta
+from enginehouse_testkit.fake_runner import FakeBackend
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failed_starts=3)
 _ids = itertools.count()

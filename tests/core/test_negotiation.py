@@ -15,8 +15,8 @@ from attrs import evolve, frozen
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
 from enginehouse.request_fields import fields_of
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 ASK = {"X-Enginehouse-Details": "true"}

@@ -19,8 +19,8 @@ from enginehouse.parameters import Defaults, Layer, effective_parameters, read_d
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.testing.script import write_script
 from enginehouse.types import GenerateRequest, Message, TextDelta
+from enginehouse_testkit.script import write_script
 
 MESSAGES = (Message(role="user", content="hi"),)
 

@@ -588,7 +588,7 @@ def test_test_backends_load_only_when_named() -> None:
     registry = PluginRegistry.for_settings(Settings(models=models))
 
     assert {"fake", "scripted"} <= set(registry.backends)
-    assert record_of(registry, "fake").distribution == "enginehouse.testing"
+    assert record_of(registry, "fake").distribution == "enginehouse_testkit"
 
 
 def test_registries_are_read_only() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from enginehouse.backend import Span
 from enginehouse.engine.prefix_cache import PrefixCache, common_prefix_length
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 
 class WholeRunner(FakeRunner):

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 

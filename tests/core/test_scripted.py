@@ -15,8 +15,6 @@ from enginehouse.errors import (
     ModelLoadError,
     Overloaded,
 )
-from enginehouse.testing.script import Script, ScriptToken, write_script
-from enginehouse.testing.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions
 from enginehouse.types import (
     ChoiceFinished,
     EngineRequest,
@@ -26,6 +24,8 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse_testkit.script import Script, ScriptToken, write_script
+from enginehouse_testkit.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from enginehouse.prompt.control_strings import ControlStrings, control_strings
 from enginehouse.prompt.markers import Markers
 from enginehouse.prompt.segments import encode_segments
 from enginehouse.prompt.templates import render
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Message, Segment
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
 SPECIAL = tuple(TOKENIZER.special_tokens)

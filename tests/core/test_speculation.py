@@ -17,7 +17,6 @@ from enginehouse.backend import ForwardOutput, Span
 from enginehouse.drafting import BoundDrafter, Draft, DraftTask
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import CacheFull, GenerationFailed, InvalidSpan
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
     Constraint,
     EngineRequest,
@@ -30,6 +29,7 @@ from enginehouse.types import (
     TextDelta,
     WorkCounts,
 )
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .test_loop import Result, drive, free_tokens, make_request, prompt_of, run
 from .test_loop_constraints import LiteralDecoder

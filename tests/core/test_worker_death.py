@@ -303,7 +303,7 @@ HOSTILE = """
 import ctypes, os, subprocess, sys, time
 import enginehouse
 from attrs import frozen
-from enginehouse.testing.fake_runner import FakeBackend, FakeOptions, FakeRunner
+from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions, FakeRunner
 
 @frozen(kw_only=True)
 class Options:

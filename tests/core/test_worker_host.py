@@ -17,9 +17,9 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.engine.worker.messages import LoadFailed, decode_from_worker, encode, failure_of
 from enginehouse.errors import EngineDead, ModelLoadError
-from enginehouse.testing.fake_runner import FakeRunner
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams
+from enginehouse_testkit.fake_runner import FakeRunner
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 
 @contextlib.asynccontextmanager

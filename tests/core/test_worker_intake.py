@@ -26,9 +26,9 @@ from enginehouse.engine.worker.messages import (
     Tokenized,
 )
 from enginehouse.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 
 class GatedTokenizer(FakeTokenizer):

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from attrs import frozen
 
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import started_server
 
 FOLDER = Path(__file__).parent
 

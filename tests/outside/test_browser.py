@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import started_server
 
 pytestmark = pytest.mark.slow
 

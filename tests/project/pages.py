@@ -235,9 +235,9 @@ def _hooks() -> str:
 
 def _suites() -> str:
     """One row per contract suite: its module, what it proves, and how many tests that are."""
-    rows = ["| import from `enginehouse.testing.` | suite | proves | tests |\n", "|---|---|---|---|\n"]
-    for path in sorted((ROOT / "core/enginehouse/testing").glob("*_contract.py")):
-        module = importlib.import_module(f"enginehouse.testing.{path.stem}")
+    rows = ["| import from `enginehouse_testkit.` | suite | proves | tests |\n", "|---|---|---|---|\n"]
+    for path in sorted((ROOT / "core/enginehouse_testkit").glob("*_contract.py")):
+        module = importlib.import_module(f"enginehouse_testkit.{path.stem}")
         (name,) = [name for name in module.__all__ if name.endswith("Contract")]
         suite = getattr(module, name)
         sentence = _plain(re.split(r"(?<=\.)\s|\n\n", inspect.getdoc(suite) or "", maxsplit=1)[0])

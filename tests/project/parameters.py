@@ -23,11 +23,11 @@ from enginehouse.config import ModelSettings, PluginsSettings
 from enginehouse.engine.loop import StepEngine
 from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse.types import EngineCapabilities, EngineSettings, ModelInfo
 from enginehouse_remote.kinds import KINDS
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_remote.probing import engine_capabilities, restricted
+from enginehouse_testkit.fake_runner import FakeRunner
 
 from .repository import ROOT, syntax_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .repository import ROOT
 

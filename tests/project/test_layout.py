@@ -20,7 +20,7 @@ def test_wheel_list_is_core_and_every_plugin_folder() -> None:
     listed = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
     folders = [folder.relative_to(ROOT).as_posix() for folder in plugin_folders().values()]
-    assert sorted(listed) == sorted(["core/enginehouse", *folders])
+    assert sorted(listed) == sorted(["core/enginehouse", "core/enginehouse_testkit", *folders])
 
 
 def test_entry_points_are_the_plugin_folders() -> None:
@@ -31,7 +31,7 @@ def test_import_contracts_know_every_plugin() -> None:
     settings = pyproject()["tool"]["importlinter"]
     independence = next(contract for contract in settings["contracts"] if contract["type"] == "independence")
 
-    assert sorted(settings["root_packages"]) == sorted(["enginehouse", *plugin_folders()])
+    assert sorted(settings["root_packages"]) == sorted(["enginehouse", "enginehouse_testkit", *plugin_folders()])
     assert sorted(independence["modules"]) == sorted(plugin_folders())
 
 

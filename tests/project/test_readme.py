@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .repository import ROOT, pyproject, tox_environments, tox_ini
 

@@ -8,12 +8,10 @@ import os
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import click
 
-import enginehouse
 from enginehouse.config import PluginsSettings
 from enginehouse.errors import PluginError
 from enginehouse.plugins import PluginRegistry
@@ -21,7 +19,7 @@ from enginehouse.structuring import closest
 
 __all__ = ["check"]
 
-_SUITES = Path(enginehouse.__file__).parent / "testing" / "installed_plugin.py"
+_SUITES = "enginehouse_testkit.installed_plugin"
 
 
 @click.command()
@@ -60,7 +58,7 @@ def check(name: str, model: str | None, options: tuple[str, ...], tolerance: flo
     if alone.backends and model is None:
         model = _suitable_model(registry, alone)
     subject = {"plugin": name, "model": model, "options": _read(options), "tolerance": tolerance}
-    command = [sys.executable, "-m", "pytest", str(_SUITES), "-c", os.devnull, "--rootdir", str(_SUITES.parent)]
+    command = [sys.executable, "-m", "pytest", "--pyargs", _SUITES, "-c", os.devnull]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:asyncio", "-q", "-rs"]
     done = subprocess.run(command, env={**os.environ, "ENGINEHOUSE_CHECKED": json.dumps(subject)}, check=False)
     sys.exit(done.returncode)

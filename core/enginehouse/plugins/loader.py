@@ -30,8 +30,8 @@ __all__ = ["TEST_BACKENDS", "PluginLoader"]
 
 _GROUP = "enginehouse"
 TEST_BACKENDS = {
-    "fake": "enginehouse.testing.fake_runner:FakeBackend",
-    "scripted": "enginehouse.testing.scripted:ScriptedBackend",
+    "fake": "enginehouse_testkit.fake_runner:FakeBackend",
+    "scripted": "enginehouse_testkit.scripted:ScriptedBackend",
 }
 """Backends that are no plugins: they load when a configuration names them, and not otherwise."""
 
@@ -71,8 +71,8 @@ class PluginLoader:
                     self._add(entry_point.load(), record)
 
     def add_test_backend(self, name: str) -> None:
-        """Take a backend of :mod:`enginehouse.testing` in; it is imported only here."""
-        record = PluginRecord(name=name, distribution="enginehouse.testing", version="", hooks=("register_backends",))
+        """Take a backend of :mod:`enginehouse_testkit` in; it is imported only here."""
+        record = PluginRecord(name=name, distribution="enginehouse_testkit", version="", hooks=("register_backends",))
         self.records.by_name[f"{name} {record.distribution}"] = record
         module, _, attribute = TEST_BACKENDS[name].partition(":")
         with self.records.recording(f"{name} {record.distribution}"):

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from enginehouse.backend import ModelSource
-from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.router_contract import RouterContract
-from enginehouse.testing.runner_contract import RunnerContract
-from enginehouse.testing.sampler_contract import SamplerContract
-from enginehouse.testing.server import started_server
 from enginehouse_minimal.backend import MinimalBackend, MinimalOptions
 from enginehouse_minimal.router import LengthRouter
 from enginehouse_minimal.sampler import CutoffSampler
+from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.router_contract import RouterContract
+from enginehouse_testkit.runner_contract import RunnerContract
+from enginehouse_testkit.sampler_contract import SamplerContract
+from enginehouse_testkit.server import started_server
 
 TEXT = Path(__file__).parents[1] / "README.md"
 

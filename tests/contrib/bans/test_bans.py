@@ -14,11 +14,11 @@ from enginehouse.errors import GenerationFailed
 from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.plugins import PluginRegistry
 from enginehouse.sampler import History
-from enginehouse.testing.fake_runner import FakeRunner
-from enginehouse.testing.logits_processor_contract import LogitsProcessorContract
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_bans.bad_words import BadWords, BadWordsFields
 from enginehouse_bans.repeated_ngrams import RepeatedNgrams, RepeatedNgramsFields
+from enginehouse_testkit.fake_runner import FakeRunner
+from enginehouse_testkit.logits_processor_contract import LogitsProcessorContract
 
 PROMPT = [ord(character) for character in "the cat and the hat"]
 

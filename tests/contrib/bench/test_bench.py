@@ -21,10 +21,10 @@ from click.testing import CliRunner, Result
 
 from enginehouse.cli import main
 from enginehouse.config import ModelSettings, Settings
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_bench.driving import Answered, Run, Served, drive
 from enginehouse_bench.figures import Figures, Goals, figures_of
 from enginehouse_bench.workload import Lengths, Workload, parse_lengths
+from enginehouse_testkit.server_thread import server_thread
 
 TTFT_S, GAP_S, NUM_TOKENS = 0.2, 0.05, 8
 

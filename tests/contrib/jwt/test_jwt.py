@@ -17,11 +17,11 @@ from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.config import ModelSettings, PluginsSettings, Settings, structure_options
 from enginehouse.errors import ConfigError, PluginError
 from enginehouse.identity import Credentials, Identity
-from enginehouse.testing.authenticator_contract import AuthenticatorContract
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_jwt import authenticate
 from enginehouse_jwt.options import JwtOptions
+from enginehouse_testkit.authenticator_contract import AuthenticatorContract
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 jwt = pytest.importorskip("jwt")
 

@@ -18,10 +18,10 @@ from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import PluginError
 from enginehouse.identity import Credentials, Identity
 from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_jwt import authenticate
 from enginehouse_jwt.options import JwtOptions
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 jwt = pytest.importorskip("jwt")
 pytest.importorskip("cryptography")

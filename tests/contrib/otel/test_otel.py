@@ -17,10 +17,10 @@ from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import ConfigError
 from enginehouse.events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_otel import listening
 from enginehouse_otel.options import OtelOptions
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDED = RequestEnded(

@@ -12,8 +12,8 @@ from attrs import define, evolve
 
 from enginehouse.config import Settings, load_settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 PLAIN = """
 [limits]

@@ -25,10 +25,10 @@ from enginehouse.hookspecs import API_VERSION
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Attempt, Route, RouteQuestion
 from enginehouse.router_settings import RouterSettings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.scripted import ScriptedBackend, ScriptedOptions
-from enginehouse.testing.server import started_server
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.scripted import ScriptedBackend, ScriptedOptions
+from enginehouse_testkit.server import started_server
+from enginehouse_testkit.server_thread import server_thread
 
 from .conftest import PLAIN, Operated
 

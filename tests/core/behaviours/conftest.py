@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import ServerProcess, started_server
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import ServerProcess, started_server
+from enginehouse_testkit.server_thread import server_thread
 
 from .client import Server
 

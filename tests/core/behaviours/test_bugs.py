@@ -17,9 +17,9 @@ import jsonschema
 import pytest
 
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server import started_server
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server import started_server
+from enginehouse_testkit.server_thread import server_thread
 
 from .client import Server, check_client_error
 from .test_h_templates import HOSTILE, write_gguf_with_template

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .client import Server
 from .conftest import HF_OPTIONS

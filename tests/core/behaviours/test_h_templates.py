@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .client import Server, check_client_error
 

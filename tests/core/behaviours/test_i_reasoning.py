@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 from .client import Server, Stream, check_client_error
 

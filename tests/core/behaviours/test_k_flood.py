@@ -12,7 +12,7 @@ from threading import Event
 import httpx
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .client import Server, check_client_error, read_events
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from attrs import frozen
 
-from enginehouse.testing.server import ServerProcess, started_server
+from enginehouse_testkit.server import ServerProcess, started_server
 
 from .client import Server, check_client_error
 

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 from .client import Server
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .client import Server
 from .workloads import PROMPTS, WAYS, Prompt, one_model_in_all_ways

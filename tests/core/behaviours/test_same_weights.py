@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 from .client import Server, answered
 from .conftest import REAL, STARTER_CONFIG

@@ -17,8 +17,8 @@ from enginehouse.compressor_settings import CompressorSettings
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 from .methods import Failing, Halving, Scoring
 

@@ -20,8 +20,8 @@ from enginehouse.models.orders import unload_model
 from enginehouse.pipeline import Pipeline, RunningRequest
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.testing.script import write_script
 from enginehouse.types import Compression, GenerateRequest, Message
+from enginehouse_testkit.script import write_script
 
 from .methods import Confused, Failing, Forgetful, Gated, Halving, Scoring, Slow, Unbudgeted
 

@@ -19,7 +19,7 @@ from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, Ser
 from enginehouse.conform import CHECKS, Result, connect, run_checks
 from enginehouse.conform.report import summary, to_json, to_markdown
 from enginehouse.errors import ConfigError
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 KEY, ORIGIN = "key-for-checks", "https://app.example"
 

@@ -7,7 +7,7 @@ import pytest
 from enginehouse.errors import PluginError
 from enginehouse.identity import Credentials, Identity
 from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.testing.authenticator_contract import AuthenticatorContract
+from enginehouse_testkit.authenticator_contract import AuthenticatorContract
 
 USERS = {"alice-token": Identity(name="alice"), "bob-token": Identity(name="bob", max_concurrent=2)}
 

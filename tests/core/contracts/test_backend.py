@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import pytest
 
 from enginehouse.backend import ModelSource
-from enginehouse.testing.backend_contract import BackendContract
-from enginehouse.testing.contract.opening import ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.fake_runner import FakeBackend, FakeOptions
-from enginehouse.testing.runner_contract import RunnerContract
+from enginehouse_testkit.backend_contract import BackendContract
+from enginehouse_testkit.contract.opening import ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions
+from enginehouse_testkit.runner_contract import RunnerContract
 
 SMALL = {"context": 128, "cache_tokens": 320, "max_batch_tokens": 100, "max_sequences": 8, "slots": 4}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _IMPORTS = """
 import sys
-import enginehouse.testing.pytest_plugin
+import enginehouse_testkit.pytest_plugin
 print(sorted(name for name in sys.modules if name.startswith("enginehouse")))
 """
 
@@ -20,11 +20,11 @@ import pytest
 from attrs import field, frozen
 
 from enginehouse.backend import ModelSource
-from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.fake_runner import FakeBackend, FakeOptions, FakeRunner
-from enginehouse.testing.runner_contract import RunnerContract
-from enginehouse.testing.sampler_contract import SamplerContract
+from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions, FakeRunner
+from enginehouse_testkit.runner_contract import RunnerContract
+from enginehouse_testkit.sampler_contract import SamplerContract
 
 
 class ForgetfulRunner(FakeRunner):
@@ -71,7 +71,7 @@ class TestWrongSampler(SamplerContract):
 def test_entry_module_imports_nothing_of_ours() -> None:
     done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "['enginehouse', 'enginehouse.testing', 'enginehouse.testing.pytest_plugin']"
+    assert done.stdout.strip() == "['enginehouse_testkit', 'enginehouse_testkit.pytest_plugin']"
 
 
 def test_suites_fail_on_what_is_wrong(tmp_path: Path) -> None:

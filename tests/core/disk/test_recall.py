@@ -12,7 +12,7 @@ from enginehouse.backend import Span
 from enginehouse.engine.disk import DiskTier, Recall, StateFolder
 from enginehouse.engine.disk.state_file import digest
 from enginehouse.engine.prefix_cache import PrefixCache
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 TOKENS = (np.arange(200, dtype=np.int32) * 7) % 250
 

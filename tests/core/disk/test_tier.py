@@ -14,8 +14,8 @@ from enginehouse.engine.disk import DiskTier, StateFolder
 from enginehouse.engine.disk.state_file import digest
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import RunnerError
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()
 PROMPT = tuple((7 * number) % 250 for number in range(300))

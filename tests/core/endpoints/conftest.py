@@ -10,8 +10,8 @@ import pytest
 from attrs import evolve, frozen
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 PLUGINS = ("llguidance", "parsers", "samplers")
 LIMITS = LimitsSettings(max_tokens=64, max_choices=4)

@@ -15,7 +15,7 @@ from enginehouse.api.doors import API_PREFIXES, PUBLIC, SCOPES
 from enginehouse.api.openapi import build_document
 from enginehouse.config import LimitsSettings, PluginsSettings, Settings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import write_script
+from enginehouse_testkit.script import write_script
 
 from .conftest import LIMITS, PLUGINS, Endpoints, ModelSettings, serve
 

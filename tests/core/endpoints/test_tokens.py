@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from enginehouse.config import AuthSettings, Settings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 from .conftest import CONTEXT, Endpoints
 

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from enginehouse.auth import AuthSettings
 from enginehouse.config import LimitsSettings, ModelSettings, ServerSettings, Settings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 __all__ = ["Answer", "Rig", "fake", "rig", "wait_until"]
 

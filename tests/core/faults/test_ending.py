@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from enginehouse.testing.server import ServerProcess, started_server
+from enginehouse_testkit.server import ServerProcess, started_server
 
 from .rig import wait_until
 

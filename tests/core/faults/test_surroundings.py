@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from enginehouse.testing.server import ServerProcess, started_server
+from enginehouse_testkit.server import ServerProcess, started_server
 
 from .rig import Rig, fake, rig, wait_until
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases, some_members
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 
 from enginehouse.parsers import ChatFormat
-from enginehouse.testing.contract.parser_driver import TOOLS, said_by
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser
 from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 from enginehouse_parsers.think import ThinkParser
+from enginehouse_testkit.contract.parser_driver import TOOLS, said_by
 
 from .cases import NASTY_TEXT, NUM_CASES, run_cases
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from enginehouse.errors import InvalidRequest
 from enginehouse.structured import GrammarCompiler
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases, some_members
 

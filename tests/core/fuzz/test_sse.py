@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import EngineError, EnginehouseError, GenerationFailed
-from enginehouse.testing.server_thread import server_thread
 from enginehouse.types import Event
 from enginehouse_remote.sse import read_events
 from enginehouse_remote.stream import AnswerStream
+from enginehouse_testkit.server_thread import server_thread
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases, some_members
 

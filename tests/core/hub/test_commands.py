@@ -16,8 +16,8 @@ import pytest
 
 from enginehouse.config import ModelSettings, ServerSettings, Settings
 from enginehouse.models.sources import find_source
-from enginehouse.testing.server import started_server
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server import started_server
+from enginehouse_testkit.server_thread import server_thread
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
 from .stand_in import Repository, StandIn, commit_of, digest_of

@@ -17,8 +17,8 @@ from enginehouse.hookspecs import API_VERSION
 from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
 from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.script import Script, ScriptToken
-from enginehouse.testing.scripted import ScriptedEngine
+from enginehouse_testkit.script import Script, ScriptToken
+from enginehouse_testkit.scripted import ScriptedEngine
 
 
 @frozen(kw_only=True)

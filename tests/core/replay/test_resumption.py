@@ -17,7 +17,6 @@ from enginehouse.engine.worker.messages import StepOutputs, Submit, decode_from_
 from enginehouse.errors import EnginehouseError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay.transcript import Transcript
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import (
     CacheMiss,
     ChoiceFinished,
@@ -36,6 +35,7 @@ from enginehouse.types import (
     TextDelta,
     WorkCounts,
 )
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()
 _REGISTRY = PluginRegistry.load(PluginsSettings())

@@ -19,7 +19,7 @@ from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Attempt, Route, RouteQuestion
 from enginehouse.router_settings import RouterSettings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 SMALL_KEY, NO_KEY = "key-of-one-for-small-only", "key-of-one-for-nothing-routed"
 

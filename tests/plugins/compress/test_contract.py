@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from enginehouse.compression import CompressibleText, CompressionTask, Compressor, cut
 from enginehouse.config import PluginsSettings
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.compressor_contract import CompressorContract
-from enginehouse.testing.fake_compression import FakeCompressionTools
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor
+from enginehouse_testkit.compressor_contract import CompressorContract
+from enginehouse_testkit.fake_compression import FakeCompressionTools
 
 METHODS = [
     LosslessCompressor(),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.testing.growth import assert_near_linear
-from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
 from enginehouse_compress.relevance import rate_by_words
 from enginehouse_compress.sentences import split_sentences
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 from .test_lossless import compress
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.compression import CompressibleText, CompressionTask, cut
-from enginehouse.testing.fake_compression import FakeCompressionTools
 from enginehouse_compress.lossless import LosslessCompressor
+from enginehouse_testkit.fake_compression import FakeCompressionTools
 
 LONG = "This paragraph is long enough to be known again when it comes back."
 

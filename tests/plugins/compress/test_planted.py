@@ -18,12 +18,12 @@ from enginehouse.config import ModelSettings, Settings
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
-from enginehouse.testing.fake_compression import FakeCompressionTools
 from enginehouse.types import Compression, GenerateRequest, Message
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor
 from enginehouse_compress.sentences import split_sentences
+from enginehouse_testkit.fake_compression import FakeCompressionTools
 
 from .planted import NUM_SENTENCES, PlantedDocument, planted_documents
 

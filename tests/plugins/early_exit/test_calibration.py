@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from enginehouse.backend import Span
 from enginehouse.cli import main
 from enginehouse.config import load_settings
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse_early_exit.calibration import THRESHOLDS, Measured, Setting, calibrate, grid, passages
 from enginehouse_early_exit.command import best_setting
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _TEXT = "one two three, " * 40
 

@@ -14,7 +14,6 @@ from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.early_exit import ExitContext, ExitPolicy
 from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.exit_policy_contract import ExitPolicyContract
 from enginehouse_early_exit.policies import (
     EntropyPolicy,
     MarginPolicy,
@@ -23,6 +22,7 @@ from enginehouse_early_exit.policies import (
     margin,
     saturation,
 )
+from enginehouse_testkit.exit_policy_contract import ExitPolicyContract
 
 POLICIES: list[Any] = [MarginPolicy(), EntropyPolicy(), SaturationPolicy()]
 CONTEXT = ExitContext(30, tuple(range(1, 30)))

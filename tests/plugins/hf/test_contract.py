@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from enginehouse.backend import ModelSource
-from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.runner_contract import RunnerContract
 
 pytestmark = pytest.mark.hf
 

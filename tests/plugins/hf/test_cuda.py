@@ -17,10 +17,10 @@ from enginehouse.engine.draws import uniform
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.errors import ModelLoadError
-from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
+from enginehouse_testkit.runner_contract import RunnerContract
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.testing.depth_contract import DepthContract, FewerLayers
+from enginehouse_testkit.depth_contract import DepthContract, FewerLayers
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import pytest
 
 from enginehouse.config import ModelSettings, ServerSettings, Settings
 from enginehouse.exit_settings import ExitPolicySettings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.hf, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.testing.leaving_contract import AfterLeaving, LeavingContract
+from enginehouse_testkit.leaving_contract import AfterLeaving, LeavingContract
 
 torch = pytest.importorskip("torch")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from enginehouse.prompt.fast_tokenizer import FastTokenizer
-from enginehouse.testing.growth import assert_near_linear
-from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 pytestmark = pytest.mark.hf
 

@@ -15,9 +15,9 @@ import pytest
 from enginehouse.backend import ModelSource, Span
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import InvalidSpan, StateRefused
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_hf.runner import HfRunner
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = pytest.mark.hf
 

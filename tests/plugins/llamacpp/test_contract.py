@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from enginehouse.backend import ModelSource, Runner
-from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.runner_contract import RunnerContract
 
 pytestmark = pytest.mark.llamacpp
 

@@ -15,8 +15,6 @@ from enginehouse.backend import ModelSource
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import EnginehouseError, ModelLoadError
 from enginehouse.gguf_reader import check_gguf
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.gguf import read_header, shard_paths
@@ -24,6 +22,8 @@ from enginehouse_llamacpp.layer_files import find_or_write
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.model import load_model
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import server_thread
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 

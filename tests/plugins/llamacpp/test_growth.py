@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from enginehouse.errors import InvalidRequest
-from enginehouse.testing.growth import assert_near_linear
-from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 from .vocabularies import open_tokenizer
 

@@ -19,10 +19,10 @@ from enginehouse.errors import ConfigError, EnginehouseError, ModelLoadError
 from enginehouse.models.memory import footprint_of
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.server_thread import server_thread
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
+from enginehouse_testkit.server_thread import server_thread
 
 from .test_first_layers import VALUES, toy_tensors, write_gguf
 

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from enginehouse.backend import ModelSource
-from enginehouse.testing.server import ServerProcess, started_server
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_testkit.server import ServerProcess, started_server
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 

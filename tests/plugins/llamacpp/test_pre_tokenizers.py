@@ -14,10 +14,10 @@ import pytest
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import GenerationFailed, InvalidRequest
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_llamacpp import pre_tokenizers
 from enginehouse_llamacpp import tokenizer as tokenizer_module
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
+from enginehouse_testkit.server_thread import server_thread
 
 from .vocabularies import open_tokenizer, write_with_pre_tokenizer
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import settings
 
 from enginehouse.structured import GrammarCompiler
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")

@@ -16,10 +16,10 @@ import pytest
 from enginehouse.composition import InOrder, Matching, Text, compose
 from enginehouse.errors import InvalidRequest
 from enginehouse.structured import Grammar, GrammarCompiler
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 JSON_GBNF = r"""
 # JSON without numbers

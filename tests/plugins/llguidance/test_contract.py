@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.structured import StructuredDecoder
-from enginehouse.testing.structured_decoder_contract import StructuredDecoderContract
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_testkit.structured_decoder_contract import StructuredDecoderContract
 
 
 class TestLlguidance(StructuredDecoderContract):

@@ -10,9 +10,9 @@ import pytest
 
 from enginehouse.errors import InvalidRequest
 from enginehouse.structured import GrammarCompiler
-from enginehouse.testing.growth import assert_near_linear
-from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
 from enginehouse.types import Constraint
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 
 def compile_new(compiler: GrammarCompiler, kind: str, text: str) -> None:

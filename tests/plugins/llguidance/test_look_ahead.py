@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from enginehouse.errors import InvalidRequest
 from enginehouse.structured import GrammarCompiler
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint
 from enginehouse_llguidance.patterns import PatternError, translate_pattern
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"

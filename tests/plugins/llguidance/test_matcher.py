@@ -14,10 +14,10 @@ import pytest
 
 from enginehouse.errors import GenerationFailed
 from enginehouse.structured import GrammarCompiler, Matcher
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 ANY = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}})
 

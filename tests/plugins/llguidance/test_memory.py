@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from enginehouse.testing.server import started_server
+from enginehouse_testkit.server import started_server
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other allocators give memory back by themselves, or not")
 

@@ -14,7 +14,7 @@ sys.modules["llguidance"] = None  # not installed
 from enginehouse.config import PluginsSettings
 from enginehouse.errors import MissingDependency
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 registry = PluginRegistry.load(PluginsSettings())
 try:

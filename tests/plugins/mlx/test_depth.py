@@ -13,13 +13,13 @@ import pytest
 from enginehouse.backend import ModelSource, Span
 from enginehouse.drafting import BoundDrafter, DraftContext
 from enginehouse.engine.loop import StepEngine
-from enginehouse.testing.depth_contract import DepthContract, FewerLayers, OpenFamily
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import find_layers
 from enginehouse_mlx.halves import cut_model
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
+from enginehouse_testkit.depth_contract import DepthContract, FewerLayers, OpenFamily
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
 

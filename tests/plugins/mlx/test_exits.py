@@ -19,12 +19,12 @@ from enginehouse.errors import ModelLoadError
 from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.models.opening import open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.contract.exits import LeaveAt
-from enginehouse.testing.depth_contract import OpenFamily
-from enginehouse.testing.leaving_contract import AfterLeaving, LeavingContract
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.exiting import ExitingRunner
+from enginehouse_testkit.contract.exits import LeaveAt
+from enginehouse_testkit.depth_contract import OpenFamily
+from enginehouse_testkit.leaving_contract import AfterLeaving, LeavingContract
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
 

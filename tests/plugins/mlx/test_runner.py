@@ -13,9 +13,9 @@ import pytest
 
 from enginehouse.backend import ModelSource, Span
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.runner import MlxRunner, groups_of
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = pytest.mark.mlx
 

@@ -15,11 +15,11 @@ from enginehouse.engine.draws import uniform
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.errors import InvalidSpan
-from enginehouse.testing.backend_contract import ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.runner_contract import RunnerContract
 from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
+from enginehouse_testkit.backend_contract import ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.runner_contract import RunnerContract
 
 pytestmark = pytest.mark.mlx
 

@@ -16,8 +16,8 @@ from enginehouse.backend import ModelSource, Span
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import InvalidSpan, StateRefused
 from enginehouse.saved_states import HEAD_BYTES, write_head
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
 

@@ -15,12 +15,12 @@ from enginehouse.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parsers import ChatFormat, ToolFormat
 from enginehouse.structured import Grammar
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint, Tool
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser
 from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .answers import LAMP, NOW, SAY, told
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 import pytest
 
 from enginehouse.parsers import ChatFormat, ReasoningParser, ToolParser
-from enginehouse.testing.reasoning_parser_contract import ReasoningParserContract
-from enginehouse.testing.tool_parser_contract import ToolParserContract
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser
 from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 from enginehouse_parsers.think import ThinkParser
+from enginehouse_testkit.reasoning_parser_contract import ReasoningParserContract
+from enginehouse_testkit.tool_parser_contract import ToolParserContract
 
 LAMP = ("set_lamp", '{"on": true, "level": 3}')
 

@@ -8,9 +8,9 @@ import pytest
 
 from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parsers import ChatFormat
-from enginehouse.testing.growth import assert_near_linear
-from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
 from enginehouse_parsers.think import ThinkParser
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 from .answers import TOOLS
 from .test_tool_formats import FORMATS

@@ -13,8 +13,8 @@ import pytest
 from attrs import define, field
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.script import write_script
-from enginehouse.testing.server_thread import ServerThread, server_thread
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.server_thread import ServerThread, server_thread
 
 pytestmark = pytest.mark.remote
 

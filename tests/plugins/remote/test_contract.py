@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.backend import ModelSource
-from enginehouse.testing.backend_contract import BackendContract, ModelUnderTest
-from enginehouse.testing.engine_contract import EngineContract
-from enginehouse.testing.server_thread import ServerThread
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.options import RemoteOptions
+from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.server_thread import ServerThread
 
 pytestmark = pytest.mark.remote
 

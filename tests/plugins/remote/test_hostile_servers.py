@@ -17,11 +17,11 @@ from attrs import define, field
 from enginehouse.backend import ModelSource
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.errors import EnginehouseError, Overloaded
-from enginehouse.testing.server_thread import server_thread
 from enginehouse.types import Chat, EngineRequest, Message, Segment, StopParams
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.engine import RemoteEngine
 from enginehouse_remote.options import RemoteOptions
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(60)]
 

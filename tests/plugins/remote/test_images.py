@@ -19,7 +19,7 @@ from attrs import define, field
 
 from enginehouse.config import MediaSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.router_settings import RouterSettings
-from enginehouse.testing.server_thread import server_thread
+from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = pytest.mark.remote
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.server_thread import ServerThread, server_thread
+from enginehouse_testkit.server_thread import ServerThread, server_thread
 
 pytestmark = pytest.mark.remote
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.testing.growth import assert_near_linear
-from enginehouse.testing.hostile_texts import HOSTILE_UNITS, hostile_text
 from enginehouse.types import GenerateRequest, Message
 from enginehouse_router.features import features_of, has_code, read_request
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 
 def request(texts: list[str]) -> GenerateRequest:

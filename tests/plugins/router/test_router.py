@@ -18,11 +18,11 @@ from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router import Candidate, ChecksModels, Probe, RouteQuestion, Router
-from enginehouse.testing.router_contract import RouterContract
 from enginehouse.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse_router.features import WEIGHTS
 from enginehouse_router.options import RouterOptions
 from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
+from enginehouse_testkit.router_contract import RouterContract
 
 PROMPTS = json.loads((Path(__file__).parent / "prompts.json").read_text(encoding="utf-8"))
 RULES: list[dict[str, Any]] = [

@@ -7,13 +7,13 @@ from typing import ClassVar
 import pytest
 
 from enginehouse.sampler import SamplerPlugin
-from enginehouse.testing.sampler_contract import SamplerContract
 from enginehouse_samplers.dry import DrySampler
 from enginehouse_samplers.dynatemp import DynatempSampler
 from enginehouse_samplers.mirostat import MirostatSampler
 from enginehouse_samplers.top_n_sigma import TopNSigmaSampler
 from enginehouse_samplers.typical_p import TypicalSampler
 from enginehouse_samplers.xtc import XtcSampler
+from enginehouse_testkit.sampler_contract import SamplerContract
 
 
 class Contract(SamplerContract):

@@ -7,8 +7,8 @@ import pytest
 from enginehouse.config import PluginsSettings
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, StopParams, TextDelta
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .drawing import params_of
 

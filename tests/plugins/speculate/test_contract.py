@@ -13,13 +13,13 @@ from enginehouse.drafting import DraftContext, Drafter, DraftTask, LayerDrafter
 from enginehouse.engine.loop import StepEngine
 from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.testing.drafter_contract import DrafterContract
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
 from enginehouse_speculate.draft_model import DraftModelDrafter, DraftModelOptions
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 from enginehouse_speculate.prediction import PredictionDrafter
 from enginehouse_speculate.prompt_lookup import PromptLookupDrafter
+from enginehouse_testkit.drafter_contract import DrafterContract
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 PROMPT = [ord(character) for character in "what comes next?"]
 

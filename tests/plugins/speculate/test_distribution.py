@@ -19,12 +19,12 @@ from enginehouse.backend import ForwardOutput, Span
 from enginehouse.config import structure_options
 from enginehouse.drafting import DraftContext, Drafter
 from enginehouse.engine.loop import StepEngine
-from enginehouse.testing.fake_runner import FakeOptions, FakeRunner
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_speculate.draft_model import DraftModelDrafter
 from enginehouse_speculate.layers import LayersDrafter
 from enginehouse_speculate.prediction import PredictionDrafter
 from enginehouse_speculate.prompt_lookup import PromptLookupDrafter
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 WIDTH, LENGTH = 3, 3  # answers are longer: their last token may be half a character or an end, which are not told
 NUM_REQUESTS, NUM_CHOICES = 500, 2

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from enginehouse.drafting import Draft, DraftContext, DraftTask
-from enginehouse.testing.fake_runner import FakeRunner
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
+from enginehouse_testkit.fake_runner import FakeRunner
 
 PROMPT = [900, 901]
 PREDICTION = list(range(10, 60))

@@ -12,10 +12,10 @@ from jsonschema_specifications import REGISTRY
 
 from enginehouse.errors import GenerationFailed, InvalidRequest
 from enginehouse.structured import GrammarCompiler
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .walks import allowed_ids, walk
 

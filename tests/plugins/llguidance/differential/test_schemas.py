@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from enginehouse.errors import InvalidRequest
 from enginehouse.structured import Grammar, GrammarCompiler
-from enginehouse.testing.fake_tokenizer import FakeTokenizer
 from enginehouse.types import Constraint
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .strategies import schemas
 from .walks import walk

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
 from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.testing.server_thread import server_thread
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
+from enginehouse_testkit.server_thread import server_thread
 
 from .strategies import schemas
 from .test_keywords import ENFORCED, NEEDS

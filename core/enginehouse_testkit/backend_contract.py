@@ -1,0 +1,163 @@
+"""The contract of a backend as a test class: what a plugin registers, before and around a model.
+
+::
+
+    class TestMyBackend(BackendContract):
+        @pytest.fixture(scope="class")
+        @classmethod
+        def model(cls):
+            return ModelUnderTest(backend=MyBackend(), source=ModelSource("small"), options=MyOptions(context=64))
+
+Combined with :class:`enginehouse_testkit.runner_contract.RunnerContract` and
+:class:`enginehouse_testkit.engine_contract.EngineContract` the same fixture serves all three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import attrs
+import pytest
+
+from enginehouse.backend import Backend, Engine, MemoryEstimate, ModelSource, Runner
+from enginehouse.errors import ModelLoadError
+from enginehouse.plugins.offers import Offers
+from enginehouse_testkit.contract.imports import packages_imported_by
+from enginehouse_testkit.contract.opening import ModelUnderTest
+
+__all__ = ["BackendContract", "ModelUnderTest"]
+
+
+class BackendContract:
+    """Every promise of :class:`enginehouse.backend.Backend` that can be tested from outside.
+
+    Attributes:
+        light_packages: packages that probing may import; a model's library is none of them.
+    """
+
+    light_packages: ClassVar[frozenset[str]] = frozenset()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_opened(cls, model: ModelUnderTest) -> Callable[..., Any]:
+        """Opens the model with changed options; the test closes it."""
+        return model.open
+
+    def test_backend_is_accepted_by_the_loader(self, model: ModelUnderTest) -> None:
+        """Complete, of a known version, with options of its own."""
+        Offers().accept_backend("kit", model.backend)
+
+        assert isinstance(model.backend, Backend)
+        assert model.backend.opens in ("runner", "engine")
+        assert isinstance(model.options, model.backend.options)
+
+    def test_options_have_defaults_and_the_generic_fields(self, model: ModelUnderTest) -> None:
+        """Users need not set any; ``context`` and ``slots`` come from the generic settings."""
+        names = {attribute.name for attribute in attrs.fields(model.backend.options)}
+        model.backend.options()
+
+        if model.backend.opens == "runner":
+            assert {"context", "slots"} <= names
+
+    def test_probe_finds_the_library(self, model: ModelUnderTest) -> None:
+        """It can run where its tests run, and says on which devices."""
+        probe = model.backend.probe()
+
+        assert probe.available, probe.reason
+        assert probe.devices
+
+    def test_probing_does_not_import_the_library(self, model: ModelUnderTest) -> None:
+        """Importing the plugin, probing and matching leave its library alone; every start pays for what is imported.
+
+        The backend is rebuilt in a process of its own, so its class must be importable.
+        """
+        imported = packages_imported_by(model.backend, model.source, "subject.probe(); subject.match(source)")
+        heavy = imported - self.light_packages
+
+        assert not heavy, f"probe and match import {', '.join(sorted(heavy))}"
+
+    def test_match_knows_its_own_source(self, model: ModelUnderTest) -> None:
+        """More than nothing, at most everything, with a reason that users can read."""
+        match = model.backend.match(model.source)
+
+        assert 0.0 < match.score <= 1.0
+        assert match.reason
+
+    def test_match_refuses_other_sources_without_an_error(self, model: ModelUnderTest, tmp_path: Path) -> None:
+        """A folder with nothing in it, a file that is something else, a name that is no file."""
+        file = tmp_path / "notes.unknown"
+        file.write_bytes(b"\x00\x01 nothing that is a model")
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        missing = tmp_path / "missing"
+        for source in (
+            ModelSource(str(file), file),
+            ModelSource(str(empty), empty),
+            ModelSource(str(missing), missing),
+            ModelSource("no model has this name"),
+        ):
+            match = model.backend.match(source)
+            assert match.score == 0.0, f"it would open {source.text}"
+            assert match.reason
+
+    def test_estimate_counts_memory(self, model: ModelUnderTest) -> None:
+        """Weights are a part of the total, and a longer context costs more where tokens cost anything."""
+        estimate = model.backend.estimate(model.source, model.options)
+
+        assert isinstance(estimate, MemoryEstimate)
+        assert 0 <= estimate.weights_bytes <= estimate.total_bytes
+        assert estimate.kv_bytes_per_token >= 0
+
+    def test_sources_that_cannot_be_opened_are_load_errors(self, model: ModelUnderTest, tmp_path: Path) -> None:
+        """Whatever the library raises, it becomes a ModelLoadError."""
+        if model.source.path is None:
+            pytest.skip("the source is no file")
+        missing = tmp_path / f"missing{model.source.path.suffix}"
+        damaged = tmp_path / f"damaged{model.source.path.suffix}"
+        if model.source.path.is_dir():
+            damaged.mkdir()
+            (damaged / "config.json").write_text("{")
+        else:
+            damaged.write_bytes(b"\x00\xff damaged")
+        for path in (missing, damaged):
+            with pytest.raises(ModelLoadError):
+                model.backend.open(ModelSource(str(path), path), model.options, lambda _share, _what: None)
+
+    def test_open_reports_progress_and_says_what_it_opened(self, model: ModelUnderTest) -> None:
+        """Shares rise from 0 to at most 1; the information names the backend."""
+        shares: list[float] = []
+        opened = model.backend.open(model.source, model.options, lambda share, _what: shares.append(share))
+        try:
+            assert shares == sorted(shares)
+            assert all(0.0 <= share <= 1.0 for share in shares)
+            assert opened.info.backend == model.backend.name
+            assert opened.info.vocab_size > 0
+            assert opened.info.max_context > 0
+            if model.backend.opens == "runner":
+                assert isinstance(opened, Runner)
+        finally:
+            _close(opened)
+
+    def test_context_and_slots_are_honoured(self, model: ModelUnderTest, make_opened: Callable[..., Any]) -> None:
+        """What the settings ask for is what the runner has."""
+        if model.backend.opens != "runner":
+            pytest.skip("an engine plans for itself")
+        runner = cast(Runner, make_opened(context=48, slots=3))
+        try:
+            assert runner.capabilities.max_context == runner.info.max_context == 48
+            assert runner.capabilities.max_sequences >= 3
+        finally:
+            runner.close()
+
+
+def _close(opened: Runner | Engine) -> None:
+    closing = opened.close()
+    if closing is not None:
+        asyncio.run(_wait(closing))
+
+
+async def _wait(closing: Any) -> None:
+    await closing

@@ -1,0 +1,85 @@
+"""What all contract tests share: the fixtures, the tolerances, the comparison of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+import pytest
+
+from enginehouse.backend import Runner, RunnerCapabilities
+from enginehouse_testkit.contract.driver import Rows, RunnerDriver, largest_difference
+from enginehouse_testkit.contract.opening import ModelUnderTest
+
+__all__ = ["ContractBase"]
+
+
+class ContractBase:
+    """Fixtures and settings; override the class attributes where a backend needs it.
+
+    The fixture ``model`` is the author's, see :mod:`enginehouse_testkit.runner_contract`.
+
+    Attributes:
+        max_logit_difference: between rows that were computed differently (other chunks, other batch), when the
+            runner is not ``batch_invariant``. A batch-invariant runner must give equal rows.
+        exact: whether rows must be equal; None: exactly when the runner says ``batch_invariant``.
+        max_fill_tokens: a larger cache is not filled up, and the tests of a full cache are skipped.
+        num_random_steps: length of the random walk over all operations.
+        adds_space: the tokenizer puts a space before a text (SentencePiece's dummy prefix).
+        texts: what prompts are made of.
+    """
+
+    max_logit_difference: ClassVar[float] = 0.05
+    exact: ClassVar[bool | None] = None
+    max_fill_tokens: ClassVar[int] = 2048
+    num_random_steps: ClassVar[int] = 40
+    adds_space: ClassVar[bool] = False
+    texts: ClassVar[tuple[str, ...]] = (
+        "The capital of France is a city on the river Seine, and many people live there.",
+        "Once upon a time, in a land of mountains and stops, a small engine served tokens.",
+        "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17",
+        "def add(left, right):\n    return left + right\n\nprint(add(1, 2))",
+    )
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls, model: ModelUnderTest) -> Callable[[], Runner]:
+        """Opens a fresh runner."""
+        return model.open_runner
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runner(cls, make_runner: Callable[[], Runner]) -> Iterator[Runner]:
+        """The runner that the tests of a class share."""
+        runner = make_runner()
+        yield runner
+        runner.close()
+
+    @pytest.fixture
+    def driver(self, runner: Runner) -> Iterator[RunnerDriver]:
+        """Drives the shared runner and gives back every sequence after the test."""
+        driver = RunnerDriver(runner)
+        yield driver
+        driver.free_all()
+
+    @pytest.fixture
+    def prompts(self, runner: Runner) -> list[list[int]]:
+        """Four different prompts of 7 to 20 tokens, as ids, short enough to run in one batch."""
+        room = runner.capabilities.max_batch_tokens // len(self.texts)
+        lengths = [min(length, room) for length in (20, 13, 16, 7)]
+        prefix = list(runner.tokenizer.prefix_token_ids)
+        encoded = [prefix + runner.tokenizer.encode(text, False) for text in self.texts]
+        return [token_ids[:length] for token_ids, length in zip(encoded, lengths, strict=True)]
+
+    def assert_same(self, rows: Rows, expected: Rows, capabilities: RunnerCapabilities) -> None:
+        """Two ways to compute the same rows agree as well as the runner promises."""
+        exact = capabilities.batch_invariant if self.exact is None else self.exact
+        allowed = 0.0 if exact else self.max_logit_difference
+        difference = largest_difference(rows, expected)
+        assert difference <= allowed, f"logits differ by {difference}, allowed is {allowed}"
+
+    def assert_replays(self, driver: RunnerDriver, sequence: int, token_ids: Sequence[int]) -> None:
+        """``sequence`` holds ``token_ids`` but for the last few: appending these gives the reference's rows."""
+        length = driver.runner.length(sequence)
+        rows = driver.feed(sequence, token_ids[length:], "all")
+        self.assert_same(rows, driver.alone(token_ids)[length:], driver.runner.capabilities)

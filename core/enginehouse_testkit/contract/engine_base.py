@@ -1,0 +1,122 @@
+"""What the tests of engines share: the fixtures, and the comparison of answers that may meet a near-tie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, cast
+
+import pytest
+from attrs import field, frozen
+
+from enginehouse.backend import Engine
+from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
+from enginehouse_testkit.contract.opening import ModelUnderTest
+from enginehouse_testkit.inline_engine import InlineEngine
+
+__all__ = ["EngineContractBase", "StumblingFields", "StumblingSampler"]
+
+
+@frozen
+class StumblingFields:
+    """The request field of :class:`StumblingSampler`."""
+
+    kit_stumbles: bool = field(default=False, metadata={"description": "Raise when the third token is drawn."})
+
+
+class StumblingSampler:
+    """A sampler that fails in the middle of an answer, to see who else is hurt."""
+
+    name = "kit_stumbles"
+    api_version = 1
+    request_fields: type[Any] = StumblingFields
+    order = 45
+
+    def create(self, fields: StumblingFields) -> Callable[[Any], Any] | None:
+        """A step that raises the third time."""
+        if not fields.kit_stumbles:
+            return None
+        calls = iter(range(2))
+
+        def step(candidates: Any) -> Any:
+            if next(calls, None) is None:
+                raise RuntimeError("stumbles on purpose")
+            return candidates.token_ids >= 0
+
+        return step
+
+
+class EngineContractBase:
+    """Fixtures and settings; override the class attributes where an engine needs it.
+
+    The fixture ``model`` is the author's (see :class:`enginehouse_testkit.contract.opening.ModelUnderTest`). A runner
+    is tested below core's engine. ``make_engine`` can be written instead, for an engine that no backend opens.
+
+    Attributes:
+        exact: texts never depend on what else is in the batch. Otherwise the first token in which two texts differ
+            must have followed a near-tie.
+        max_near_tie: the largest difference of two log-probabilities that counts as a near-tie.
+        knows_token_ids: the engine tells ids; False for one behind another server, and what is about ids is skipped.
+        vocabulary_width: most alternatives (``num_logprobs``) that requests of the suite ask for.
+        beginnings: four different prompts.
+    """
+
+    exact: ClassVar[bool | None] = None
+    max_near_tie: ClassVar[float] = 0.25
+    knows_token_ids: ClassVar[bool] = True
+    vocabulary_width: ClassVar[int] = 20
+    beginnings: ClassVar[tuple[str, ...]] = ("Once upon a time", "The capital of", "def add(", "1, 2, 3,")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_engine(cls, model: ModelUnderTest) -> Callable[[], Engine]:
+        """Opens an engine; a runner gets core's."""
+        if model.backend.opens == "engine":
+            return lambda: cast(Engine, model.open())
+        return lambda: InlineEngine(model.open_runner(), {StumblingSampler.name: StumblingSampler()})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def driver_of_engine(cls, make_engine: Callable[[], Engine]) -> Iterator[EngineDriver]:
+        """Drives the engine that the tests of a class share, on a loop of its own."""
+        with asyncio.Runner() as loop:
+
+            async def opened() -> Engine:
+                return make_engine()
+
+            engine = loop.run(opened())
+            yield EngineDriver(engine, loop)
+            loop.run(engine.close())
+
+    @pytest.fixture
+    def engine(self, driver_of_engine: EngineDriver) -> EngineDriver:
+        """The shared driver under a short name."""
+        return driver_of_engine
+
+    def needs(self, engine: EngineDriver, *names: str) -> None:
+        """Skip where the engine says that it refuses one of these parameters."""
+        refused = engine.engine.info.engine.refused
+        for name in names:
+            if name in refused:
+                pytest.skip(f"the engine refuses {name}: {refused[name]}")
+
+    def needs_ids(self) -> None:
+        """Skip where the engine does not know which tokens its texts are made of."""
+        if not self.knows_token_ids:
+            pytest.skip("the engine tells no token ids")
+
+    def assert_same_text(self, found: Answer, expected: Answer) -> None:
+        """Equal token by token, or different from a near-tie on; both were greedy and asked for two alternatives."""
+        if not self.knows_token_ids:
+            assert not self.exact or found.text() == expected.text()
+            return
+        pairs = zip(found.logprobs(), expected.logprobs(), strict=False)
+        place = next((place for place, (one, other) in enumerate(pairs) if one.token_id != other.token_id), None)
+        if place is None:
+            assert found.token_ids() == expected.token_ids()
+            assert found.text() == expected.text()
+            return
+        assert not self.exact, f"token {place} differs: {found.text()!r} against {expected.text()!r}"
+        best, second = expected.logprobs()[place].top[:2]
+        gap = best.logprob - second.logprob
+        assert gap <= self.max_near_tie, f"token {place} differs, although the best one leads by {gap:.3f}"

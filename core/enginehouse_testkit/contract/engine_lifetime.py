@@ -1,0 +1,102 @@
+"""The contract of requests beside each other: batches, reuse, cancellation, and failures that stay alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from enginehouse.backend import Generation
+from enginehouse.errors import GenerationFailed, RequestError
+from enginehouse_testkit.contract.engine_base import EngineContractBase, StumblingSampler
+from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
+
+__all__ = ["EngineLifetimeContract"]
+
+_IDLE_S = 10.0
+"""How long an engine may take to notice a cancellation."""
+
+
+class EngineLifetimeContract(EngineContractBase):
+    """Nobody sees the others."""
+
+    def test_batch_equals_alone(self, engine: EngineDriver) -> None:
+        """Greedy texts are those of each request alone, up to near-ties."""
+        self.needs(engine, "num_logprobs")
+        alone = [engine.ask(prompt, num_logprobs=2) for prompt in self.beginnings]
+        together = engine.answers([engine.request(prompt, num_logprobs=2) for prompt in self.beginnings])
+
+        assert len({answer.text() for answer in alone}) > 1, "the suite needs prompts that differ"
+        for found, expected in zip(together, alone, strict=True):
+            assert isinstance(found, Answer)
+            self.assert_same_text(found, expected)
+
+    def test_reuse_equals_replay(self, engine: EngineDriver) -> None:
+        """A prompt that begins like an earlier one, or like an earlier prompt and answer, goes on as if it were new."""
+        self.needs(engine, "num_logprobs")
+        first = engine.ask(num_logprobs=2)
+        self.assert_same_text(engine.ask(num_logprobs=2), first)
+        longer = engine.ask(f"Once upon a time{first.text()}", num_logprobs=2)
+        engine.ask("Something else in between")
+        self.assert_same_text(engine.ask(f"Once upon a time{first.text()}", num_logprobs=2), longer)
+
+    def test_cancelled_requests_end_and_free_their_slot(self, engine: EngineDriver) -> None:
+        """Iteration just ends; cancelling again, or after the end, is no error."""
+        generation = engine.submit(engine.request(max_tokens=None))
+        engine.run(_read_once_and_cancel(generation))
+        self._assert_idle(engine)
+        generation.cancel()
+
+        assert engine.ask(max_tokens=3).finished().num_tokens == 3
+
+    def test_requests_cancelled_before_they_are_read_are_gone(self, engine: EngineDriver) -> None:
+        """More of them than there are slots."""
+        generations = [engine.submit(engine.request(max_tokens=None)) for _ in range(6)]
+        for generation in generations:
+            engine.run(_cancel(generation))
+        self._assert_idle(engine)
+
+        assert engine.ask(max_tokens=3).finished().num_tokens == 3
+
+    def test_an_exception_fails_one_request_only(self, engine: EngineDriver) -> None:
+        """A sampler raises in the middle of a batch: its request names it, the others never notice."""
+        samplers = engine.engine.info.engine.samplers
+        if samplers is None or StumblingSampler.name not in samplers:
+            pytest.skip("the engine runs no sampler plugins")
+        self.needs(engine, "num_logprobs")
+        alone = [engine.ask(prompt, num_logprobs=2) for prompt in self.beginnings[:2]]
+        stumbling = engine.request(temperature=1.0, extensions={StumblingSampler.name: {"kit_stumbles": True}})
+        good = [engine.request(prompt, num_logprobs=2) for prompt in self.beginnings[:2]]
+        first, failed, second = engine.answers([good[0], stumbling, good[1]])
+
+        assert isinstance(failed, GenerationFailed)
+        assert failed.plugin == StumblingSampler.name
+        for found, expected in zip((first, second), alone, strict=True):
+            assert isinstance(found, Answer)
+            self.assert_same_text(found, expected)
+        self._assert_idle(engine)
+
+    def test_a_refused_request_hurts_nobody(self, engine: EngineDriver) -> None:
+        """It is refused beside others that are answered."""
+        good, refused = engine.answers([engine.request(max_tokens=4), engine.request(token_ids=[10**9])])
+
+        assert isinstance(good, Answer)
+        assert good.finished().num_tokens == 4
+        assert isinstance(refused, RequestError)
+
+    def _assert_idle(self, engine: EngineDriver) -> None:
+        """Soon nothing waits or runs."""
+        deadline = time.monotonic() + _IDLE_S
+        while (stats := engine.run(engine.engine.stats())).num_running + stats.num_waiting:
+            assert time.monotonic() < deadline, f"{stats.num_running} requests still run, {stats.num_waiting} wait"
+            engine.run(asyncio.sleep(0.01))
+
+
+async def _read_once_and_cancel(generation: Generation) -> None:
+    async for _ in generation:
+        generation.cancel()
+
+
+async def _cancel(generation: Generation) -> None:
+    generation.cancel()

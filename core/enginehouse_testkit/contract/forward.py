@@ -1,0 +1,149 @@
+"""The contract of forward passes: the order, shape and values of rows of logits."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+
+from enginehouse.backend import Outputs
+from enginehouse.errors import InvalidSpan
+from enginehouse_testkit.contract.base import ContractBase
+from enginehouse_testkit.contract.driver import RunnerDriver
+
+__all__ = ["ForwardContract"]
+
+
+class ForwardContract(ContractBase):
+    """A row depends on its sequence's tokens only, not on how they were fed or on what else was in the batch."""
+
+    def test_rows_have_the_promised_form(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Float32 of the width of the vocabulary, writable, without NaN, and different for different tokens."""
+        output = driver.runner.forward([driver.span(driver.open(), prompts[0], "all")])
+        rows = output.host()
+
+        assert rows.dtype == np.float32
+        assert rows.shape == (len(prompts[0]), driver.runner.tokenizer.vocab_size)
+        assert rows.flags.writeable
+        assert not np.isnan(rows).any()
+        assert not np.isposinf(rows).any()
+        assert np.isfinite(rows.max(axis=1)).all()
+        assert not np.array_equal(rows[-1], rows[-2])
+
+    def test_rows_may_be_overwritten(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """The sampler works in place; the next pass does not see it."""
+        sequence = driver.open()
+        driver.runner.forward([driver.span(sequence, prompts[0][:-1], "last")]).host().fill(np.nan)
+
+        self.assert_replays(driver, sequence, prompts[0])
+
+    def test_rows_come_in_span_order(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """All rows of one span, none of another, the last of a third: in this order."""
+        wanted: tuple[Outputs, ...] = ("all", "none", "last", "all")
+        spans = [driver.span(driver.open(), *pair) for pair in zip(prompts, wanted, strict=True)]
+        rows = driver.forward(*spans)
+        first, last = driver.alone(prompts[0]), driver.alone(prompts[3])
+        expected = np.concatenate([first, driver.alone(prompts[2])[-1:], last])
+
+        self.assert_same(rows, expected, driver.runner.capabilities)
+
+    def test_no_rows_when_none_are_wanted(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """A silent prefill chunk costs no logits."""
+        output = driver.runner.forward([driver.span(driver.open(), prompts[0], "none")])
+
+        assert output.num_rows == 0
+        assert output.host().shape == (0, driver.runner.tokenizer.vocab_size)
+
+    @pytest.mark.parametrize("chunk_tokens", [2, 3, 7])
+    def test_chunked_prefill_equals_one_pass(
+        self, driver: RunnerDriver, prompts: list[list[int]], chunk_tokens: int
+    ) -> None:
+        """Where a prompt is cut makes no difference."""
+        rows = driver.feed(driver.open(), prompts[0], "all", chunk_tokens)
+
+        self.assert_same(rows, driver.alone(prompts[0]), driver.runner.capabilities)
+
+    def test_decode_equals_prefill(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Token by token gives the rows of all at once."""
+        rows = driver.feed(driver.open(), prompts[0], "last", chunk_tokens=1)
+        self.assert_same(rows, driver.alone(prompts[0])[-1:], driver.runner.capabilities)
+
+        rows = driver.feed(driver.open(), prompts[1], "all", chunk_tokens=1)
+        self.assert_same(rows, driver.alone(prompts[1]), driver.runner.capabilities)
+
+    def test_batched_prefill_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Prompts of different lengths do not see each other."""
+        rows = driver.forward(*(driver.span(driver.open(), token_ids, "last") for token_ids in prompts))
+        expected = np.concatenate([driver.alone(token_ids)[-1:] for token_ids in prompts])
+
+        self.assert_same(rows, expected, driver.runner.capabilities)
+
+    def test_batched_decode_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Sequences of different lengths decode together, also when one of them leaves."""
+        sequences = [driver.holding(token_ids[:-3]) for token_ids in prompts[:3]]
+        for back in (3, 2, 1):
+            batch = list(zip(sequences, prompts[: len(sequences)], strict=True))
+            rows = driver.forward(*(driver.span(sequence, [ids[len(ids) - back]]) for sequence, ids in batch))
+            expected = np.concatenate([driver.alone(ids[: len(ids) - back + 1])[-1:] for _, ids in batch])
+            self.assert_same(rows, expected, driver.runner.capabilities)
+            driver.free(sequences.pop())
+
+    def test_prefill_beside_decode_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """A chunk of a prompt and single tokens of running sequences in one pass, in any order."""
+        if not driver.runner.capabilities.mixed_batch:
+            pytest.skip("this runner does not mix prefill and decode")
+        running = [driver.holding(token_ids[:-1]) for token_ids in prompts[:2]]
+        rows = driver.forward(
+            driver.span(running[0], prompts[0][-1:]),
+            driver.span(driver.open(), prompts[2], "all"),
+            driver.span(running[1], prompts[1][-1:]),
+        )
+        expected = [driver.alone(prompts[0])[-1:], driver.alone(prompts[2]), driver.alone(prompts[1])[-1:]]
+
+        self.assert_same(rows, np.concatenate(expected), driver.runner.capabilities)
+
+    def test_batch_of_forks_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Sequences with a common beginning go different ways in one batch."""
+        prompt = prompts[0]
+        source = driver.holding(prompt)
+        sequences = [source]
+        for _ in range(2):
+            copy, shared = driver.fork(source, len(prompt))
+            if shared < len(prompt):
+                driver.feed(copy, prompt[shared:], "none")
+            sequences.append(copy)
+        for step in range(2):
+            rows = driver.forward(
+                *(driver.span(sequence, [prompts[1 + index][step]]) for index, sequence in enumerate(sequences))
+            )
+            expected = [driver.alone(prompt + prompts[1 + index][: step + 1])[-1:] for index in range(3)]
+            self.assert_same(rows, np.concatenate(expected), driver.runner.capabilities)
+
+    def test_fewer_layers_depend_on_the_tokens_only(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Where a runner offers ``exit_layers``: the same logits at once and token by token, behind a text of all."""
+        offered, prompt = driver.runner.capabilities.exit_layers, prompts[0]
+        if not offered:
+            pytest.skip("the runner has no exit layers")
+        for num_layers in (offered[0], offered[-1]):
+            whole, parts = driver.open(), driver.holding(prompt[:4])
+            expected = driver.forward(attrs.evolve(driver.span(whole, prompt, "all"), num_layers=num_layers))
+            found = [
+                driver.forward(attrs.evolve(driver.span(parts, [token_id]), num_layers=num_layers))
+                for token_id in prompt[4:]
+            ]
+
+            self.assert_same(np.concatenate(found), expected[4:], driver.runner.capabilities)
+
+    def test_fewer_layers_are_taken_back_before_more_run(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """What only the first layers have computed is not read by others; truncated, the sequence is as it was."""
+        offered, prompt = driver.runner.capabilities.exit_layers, prompts[0]
+        if not offered:
+            pytest.skip("the runner has no exit layers")
+        sequence = driver.holding(prompt[:-3])
+        driver.forward(attrs.evolve(driver.span(sequence, prompt[-3:-1]), num_layers=offered[0]))
+        with pytest.raises(InvalidSpan):
+            driver.forward(driver.span(sequence, prompt[-1:]))
+
+        assert driver.runner.truncate(sequence, len(prompt) - 3) == len(prompt) - 3
+        rows = driver.forward(driver.span(sequence, prompt[-3:], "all"))
+        self.assert_same(rows, driver.alone(prompt)[-3:], driver.runner.capabilities)

@@ -1,0 +1,104 @@
+"""The contract of a sampler's steps: sound results for any row, and nothing changed that is not theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.sampler import Candidates, History, PenaltyStep, SamplerPlugin, TemperatureStep, role_of
+from enginehouse.structuring import strict_converter
+from enginehouse.types import SamplingParams
+from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, SamplerContractBase, rows
+
+__all__ = ["SamplerStepContract"]
+
+_BYTES = tuple(bytes([40 + token_id]) for token_id in range(VOCAB_SIZE))
+
+
+class SamplerStepContract(SamplerContractBase):
+    """What a step says, asked directly."""
+
+    def test_truncations_keep_a_candidate(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
+        """One answer per candidate, at least one of them yes: for one candidate, for ties, for extremes."""
+        for step in _steps(sampler, requests, "truncation", "replacement"):
+            for candidates in _all_candidates():
+                keep = step(candidates)
+                assert keep.dtype == np.bool_
+                assert keep.shape == candidates.token_ids.shape
+                assert keep.any(), f"nothing is left of {len(keep)} candidates"
+
+    def test_penalties_are_finite_and_inside_the_vocabulary(
+        self, sampler: SamplerPlugin, requests: list[SamplingParams]
+    ) -> None:
+        """Each token once; for an empty history too."""
+        for step in _steps(sampler, requests, "penalty"):
+            assert isinstance(step, PenaltyStep)
+            for token_ids in ([], [1], [1, 2, 3] * 8, list(range(VOCAB_SIZE))):
+                found = step.penalties(History(np.array(token_ids, np.int32), _BYTES))
+                if found is not None:
+                    assert len(set(found.token_ids.tolist())) == len(found.token_ids) == len(found.amounts)
+                    assert np.isfinite(found.amounts).all()
+                    assert all(0 <= token_id < VOCAB_SIZE for token_id in found.token_ids)
+
+    def test_temperatures_are_finite(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
+        """At least 0, whatever the row."""
+        for step in _steps(sampler, requests, "temperature"):
+            assert isinstance(step, TemperatureStep)
+            for candidates in _all_candidates():
+                found = step.temperature(candidates.row[np.isfinite(candidates.row)], 0.8)
+                assert np.isfinite(found)
+                assert found >= 0.0
+
+    def test_arguments_are_not_changed(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
+        """Rows and histories belong to core, which goes on with them."""
+        for step in _steps(sampler, requests, "truncation", "replacement", "temperature"):
+            for candidates in _all_candidates():
+                parts = (candidates.token_ids, candidates.logits, candidates.row)
+                before = [part.copy() for part in parts]
+                _ask(step, candidates)
+                assert all(np.array_equal(part, old) for part, old in zip(parts, before, strict=True))
+
+    def test_the_same_question_gets_the_same_answer(
+        self, sampler: SamplerPlugin, requests: list[SamplingParams]
+    ) -> None:
+        """A token can be drawn again; random numbers come from ``uniform`` alone."""
+        for step in _steps(sampler, requests, "truncation", "replacement", "temperature"):
+            for candidates in _all_candidates():
+                first = _ask(step, candidates)
+                assert np.array_equal(first, _ask(step, candidates))
+
+
+def _steps(sampler: SamplerPlugin, requests: list[SamplingParams], *roles: str) -> Iterator[Any]:
+    """A step of each request, where the plugin has one of these roles."""
+    if role_of(sampler) in roles:
+        for params in requests:
+            fields = strict_converter().structure(params.extensions[sampler.name], sampler.request_fields)
+            yield sampler.create(fields)
+
+
+def _ask(step: Any, candidates: Candidates) -> Any:
+    if isinstance(step, TemperatureStep):
+        return step.temperature(candidates.row[np.isfinite(candidates.row)], 0.8)
+    return step(candidates)
+
+
+def _all_candidates() -> Iterator[Candidates]:
+    """Rows of every kind, and of each row all candidates, a few, and one."""
+    flat, spread = np.zeros(VOCAB_SIZE, np.float32), np.linspace(-60, 60, VOCAB_SIZE, dtype=np.float32)
+    masked = rows(1)[0]
+    masked[::2] = -np.inf
+    sharp = np.full(VOCAB_SIZE, -1e4, np.float32)
+    sharp[7] = 1e4
+    for row in (*rows(4), flat, spread, masked, sharp):
+        for number in (0.0, 0.4, 0.999):
+            for size in (None, 5, 1):
+                yield _candidates(row, number, size)
+
+
+def _candidates(row: NDArray[np.float32], number: float, size: int | None) -> Candidates:
+    order = np.lexsort((np.arange(row.size), -row))[:size].astype(np.int32)
+    order = order[np.isfinite(row[order])]
+    return Candidates(order, (row[order] / np.float32(0.8)).astype(np.float32), row, 0.8, lambda _purpose: number)

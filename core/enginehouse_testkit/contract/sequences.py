@@ -1,0 +1,198 @@
+"""The contract of sequence handles: open, free, length, truncate, fork, and the count of free positions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from enginehouse.backend import CutPlanner, Runner
+from enginehouse.errors import CacheFull
+from enginehouse_testkit.contract.base import ContractBase
+from enginehouse_testkit.contract.driver import RunnerDriver
+
+__all__ = ["SequenceContract"]
+
+
+class SequenceContract(ContractBase):
+    """A sequence is its token ids: however it came to hold them, it goes on in the same way."""
+
+    def test_capabilities_are_plausible(self, runner: Runner) -> None:
+        """The scheduler plans by these numbers."""
+        capabilities = runner.capabilities
+
+        assert capabilities.max_sequences >= 4, "the suite needs four sequences"
+        assert capabilities.max_batch_tokens >= 32, "the suite needs batches of 32 tokens"
+        assert 1 <= capabilities.max_context == runner.info.max_context
+        assert 0 <= runner.free_tokens() <= capabilities.cache_tokens
+
+    def test_open_gives_empty_sequences(self, driver: RunnerDriver) -> None:
+        """Handles differ and hold nothing."""
+        handles = [driver.open() for _ in range(3)]
+
+        assert len(set(handles)) == 3
+        assert [driver.runner.length(handle) for handle in handles] == [0, 0, 0]
+
+    def test_open_raises_when_all_handles_are_taken(self, driver: RunnerDriver) -> None:
+        """One more than ``max_sequences`` is refused; a freed handle can be had again."""
+        handles = [driver.open() for _ in range(driver.runner.capabilities.max_sequences)]
+        with pytest.raises(CacheFull):
+            driver.runner.open_sequence()
+        driver.free(handles[0])
+
+        assert driver.runner.length(driver.open()) == 0
+
+    def test_length_counts_tokens(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Each forward pass adds its span."""
+        sequence = driver.open()
+        driver.feed(sequence, prompts[0][:5])
+        assert driver.runner.length(sequence) == 5
+        driver.feed(sequence, prompts[0][5:6])
+        assert driver.runner.length(sequence) == 6
+
+    def test_free_gives_positions_back(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Free positions only fall while sequences grow, and come back when they are freed."""
+        counts = [driver.runner.free_tokens()]
+        for prompt in prompts[:3]:
+            driver.holding(prompt)
+            counts.append(driver.runner.free_tokens())
+        driver.free_all()
+
+        assert counts == sorted(counts, reverse=True)
+        assert driver.runner.free_tokens() == counts[0]
+
+    def test_handles_are_reused_clean(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Nothing of a freed sequence shows in the next one."""
+        for prompt in prompts:
+            sequence = driver.holding(prompt[:-1])
+            self.assert_replays(driver, sequence, prompt)
+            driver.free(sequence)
+
+    @pytest.mark.parametrize("dropped", [0, 1, 3, 100])
+    def test_truncate_then_replay(self, driver: RunnerDriver, prompts: list[list[int]], dropped: int) -> None:
+        """Whatever length truncate says it kept is really there; other tokens may follow."""
+        sequence = driver.holding(prompts[0])
+        wanted = max(len(prompts[0]) - dropped, 0)
+        kept = driver.runner.truncate(sequence, wanted)
+
+        assert kept == driver.runner.length(sequence)
+        assert 0 <= kept <= wanted
+        if driver.runner.capabilities.truncate == "any" or dropped == 0:
+            assert kept == wanted
+        if driver.runner.capabilities.truncate == "none" and dropped:
+            assert kept == 0
+        self.assert_replays(driver, sequence, prompts[0][:kept] + prompts[1][:5])
+
+    def test_truncate_beyond_the_end_keeps_all(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """A longer length is no error and adds nothing."""
+        sequence = driver.holding(prompts[0])
+
+        assert driver.runner.truncate(sequence, len(prompts[0]) + 7) == len(prompts[0])
+        assert driver.runner.length(sequence) == len(prompts[0])
+
+    def test_truncate_to_nothing_gives_positions_back(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """A sequence of length 0 is as good as new."""
+        sequence = driver.open()
+        before = driver.runner.free_tokens()
+        driver.feed(sequence, prompts[0])
+
+        assert driver.runner.truncate(sequence, 0) == 0
+        assert driver.runner.free_tokens() == before
+        self.assert_replays(driver, sequence, prompts[1])
+
+    @pytest.mark.parametrize("dropped", [0, 1, 4, 100])
+    def test_fork_then_replay(self, driver: RunnerDriver, prompts: list[list[int]], dropped: int) -> None:
+        """A fork holds what it says and leaves its source alone; both go on independently."""
+        prompt = prompts[0]
+        source = driver.holding(prompt)
+        wanted = max(len(prompt) - dropped, 0)
+        copy, shared = driver.fork(source, wanted)
+
+        assert driver.runner.length(copy) == shared <= wanted
+        assert driver.runner.length(source) == len(prompt)
+        if driver.runner.capabilities.fork == "none":
+            assert shared == 0
+        elif driver.runner.capabilities.truncate == "any" or dropped == 0:
+            assert shared == wanted
+        self.assert_replays(driver, copy, prompt[:shared] + prompts[1][:4])
+        self.assert_replays(driver, source, prompt + prompts[2][:4])
+
+    @pytest.mark.parametrize("dropped", [0, 1, 4, 100])
+    def test_a_planned_cut_is_the_one_that_is_made(
+        self, driver: RunnerDriver, prompts: list[list[int]], dropped: int
+    ) -> None:
+        """Whoever plans by it forks and truncates afterwards; asking changes nothing."""
+        planner = driver.runner
+        if not isinstance(planner, CutPlanner):
+            pytest.skip("the runner does not say beforehand what a cut keeps")
+        source = driver.holding(prompts[0])
+        wanted = max(len(prompts[0]) - dropped, 0)
+        planned = planner.kept_length(source, wanted)
+
+        assert planned == planner.kept_length(source, wanted) <= wanted
+        assert planner.kept_length(source, len(prompts[0]) + 7) == planner.length(source) == len(prompts[0])
+        if planner.capabilities.fork != "none":
+            assert driver.fork(source, wanted)[1] == planned
+        assert planner.truncate(source, wanted) == planned
+
+    def test_fork_outlives_its_source(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Positions live as long as one sequence holds them."""
+        source = driver.holding(prompts[0])
+        copy, shared = driver.fork(source, len(prompts[0]))
+        driver.free(source)
+        driver.holding(prompts[1])  # would overwrite positions that were freed too early
+
+        self.assert_replays(driver, copy, prompts[0][:shared] + prompts[2][:4])
+
+    def test_fork_counts_positions(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Shared positions are counted once; freeing one of the sharers gives back only what it alone held."""
+        start = driver.runner.free_tokens()
+        source = driver.holding(prompts[0])
+        before = driver.runner.free_tokens()
+        copy, _ = driver.fork(source, len(prompts[0]))
+        if driver.runner.capabilities.fork == "share":
+            assert driver.runner.free_tokens() == before
+            driver.free(source)
+            assert driver.runner.free_tokens() == before
+        else:
+            driver.free(source)
+        driver.free(copy)
+
+        assert driver.runner.free_tokens() == start
+
+    def test_random_walk_over_all_operations(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """Any order of append, truncate, fork and free leaves sequences that go on as if written at once."""
+        choose = random.Random(7)
+        tokens = [token_id for prompt in prompts for token_id in prompt]
+        held: dict[int, list[int]] = {}
+        for _ in range(self.num_random_steps):
+            if len(held) < 2:
+                held[driver.open()] = []
+            sequence = choose.choice(list(held))
+            action = choose.choice(("append", "append", "truncate", "fork", "free"))
+            if action == "append" and len(held[sequence]) < 32:
+                more = choose.choices(tokens, k=choose.choice((1, 1, 5)))
+                rows = driver.feed(sequence, more, "all")
+                held[sequence] += more
+                expected = driver.alone(held[sequence])[-len(more) :]
+                self.assert_same(rows, expected, driver.runner.capabilities)
+            elif action == "truncate":
+                kept = driver.runner.truncate(sequence, choose.randint(0, len(held[sequence])))
+                del held[sequence][kept:]
+            elif action == "fork" and len(held) < 3:
+                copy, shared = driver.fork(sequence, choose.randint(0, len(held[sequence])))
+                held[copy] = held[sequence][:shared]
+            elif action == "free":
+                driver.free(sequence)
+                del held[sequence]
+            assert {handle: driver.runner.length(handle) for handle in held} == {
+                handle: len(token_ids) for handle, token_ids in held.items()
+            }
+
+    def test_close_is_idempotent(self, make_runner: Callable[[], Runner]) -> None:
+        """Closing twice, also with open sequences, is no error."""
+        runner = make_runner()
+        runner.open_sequence()
+        runner.close()
+        runner.close()

@@ -1,0 +1,133 @@
+"""The contract of saved sequences: what is loaded goes on like what was saved; wrong data changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from enginehouse.backend import Runner, StateKeeper
+from enginehouse.errors import CacheFull, StateRefused
+from enginehouse_testkit.contract.base import ContractBase
+from enginehouse_testkit.contract.driver import RunnerDriver
+
+__all__ = ["StateContract"]
+
+_Damage = Callable[[bytearray], bytearray]
+
+_DAMAGES: dict[str, _Damage] = {
+    "nothing is left": lambda data: bytearray(),
+    "one byte is left": lambda data: data[:1],
+    "its second half is missing": lambda data: data[: len(data) // 2],
+    "its last byte is missing": lambda data: data[:-1],
+    "there is a byte too many": lambda data: data + b"\0",
+    "its first byte differs": lambda data: bytearray([data[0] ^ 255]) + data[1:],
+    "its head is all ones": lambda data: bytearray(b"\xff" * min(64, len(data))) + data[64:],
+    "it is text": lambda data: bytearray(b"not a saved sequence. " * 40),
+}
+
+
+class StateContract(ContractBase):
+    """A sequence may leave memory and come back."""
+
+    @pytest.fixture
+    def keeper(self, runner: Runner) -> StateKeeper:
+        """The runner, where it keeps states."""
+        assert runner.capabilities.states <= isinstance(runner, StateKeeper), "states needs save, load and state_format"
+        if not runner.capabilities.states:
+            pytest.skip("the runner saves no sequences")
+        return cast(StateKeeper, runner)
+
+    def test_a_loaded_sequence_goes_on_like_the_saved_one(
+        self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]
+    ) -> None:
+        """Whatever was computed, freed or appended meanwhile."""
+        saved = driver.holding(prompts[0][:-4])
+        data = keeper.save(saved)
+        expected = driver.feed(saved, prompts[0][-4:], "all")
+        driver.free(saved)
+        driver.holding(prompts[1])  # takes the positions that were freed
+        loaded = driver.adopt(keeper.load(data))
+
+        assert keeper.length(loaded) == len(prompts[0]) - 4
+        rows = driver.feed(loaded, prompts[0][-4:], "all")
+        self.assert_same(rows, expected, keeper.capabilities)
+
+    def test_saving_changes_nothing(self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """The sequence goes on, and the data does not follow it."""
+        sequence = driver.holding(prompts[0][:6])
+        free_tokens = keeper.free_tokens()
+        data = keeper.save(sequence)
+
+        assert keeper.free_tokens() == free_tokens
+        self.assert_replays(driver, sequence, prompts[0])
+        self.assert_replays(driver, driver.adopt(keeper.load(data)), prompts[0][:6] + prompts[1][:4])
+
+    def test_one_state_can_be_loaded_several_times(
+        self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]
+    ) -> None:
+        """Each is a sequence of its own, which takes positions of its own and gives them back."""
+        data = keeper.save(driver.holding(prompts[2][:8]))
+        free_tokens = keeper.free_tokens()
+        first, second = driver.adopt(keeper.load(data)), driver.adopt(keeper.load(data))
+
+        assert free_tokens - keeper.free_tokens() == 16
+        self.assert_replays(driver, first, prompts[2][:8] + prompts[0][:3])
+        self.assert_replays(driver, second, prompts[2][:8] + prompts[1][:3])
+        driver.free(first)
+        driver.free(second)
+        assert keeper.free_tokens() == free_tokens
+
+    def test_a_fork_can_be_saved(self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """What it shares with others is saved as well."""
+        source = driver.holding(prompts[0])
+        copy, shared = driver.fork(source, len(prompts[0]))
+        driver.feed(copy, prompts[1][:3], "none")
+        data = keeper.save(copy)
+        driver.free(source)
+        driver.free(copy)
+
+        held = prompts[0][:shared] + prompts[1][:3]
+        self.assert_replays(driver, driver.adopt(keeper.load(data)), held + prompts[2][:3])
+
+    def test_a_loaded_sequence_can_be_forked_and_cut(
+        self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]
+    ) -> None:
+        """As any other can be."""
+        loaded = driver.adopt(keeper.load(keeper.save(driver.holding(prompts[0]))))
+        copy, shared = driver.fork(loaded, len(prompts[0]) - 2)
+        kept = keeper.truncate(loaded, len(prompts[0]) - 1)
+
+        self.assert_replays(driver, copy, prompts[0][:shared] + prompts[1][:3])
+        self.assert_replays(driver, loaded, prompts[0][:kept] + prompts[2][:3])
+
+    @pytest.mark.parametrize("damage", _DAMAGES)
+    def test_damaged_data_is_refused(
+        self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]], damage: str
+    ) -> None:
+        """With StateRefused; nothing is changed, and the runner goes on."""
+        sequence = driver.holding(prompts[0][:-2])
+        data = bytearray(keeper.save(sequence))
+        free_tokens = keeper.free_tokens()
+        with pytest.raises(StateRefused):
+            keeper.load(memoryview(_DAMAGES[damage](data)))
+
+        assert keeper.free_tokens() == free_tokens
+        self.assert_replays(driver, sequence, prompts[0])
+        self.assert_replays(driver, driver.adopt(keeper.load(memoryview(data))), prompts[0][:-2] + prompts[3][:3])
+
+    def test_loading_needs_a_handle(self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+        """As opening does."""
+        data = keeper.save(driver.holding(prompts[0]))
+        while True:
+            try:
+                driver.open()
+            except CacheFull:
+                break
+        with pytest.raises(CacheFull):
+            keeper.load(data)
+
+    def test_the_format_is_named(self, keeper: StateKeeper) -> None:
+        """Core tells foreign states by this text."""
+        assert keeper.state_format

@@ -1,0 +1,26 @@
+"""The contract of an engine as a test class: requests in, events out.
+
+::
+
+    class TestMyEngine(EngineContract):
+        @pytest.fixture(scope="class")
+        @classmethod
+        def model(cls):
+            return ModelUnderTest(backend=MyBackend(), source=ModelSource("small"), options=MyOptions(context=64))
+
+A backend that opens runners is tested below core's engine, which shows how its model behaves in batches, with
+every sampling parameter and under cancellation. Settings are class attributes, see
+:class:`enginehouse_testkit.contract.engine_base.EngineContractBase`.
+"""
+
+from __future__ import annotations
+
+from enginehouse_testkit.contract.engine_events import EngineEventContract
+from enginehouse_testkit.contract.engine_lifetime import EngineLifetimeContract
+from enginehouse_testkit.contract.engine_parameters import EngineParameterContract
+
+__all__ = ["EngineContract"]
+
+
+class EngineContract(EngineEventContract, EngineParameterContract, EngineLifetimeContract):
+    """Every promise of :class:`enginehouse.backend.Engine` that can be tested from outside."""

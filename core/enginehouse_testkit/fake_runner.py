@@ -1,0 +1,386 @@
+"""A runner and a backend without a model library, for tests of everything above them.
+
+The runner is as honest as a real one: positions live in a pool of cells that forked sequences share,
+every span is checked before anything changes, and a state that was not computed cannot be read. Options
+turn it into the awkward kinds of runner (sliding window, no fork, small cache, slow) and make it fail on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.backend import (
+    DRAW_FIELDS,
+    Draw,
+    ForwardOutput,
+    LastSampled,
+    Match,
+    MemoryEstimate,
+    ModelSource,
+    Probe,
+    Progress,
+    RunnerCapabilities,
+    Span,
+    Tokenizer,
+)
+from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.types import ModelInfo
+from enginehouse_testkit.fake_exits import FakeExits
+from enginehouse_testkit.fake_model import FakeModel, State
+from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
+from enginehouse_testkit.fake_sampling import FakeDrawn, draw_token
+from enginehouse_testkit.fake_states import pack_cells, unpack_cells
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
+
+__all__ = ["FakeBackend", "FakeFaults", "FakeOptions", "FakeRunner"]
+
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class _Rows:
+    """The rows of one forward pass."""
+
+    def __init__(
+        self,
+        rows: Sequence[NDArray[np.float32]] | NDArray[np.float32],
+        vocab_size: int,
+        exit_layers: Sequence[int] | None = None,
+    ) -> None:
+        self.num_rows = len(rows)
+        if exit_layers is not None:
+            self.exit_layers = exit_layers
+        self._rows = np.array(rows, np.float32).reshape(self.num_rows, vocab_size)
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32."""
+        return self._rows
+
+    def select(self, rows: Sequence[int]) -> _Rows:
+        """Only these rows."""
+        return _Rows(self._rows[list(rows)], self._rows.shape[1])
+
+
+class _Cell:
+    """One KV position: a token and the state after it, as so many layers saw it. ``owners`` counts sequences."""
+
+    __slots__ = ("num_layers", "owners", "state", "token_id")
+
+    def __init__(self, token_id: int, state: State, num_layers: int) -> None:
+        self.token_id, self.state, self.num_layers, self.owners = token_id, state, num_layers, 1
+
+
+class FakeRunner:
+    """See :class:`enginehouse.backend.Runner`; counts its forward passes in ``num_steps``."""
+
+    def __init__(self, options: FakeOptions | None = None) -> None:
+        self.options = options = options or FakeOptions()
+        context = options.context or 4096
+        try:
+            self.tokenizer: Tokenizer = FakeTokenizer(options.vocab_size, options.faults.abort_at_text)
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+        self.capabilities = RunnerCapabilities(
+            exit_layers=tuple(range(1, options.num_layers)),
+            max_sequences=options.max_sequences or 4 * options.slots,
+            max_batch_tokens=options.max_batch_tokens,
+            max_context=context,
+            cache_tokens=options.cache_tokens or context * options.slots,
+            mixed_batch=options.mixed_batch,
+            truncate="bounded" if options.window else "any",
+            fork=options.fork,
+            batch_invariant=True,
+            abort=True,
+            sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
+            states=options.states,
+        )
+        self.state_format = f"fake {options.vocab_size} {options.window} {options.num_layers}"
+        self.info = ModelInfo(
+            backend="fake",
+            max_context=context,
+            vocab_size=self.tokenizer.vocab_size,
+            chat_templates={"default": _CHATML},
+            special_tokens=dict(self.tokenizer.special_tokens),
+            bos_token="<|bos|>",
+            eos_token="<|im_end|>",
+            infill_tokens=options.infill_tokens,
+            generation_defaults=options.recommends,
+            metadata={"architecture": "hash"},
+        )
+        self.num_steps = 0
+        self.num_layers = options.num_layers
+        self._model = FakeModel(self.tokenizer, options.end_logit)
+        self._exits = FakeExits(self._model, options.num_layers)
+        self._sequences: dict[int, list[_Cell]] = {}
+        self._num_lost: dict[int, int] = {}  # first positions that are gone, with a window
+        self._next_handle = 0
+        self._num_cells = 0
+        self._aborted = threading.Event()
+        self._last_sampled: dict[int, int] = {}
+
+    def open_sequence(self) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        if len(self._sequences) >= self.capabilities.max_sequences:
+            raise CacheFull(1, self.free_tokens())
+        self._next_handle += 1
+        self._sequences[self._next_handle] = []
+        self._num_lost[self._next_handle] = 0
+        return self._next_handle
+
+    def free_sequence(self, sequence: int) -> None:
+        """See :class:`enginehouse.backend.Runner`."""
+        self._release(self._cells(sequence))
+        del self._sequences[sequence], self._num_lost[sequence]
+        self._last_sampled.pop(sequence, None)
+
+    def length(self, sequence: int) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        return len(self._cells(sequence))
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        cells = self._cells(sequence)
+        if length < 0:
+            raise InvalidSpan(f"a sequence cannot be truncated to {length} tokens")
+        kept = self._kept(sequence, length)
+        self._release(cells[kept:])
+        del cells[kept:]
+        if not kept:
+            self._num_lost[sequence] = 0
+        return kept
+
+    def kept_length(self, sequence: int, length: int) -> int:
+        """See :class:`enginehouse.backend.CutPlanner`."""
+        return self._kept(sequence, length)
+
+    def _kept(self, sequence: int, length: int) -> int:
+        """With a window, the tokens before it may be gone."""
+        current = len(self._cells(sequence))
+        if self.options.window is None or length >= current:
+            return min(length, current)
+        return length if max(0, length - self.options.window) >= self._num_lost[sequence] else 0
+
+    def fork(self, source: int, length: int) -> tuple[int, int]:
+        """See :class:`enginehouse.backend.Runner`."""
+        cells = self._cells(source)
+        shared = 0 if self.capabilities.fork == "none" else self._kept(source, length)
+        copied = shared if self.capabilities.fork == "copy" else 0
+        if copied > self.free_tokens():
+            raise CacheFull(copied, self.free_tokens())
+        handle = self.open_sequence()
+        if copied:
+            self._sequences[handle] = [_Cell(cell.token_id, cell.state, cell.num_layers) for cell in cells[:shared]]
+            self._num_cells += copied
+        else:
+            for cell in cells[:shared]:
+                cell.owners += 1
+            self._sequences[handle] = cells[:shared]
+        self._num_lost[handle] = self._num_lost[source] if shared else 0
+        return handle, shared
+
+    def save(self, sequence: int) -> memoryview:
+        """See :class:`enginehouse.backend.StateKeeper`."""
+        return pack_cells([(cell.token_id, cell.state, cell.num_layers) for cell in self._cells(sequence)])
+
+    def load(self, data: memoryview) -> int:
+        """See :class:`enginehouse.backend.StateKeeper`."""
+        cells = [_Cell(token_id, state, num_layers) for token_id, state, num_layers in unpack_cells(data)]
+        if len(cells) > self.free_tokens():
+            raise CacheFull(len(cells), self.free_tokens())
+        handle = self.open_sequence()
+        self._sequences[handle] = cells
+        self._num_lost[handle] = max(0, len(cells) - (self.options.window or len(cells)))
+        self._num_cells += len(cells)
+        return handle
+
+    def free_tokens(self) -> int:
+        """See :class:`enginehouse.backend.Runner`."""
+        return self.capabilities.cache_tokens - self._num_cells
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        """See :class:`enginehouse.backend.Runner`."""
+        inputs = [self._checked(span) for span in spans]
+        self._check_batch(spans, inputs)
+        self._aborted.clear()
+        self.num_steps += 1
+        self._fail_on_purpose(inputs)
+        rows: list[NDArray[np.float32]] = []
+        exit_layers: list[int] = []
+        for span, token_ids in zip(spans, inputs, strict=True):
+            if self._aborted.wait(self.options.step_delay_s / len(spans)):
+                raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
+            for row, num_layers in self._append(span, token_ids):
+                rows.append(row)
+                exit_layers.append(num_layers)
+            if self.options.faults.nan_at_token in token_ids and span.outputs != "none":
+                rows[-1] = np.full_like(rows[-1], np.nan)
+        if self.num_steps == self.options.faults.nan_at_step and rows:
+            rows[0] = np.full_like(rows[0], np.nan)
+        return _Rows(rows, self.tokenizer.vocab_size, exit_layers if self._exits.policy is not None else None)
+
+    def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
+        """See :class:`enginehouse.early_exit.LayerAccess`."""
+        if not self.capabilities.exit_layers and policy is not None:
+            raise ModelLoadError("this fake model has no layers; set num_layers")
+        self._exits.policy = policy
+
+    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
+        """See :class:`enginehouse.backend.DeviceSampler`; the tokens are there at once, but read later."""
+        drawn = FakeDrawn([draw_token(output.host()[draw.row], draw) for draw in draws])
+        for draw, sampled in zip(draws, drawn.sampled, strict=True):
+            self._last_sampled[draw.sequence] = max(sampled.token_id, 0)
+        return drawn
+
+    def abort(self) -> None:
+        """See :class:`enginehouse.backend.Runner`."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """See :class:`enginehouse.backend.Runner`; idempotent."""
+        self._sequences.clear()
+        self._num_lost.clear()
+        self._num_cells = 0
+
+    def _cells(self, sequence: int) -> list[_Cell]:
+        try:
+            return self._sequences[sequence]
+        except KeyError:
+            raise InvalidSpan(f"there is no open sequence {sequence}") from None
+
+    def _release(self, cells: Sequence[_Cell]) -> None:
+        for cell in cells:
+            cell.owners -= 1
+            self._num_cells -= cell.owners == 0
+
+    def _checked(self, span: Span) -> list[int]:
+        length = self.length(span.sequence)
+        if isinstance(span.input, LastSampled):
+            if span.sequence not in self._last_sampled or span.start != length:
+                raise InvalidSpan(f"nothing was drawn for sequence {span.sequence} that could stand at {span.start}")
+            return [self._last_sampled[span.sequence]]
+        if span.input.ndim != 1 or not span.input.size:
+            raise InvalidSpan(f"a span needs at least one token; sequence {span.sequence} has none")
+        if span.start != length:
+            raise InvalidSpan(f"sequence {span.sequence} holds {length} tokens, but the span starts at {span.start}")
+        if span.num_layers is not None and span.num_layers not in self.capabilities.exit_layers:
+            raise InvalidSpan(f"a pass cannot be left after {span.num_layers} layers")
+        num_layers = span.num_layers or self.options.num_layers
+        if any(cell.num_layers < num_layers for cell in self._cells(span.sequence)):
+            raise InvalidSpan(f"sequence {span.sequence} holds tokens that fewer than {num_layers} layers have seen")
+        if span.outputs not in ("none", "last", "all"):
+            raise InvalidSpan(f"unknown outputs {span.outputs!r}")
+        if span.input.min() < 0 or span.input.max() >= self.tokenizer.vocab_size:
+            raise InvalidSpan(f"sequence {span.sequence} has token ids outside the vocabulary")
+        if length + span.input.size > self.capabilities.max_context:
+            raise InvalidSpan(f"sequence {span.sequence} would grow beyond the context")
+        token_ids: list[int] = span.input.tolist()
+        return token_ids
+
+    def _check_batch(self, spans: Sequence[Span], inputs: Sequence[list[int]]) -> None:
+        if not spans:
+            raise InvalidSpan("a forward pass needs at least one span")
+        if len({span.sequence for span in spans}) < len(spans):
+            raise InvalidSpan("a sequence has two spans in one forward pass")
+        sizes = [len(token_ids) for token_ids in inputs]
+        if sum(sizes) > self.capabilities.max_batch_tokens:
+            raise InvalidSpan(f"{sum(sizes)} tokens do not fit {self.capabilities.max_batch_tokens} of one pass")
+        if not self.capabilities.mixed_batch and 1 in sizes and max(sizes) > 1:
+            raise InvalidSpan("this runner takes long and one-token spans in separate passes")
+        if sum(sizes) > self.free_tokens():
+            raise CacheFull(sum(sizes), self.free_tokens())
+
+    def _append(self, span: Span, token_ids: list[int]) -> list[tuple[NDArray[np.float32], int]]:
+        """Grow one sequence; the rows of logits that its span asks for, and how many layers each ran through."""
+        cells = self._sequences[span.sequence]
+        states = []
+        for token_id in token_ids:
+            states.append(self._next_state(span.sequence, token_id))
+            cells.append(_Cell(token_id, states[-1], span.num_layers or self.options.num_layers))
+            self._forget(span.sequence)
+        self._num_cells += len(token_ids)
+        wanted = {"none": [], "last": states[-1:], "all": states}[span.outputs]
+        if span.num_layers is not None:
+            return [(self._exits.logits(state, span.num_layers), span.num_layers) for state in wanted]
+        if span.may_exit and len(token_ids) == 1:
+            return [self._exits.leave(state) for state in wanted]
+        return [(self._model.logits(state), self.num_layers) for state in wanted]
+
+    def _next_state(self, sequence: int, token_id: int) -> State:
+        cells, window = self._sequences[sequence], self.options.window
+        if window is None:
+            return self._model.advance(cells[-1].state if cells else self._model.start(), token_id)
+        first = max(0, len(cells) + 1 - window)
+        assert first >= self._num_lost[sequence], "a cut kept less than it said"
+        return self._model.window_state([*(cell.token_id for cell in cells[first:]), token_id], len(cells) + 1)
+
+    def _forget(self, sequence: int) -> None:
+        """Lose the positions before the window and its slack."""
+        if self.options.window is not None:
+            num_kept = self.options.window + self.options.window_slack
+            self._num_lost[sequence] = max(self._num_lost[sequence], len(self._sequences[sequence]) - num_kept)
+
+    def _fail_on_purpose(self, inputs: Sequence[list[int]]) -> None:
+        faults, step = self.options.faults, self.num_steps
+
+        def is_due(at_step: int | None, at_token: int | None) -> bool:
+            if step != at_step and not any(at_token in token_ids for token_ids in inputs):
+                return False
+            if faults.latch is None:
+                return True
+            try:
+                os.close(os.open(faults.latch, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+            return True
+
+        if is_due(faults.raise_at_step, faults.raise_at_token):
+            raise RuntimeError(f"the fake runner fails on purpose at step {step}")
+        if is_due(faults.abort_at_step, faults.abort_at_token):
+            os.abort()
+        if is_due(faults.hang_at_step, faults.hang_at_token):
+            threading.Event().wait()  # for ever, and whatever abort() says
+
+
+class FakeBackend:
+    """Opens :class:`FakeRunner`. Its only source is the word ``fake``."""
+
+    name = "fake"
+    api_version = 1
+    options = FakeOptions
+    opens: Literal["runner"] = "runner"
+
+    def probe(self) -> Probe:
+        """See :class:`enginehouse.backend.Backend`."""
+        return Probe(available=True, devices=("cpu",))
+
+    def match(self, source: ModelSource) -> Match:
+        """See :class:`enginehouse.backend.Backend`."""
+        if source.text == "fake":
+            return Match(1.0, "the built-in fake model")
+        return Match(0.0, "the fake backend only opens the source 'fake'")
+
+    def estimate(self, source: ModelSource, options: FakeOptions) -> MemoryEstimate:
+        """See :class:`enginehouse.backend.Backend`."""
+        bytes_per_token = 200
+        return MemoryEstimate(0, bytes_per_token, bytes_per_token * (options.context or 4096) * options.slots)
+
+    def open(self, source: ModelSource, options: FakeOptions, progress: Progress) -> FakeRunner:
+        """See :class:`enginehouse.backend.Backend`."""
+        if options.faults.refuse_to_open is not None:
+            raise ModelLoadError(options.faults.refuse_to_open)
+        num_parts = 10
+        for part in range(num_parts):
+            progress(part / num_parts, "imagining weights")
+            time.sleep(options.open_delay_s / num_parts)
+        progress(1.0, "ready")
+        return FakeRunner(options)

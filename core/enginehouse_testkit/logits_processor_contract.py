@@ -1,0 +1,171 @@
+"""The contract of a logits processor as a test class.
+
+::
+
+    class TestMyProcessor(LogitsProcessorContract):
+        active = ({"my_field": 3},)
+
+        @pytest.fixture(scope="class")
+        @classmethod
+        def processor(cls):
+            return MyProcessor()
+
+``active`` are requests that switch it on; without any the suite tries values that the plugin's validators allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
+from enginehouse.plugins.offers import Offers
+from enginehouse.sampler import History
+from enginehouse.structuring import strict_converter
+from enginehouse.types import SamplingParams
+from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, rows, tries_of
+
+__all__ = ["LogitsProcessorContract"]
+
+_TEXTS = tuple(chr(60 + token_id).encode() for token_id in range(VOCAB_SIZE))
+_PROMPT = [1, 2, 3, 1, 2]
+
+
+class LogitsProcessorContract:
+    """Every promise of :class:`enginehouse.logits_processor.LogitsProcessor` that can be tested from outside.
+
+    Attributes:
+        active: fields of requests that switch it on.
+    """
+
+    active: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def requests(cls, processor: LogitsProcessor) -> list[SamplingParams]:
+        """How the requests that switch it on draw: greedily, and by chance with other steps behind it."""
+        active = cls.active or tries_of(ProcessorSampler(processor))
+        assert active, "no value that was tried switches it on; list some in ``active``"
+        kinds: tuple[dict[str, Any], ...] = (
+            {"temperature": 0.0},
+            {"temperature": 1.2, "seed": 5},
+            {"temperature": 0.8, "seed": 6, "top_k": 20, "repetition_penalty": 1.2},
+            {"temperature": 0.8, "seed": 7, "top_p": 0.9, "samplers": ("top_p", "temperature")},
+        )
+        return [
+            SamplingParams(**kind, extensions={processor.name: dict(fields)}) for fields in active for kind in kinds
+        ]
+
+    def test_it_can_be_registered(self, processor: LogitsProcessor) -> None:
+        """It has all that core asks for, and its fields are free."""
+        offers = Offers()
+        offers.accept_logits_processor("plugin", processor)
+
+        assert set(offers.request_fields) == {field.name for field in attrs.fields(processor.request_fields)}
+
+    def test_fields_say_what_they_mean(self, processor: LogitsProcessor) -> None:
+        """The description goes to the API's documentation."""
+        for attribute in attrs.fields(processor.request_fields):
+            assert attribute.metadata.get("description"), f"{attribute.name} has no description"
+
+    def test_defaults_are_off(self, processor: LogitsProcessor) -> None:
+        """A request that does not mention the fields is not touched."""
+        assert processor.create(processor.request_fields()) is None
+
+    def test_it_changes_what_is_drawn(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
+        """Some of the requests that switch it on give other tokens than without."""
+        assert any(_drawn(processor, one) != _drawn(None, _without(one)) for one in requests)
+
+    def test_a_token_can_be_drawn_again(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
+        """The same arguments give the same row, in a new session as well."""
+        for params in requests:
+            assert _drawn(processor, params) == _drawn(processor, params)
+        session = _session(processor, requests[0])
+        assert session is not None
+        history = History(np.array([*_PROMPT, 4, 5], np.int32), _TEXTS, len(_PROMPT))
+        first, second = rows(1)[0], rows(1)[0]
+        session.process(first, history)
+        session.process(second, history)
+
+        assert np.array_equal(first, second)
+
+    def test_its_rows_are_sound(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
+        """It leaves a token to draw and no NaN, and the history as it was."""
+        for params in requests:
+            session = _session(processor, params)
+            for length in range(len(_PROMPT), 30):
+                token_ids = np.resize(np.array(_PROMPT, np.int32), length)
+                before, row = token_ids.copy(), rows(1, seed=length)[0]
+                session.process(row, History(token_ids, _TEXTS, len(_PROMPT)))
+
+                assert np.array_equal(token_ids, before)
+                assert np.isfinite(row).any()
+                assert not np.isnan(row).any() and not np.isposinf(row).any()
+
+    def test_sequences_do_not_touch_each_other(
+        self, processor: LogitsProcessor, requests: list[SamplingParams]
+    ) -> None:
+        """Two that take turns draw what each draws alone."""
+        one, other = requests[0], requests[-1]
+        alone = [_drawn(processor, one), _drawn(processor, other)]
+        samplers = [_sampler(processor, params) for params in (one, other)]
+        found: list[list[int]] = [[], []]
+        for position, (row, again) in enumerate(zip(rows(30), rows(30), strict=True)):
+            for sampler, drawn, logits in zip(samplers, found, (row, again), strict=True):
+                drawn.append(sampler.sample(logits, position).token_id)
+                sampler.accept(drawn[-1])
+
+        assert found == alone
+
+    def test_a_second_draw_of_the_same_row_is_the_same(
+        self, processor: LogitsProcessor, requests: list[SamplingParams]
+    ) -> None:
+        """A draw changes nothing, so that a token can be drawn again."""
+        for params in requests:
+            sampler, found = _sampler(processor, params), list[int]()
+            for position, (row, again) in enumerate(zip(rows(20), rows(20), strict=True)):
+                first = sampler.sample(row, position).token_id
+                second = sampler.sample(again, position).token_id
+                sampler.accept(second)
+                found.append(second)
+                assert first == second
+            assert found == _drawn(processor, params, 20)
+
+
+def _without(params: SamplingParams) -> SamplingParams:
+    """The same request without the processor's fields."""
+    values = {name: getattr(params, name) for name in params.__struct_fields__ if name != "extensions"}
+    return SamplingParams(**values)
+
+
+def _session(processor: LogitsProcessor, params: SamplingParams) -> ProcessorSession:
+    (fields,) = params.extensions.values()
+    session = processor.create(strict_converter().structure(fields, processor.request_fields))
+    assert session is not None
+    return session
+
+
+def _sampler(processor: LogitsProcessor | None, params: SamplingParams) -> SequenceSampler:
+    steps = {processor.name: ProcessorSampler(processor)} if processor is not None else {}
+    return SequenceSampler(
+        params,
+        choice=0,
+        vocab_size=VOCAB_SIZE,
+        prompt_token_ids=_PROMPT,
+        steps=build_steps(params, steps),
+        token_bytes=_TEXTS,
+    )
+
+
+def _drawn(processor: LogitsProcessor | None, params: SamplingParams, num_tokens: int = 30) -> list[int]:
+    """Tokens drawn one after the other."""
+    sampler, found = _sampler(processor, params), list[int]()
+    for position, row in enumerate(rows(num_tokens)):
+        found.append(sampler.sample(row, position).token_id)
+        sampler.accept(found[-1])
+    return found

@@ -1,0 +1,207 @@
+"""Where a request stands in a script, and the events that its next step makes.
+
+The engine ``scripted`` drives it; nothing here waits or knows slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from attrs import frozen
+
+from enginehouse.engine.reasoning import ReasoningGate
+from enginehouse.errors import GenerationFailed
+from enginehouse.output.detokenizer import Detokenizer
+from enginehouse.output.text_stream import Piece, TextStream
+from enginehouse.types import (
+    ChoiceFinished,
+    EngineRequest,
+    Event,
+    PromptLogprobs,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+)
+from enginehouse_testkit.script import Script
+
+__all__ = ["Entry", "Replay", "Tape"]
+
+_NUM_BYTES = 256
+
+
+@frozen
+class Entry:
+    """A script token in the form in which it is replayed: one of a token id, a delay or an error."""
+
+    token_id: int | None
+    delay_s: float
+    error: str | None
+
+
+@frozen(eq=False)
+class Tape:
+    """A script with token ids: 0 to 255 are single bytes, each further text or bytes has an id from 256 on."""
+
+    token_bytes: list[bytes]
+    entries: tuple[Entry, ...]
+    tokens_per_step: int
+    loop: bool
+
+    @classmethod
+    def of(cls, script: Script) -> Tape:
+        """Give every token of ``script`` its id."""
+        token_bytes = [bytes([byte]) for byte in range(_NUM_BYTES)]
+        ids: dict[bytes, int] = {}
+        entries = []
+        for token in script.tokens:
+            if token.delay_s is not None or token.error is not None:
+                entries.append(Entry(None, token.delay_s or 0.0, token.error))
+                continue
+            data = token.text.encode() if token.text is not None else bytes(token.bytes or ())
+            if data not in ids:
+                ids[data] = len(token_bytes)
+                token_bytes.append(data)
+            entries.append(Entry(ids[data], 0.0, None))
+        return cls(token_bytes, tuple(entries), script.tokens_per_step, script.loop)
+
+
+class Replay:
+    """Where a request stands in the script; makes the events of one step at a time."""
+
+    def __init__(self, tape: Tape, request: EngineRequest, num_prompt_tokens: int, max_context: int) -> None:
+        self._tape = tape
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_logprobs = request.sampling.num_logprobs
+        self._num_prompt_logprobs = request.num_prompt_logprobs
+        rest = max_context - num_prompt_tokens
+        limit = request.stopping.max_tokens
+        self._max_tokens = rest if limit is None else min(limit, rest)
+        stop = request.stopping.stop
+        self._streams = {n: TextStream(tape.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
+        self._num_tokens: dict[int, int] = {}
+        self._position = 0  # in the script; all choices advance together
+        self._num_made = 0  # tokens per running choice
+        self._reasoning: ReasoningGate | None = None
+        self._reasoning_end = b""
+        if request.reasoning is not None:
+            self._reasoning_end = request.reasoning.end.encode()
+            detokenizer = Detokenizer(tape.token_bytes, frozenset())
+            # Single bytes are tokens, so the bytes of the marker are its token ids.
+            self._reasoning = ReasoningGate(request.reasoning, tuple(self._reasoning_end), detokenizer)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._streams
+
+    def take_delay(self) -> float:
+        """Seconds to wait before the next step; 0 is none."""
+        entry = self._peek()
+        if entry is None or not entry.delay_s:
+            return 0.0
+        self._position += 1
+        return entry.delay_s
+
+    def step(self) -> Sequence[Event]:
+        """The events of the next ``tokens_per_step`` tokens, perhaps none; raises GenerationFailed where it says so."""
+        events: list[Event] = []
+        if self._max_tokens == 0:
+            self._finish_all("length", events)
+            return events
+        for _ in range(self._tape.tokens_per_step):
+            entry = self._peek()
+            if forced := self._closing_token_ids():
+                self._push(forced[0], events, is_forced=True)
+                if self._reasoning is not None and self._reasoning.is_over:
+                    self._skip_reasoning()
+            elif entry is None:
+                self._finish_all("stop", events)
+            elif entry.error is not None:
+                if events:
+                    break
+                raise GenerationFailed(entry.error)
+            elif entry.token_id is None:
+                break  # a delay
+            else:
+                self._position += 1
+                self._push(entry.token_id, events)
+            if self.is_done:
+                break
+        return events
+
+    def score(self, token_ids: Sequence[int]) -> list[Event]:
+        """The invented log-probabilities of a prompt's tokens but the first, where the request asks for them."""
+        if self._num_prompt_logprobs is None or len(token_ids) < 2:
+            return []
+        scored = tuple(self._logprob(token_id, self._num_prompt_logprobs) for token_id in token_ids[1:])
+        return [PromptLogprobs(scored, (1,) * len(scored))]
+
+    def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
+        """The last event."""
+        return RequestFinished(
+            self._num_prompt_tokens, 0, sum(self._num_tokens.values()), queue_s=queue_s, decode_s=decode_s
+        )
+
+    def _peek(self) -> Entry | None:
+        entries = self._tape.entries
+        if self._position >= len(entries) and self._tape.loop:
+            self._position = 0
+        return entries[self._position] if self._position < len(entries) else None
+
+    def _closing_token_ids(self) -> Sequence[int]:
+        """What is left of the marker that closes the reasoning, once its budget is used up."""
+        return self._reasoning.forced_token_ids() if self._reasoning is not None else ()
+
+    def _skip_reasoning(self) -> None:
+        """Go on behind the script's own end of the reasoning: a model whose reasoning was closed answers."""
+        text = b""
+        while self._position < len(self._tape.entries) and self._reasoning_end not in text:
+            token_id = self._tape.entries[self._position].token_id
+            text += b"" if token_id is None else self._tape.token_bytes[token_id]
+            self._position += 1
+
+    def _push(self, token_id: int, events: list[Event], is_forced: bool = False) -> None:
+        """Give one token to every running choice."""
+        self._num_made += 1
+        if self._reasoning is not None and not self._reasoning.is_over:
+            self._reasoning.accept(token_id, is_forced)
+        for choice, stream in list(self._streams.items()):
+            piece = stream.push(token_id)
+            self._report(choice, piece, events)
+            if piece.stop is not None:
+                self._finish(choice, "stop", piece.stop, events)
+        if self._num_made >= self._max_tokens:
+            self._finish_all("length", events)
+
+    def _finish_all(self, reason: Literal["stop", "length"], events: list[Event]) -> None:
+        for choice, stream in list(self._streams.items()):
+            self._report(choice, stream.flush(), events)
+            self._finish(choice, reason, None, events)
+
+    def _finish(
+        self, choice: int, reason: Literal["stop", "length"], stop_reason: str | None, events: list[Event]
+    ) -> None:
+        del self._streams[choice]
+        self._num_tokens[choice] = self._num_made
+        num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
+        events.append(ChoiceFinished(choice, reason, self._num_made, stop_reason, num_reasoning))
+
+    def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
+        if piece.text or piece.token_ids:
+            logprobs = None
+            if self._num_logprobs is not None:
+                logprobs = tuple(self._logprob(token_id, self._num_logprobs) for token_id in piece.token_ids)
+            events.append(TextDelta(choice, piece.text, piece.token_ids, logprobs))
+
+    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+        """An invented distribution: the replayed token has probability 1/2, single bytes share the rest."""
+        token_bytes = self._tape.token_bytes
+        others = [other for other in range(num_top) if other != token_id][: max(0, num_top - 1)]
+        ranked = [token_id, *others] if num_top else []
+        top = tuple(
+            TopLogprob(other, token_bytes[other], -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked)
+        )
+        return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top)

@@ -1,0 +1,218 @@
+"""The contract of a structured decoder as a test class.
+
+::
+
+    class TestMyDecoder(StructuredDecoderContract):
+        @pytest.fixture(scope="class")
+        @classmethod
+        def decoder(cls):
+            return MyDecoder()
+
+It is bound to a vocabulary in which characters are split over tokens. Texts are in the style of ``json.dumps``, one
+space behind colons and commas, for a decoder may allow no other white space.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from enginehouse.errors import GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.plugins.offers import Offers
+from enginehouse.structured import GrammarCompiler, Matcher, StructuredDecoder
+from enginehouse.types import Constraint
+from enginehouse_testkit.contract.constraint_examples import EXAMPLES, MALFORMED, ConstraintExample
+from enginehouse_testkit.contract.engine_driver import EngineDriver
+from enginehouse_testkit.contract.imports import packages_imported_by
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
+from enginehouse_testkit.inline_engine import InlineEngine
+
+__all__ = ["StructuredDecoderContract"]
+
+_TOKENIZER = FakeTokenizer()
+_every_kind = pytest.mark.parametrize("kind", EXAMPLES)
+
+
+class StructuredDecoderContract:
+    """Every promise of :class:`enginehouse.structured.StructuredDecoder` that can be tested from outside.
+
+    Attributes:
+        light_packages: packages that come in with the plugin before it is bound; its library is none of them.
+    """
+
+    light_packages: ClassVar[frozenset[str]] = frozenset()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def grammars(cls, decoder: StructuredDecoder) -> GrammarCompiler:
+        """The decoder, bound."""
+        return decoder.bind(_TOKENIZER)
+
+    @pytest.fixture
+    def example(self, decoder: StructuredDecoder, kind: Any) -> ConstraintExample:
+        """A constraint of a kind that the decoder claims."""
+        if kind not in decoder.kinds:
+            pytest.skip(f"the decoder does not claim {kind}")
+        return EXAMPLES[kind]
+
+    def test_decoder_is_accepted_by_the_loader(self, decoder: StructuredDecoder) -> None:
+        """Complete, of a known version, with known kinds."""
+        Offers().accept_structured_decoder("kit", decoder)
+
+        assert isinstance(decoder, StructuredDecoder)
+        assert decoder.kinds
+
+    def test_creating_it_does_not_import_the_library(self, decoder: StructuredDecoder) -> None:
+        """The server process makes one and never binds it."""
+        heavy = packages_imported_by(decoder, None, "subject.kinds") - self.light_packages
+
+        assert not heavy, f"the plugin imports {', '.join(sorted(heavy))}"
+
+    @_every_kind
+    def test_texts_are_told_apart(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
+        """Allowed ones token by token to their end, forbidden ones not."""
+        for text in example.allowed:
+            assert _follows(grammars, example.constraint, text), f"{text!r} is refused"
+        for text in example.forbidden:
+            assert not _follows(grammars, example.constraint, text), f"{text!r} is taken"
+
+    @_every_kind
+    def test_every_token_outside_the_mask_is_refused(
+        self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
+    ) -> None:
+        """And every one inside is taken, at each place of a text.
+
+        Where the text is forced, a mask may leave out tokens that would write the same text in smaller pieces.
+        """
+        token_ids = _TOKENIZER.encode(example.allowed[-1], False)
+        for place in range(len(token_ids)):
+            inside = _allowed(_after(grammars, example.constraint, token_ids[:place]))
+            assert token_ids[place] in inside
+            texts = [_TOKENIZER.token_bytes[token_id] for token_id in inside]
+            for token_id in range(place % 5, _TOKENIZER.vocab_size, 5):
+                trial = _after(grammars, example.constraint, token_ids[:place])
+                if token_id in inside:
+                    trial.accept(token_id)
+                elif token_id not in _TOKENIZER.end_token_ids:
+                    piece = _TOKENIZER.token_bytes[token_id]
+                    if not any(text.startswith(piece) for text in texts):
+                        with pytest.raises(GenerationFailed):
+                            trial.accept(token_id)
+
+    @_every_kind
+    def test_no_control_token_but_the_end_is_allowed(
+        self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
+    ) -> None:
+        """The end exactly where the text is complete."""
+        hidden = _TOKENIZER.control_token_ids - _TOKENIZER.end_token_ids
+        token_ids = _TOKENIZER.encode(example.allowed[0], False)
+        for place in range(len(token_ids) + 1):
+            inside = _allowed(_after(grammars, example.constraint, token_ids[:place]))
+            assert not inside & hidden
+        assert inside & _TOKENIZER.end_token_ids
+        assert not _allowed(_after(grammars, example.constraint, [])) & _TOKENIZER.end_token_ids
+
+    @_every_kind
+    def test_forced_tokens_are_allowed(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
+        """Asking changes nothing; each forced token is in the mask of its place."""
+        for text in example.allowed:
+            token_ids = _TOKENIZER.encode(text, False)
+            for place in range(len(token_ids) + 1):
+                matcher = _after(grammars, example.constraint, token_ids[:place])
+                forced = list(matcher.forced_token_ids())
+                assert list(matcher.forced_token_ids()) == forced
+                assert not (forced and matcher.is_finished())
+                for token_id in forced:
+                    assert token_id in _allowed(matcher)
+                    matcher.accept(token_id)
+
+    @_every_kind
+    def test_matchers_do_not_touch_each_other(
+        self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
+    ) -> None:
+        """Two sequences of one grammar."""
+        grammar = grammars.compile(example.constraint)
+        one, other = grammar.start(), grammar.start()
+        for token_id in _TOKENIZER.encode(example.allowed[0], False):
+            one.accept(token_id)
+
+        assert _allowed(other) == _allowed(grammar.start())
+        assert not other.is_finished()
+
+    @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in MALFORMED.items() for text in texts])
+    def test_malformed_constraints_are_refused(
+        self, decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any, text: str
+    ) -> None:
+        """With the name of the request field."""
+        if kind not in decoder.kinds:
+            pytest.skip(f"the decoder does not claim {kind}")
+        with pytest.raises(InvalidRequest) as refused:
+            grammars.compile(Constraint(kind=kind, text=text, param="the_field"))
+
+        assert refused.value.param is not None
+        assert refused.value.param.startswith("the_field")
+
+    def test_compiling_works_on_several_threads(self, decoder: StructuredDecoder, grammars: GrammarCompiler) -> None:
+        """Requests come in while others are compiled."""
+        constraints = [EXAMPLES[kind].constraint for kind in decoder.kinds] * 4
+        with ThreadPoolExecutor(4) as pool:
+            masks = list(pool.map(lambda constraint: _allowed(grammars.compile(constraint).start()), constraints))
+
+        assert masks == [_allowed(grammars.compile(constraint).start()) for constraint in constraints]
+
+    # -- through the engine ------------------------------------------------------------------------
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, decoder: StructuredDecoder) -> Iterator[EngineDriver]:
+        """Core's engine over the fake model, with this decoder."""
+        with asyncio.Runner() as loop:
+            inline = InlineEngine(FakeRunner(FakeOptions(context=512, slots=4)), decoders=[decoder])
+            yield EngineDriver(inline, loop)
+            loop.run(inline.close())
+
+    @_every_kind
+    def test_answers_keep_the_constraint(
+        self, engine: EngineDriver, decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any
+    ) -> None:
+        """Whatever is drawn; a kind that is not claimed is refused."""
+        constraint = EXAMPLES[kind].constraint
+        assert set(engine.engine.info.engine.constraint_kinds) == set(decoder.kinds)
+        if kind not in decoder.kinds:
+            with pytest.raises(UnsupportedParameter):
+                engine.submit(engine.request(constraint=constraint))
+            return
+        for seed in range(3):
+            answer = engine.ask(constraint=constraint, temperature=1.5, seed=seed, max_tokens=80, ignore_eos=False)
+            if answer.finished().finish_reason == "stop":
+                assert _follows(grammars, constraint, answer.text())
+
+
+def _after(grammars: GrammarCompiler, constraint: Constraint, token_ids: list[int]) -> Matcher:
+    matcher = grammars.compile(constraint).start()
+    for token_id in token_ids:
+        matcher.accept(token_id)
+    return matcher
+
+
+def _allowed(matcher: Matcher) -> set[int]:
+    """Ids in the mask."""
+    bitmask = np.full((_TOKENIZER.vocab_size + 31) // 32, -1, np.int32)
+    matcher.fill_bitmask(bitmask)
+    return set(np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little")).tolist())
+
+
+def _follows(grammars: GrammarCompiler, constraint: Constraint, text: str) -> bool:
+    """Whether a text is allowed token by token, and may end."""
+    matcher = grammars.compile(constraint).start()
+    for token_id in _TOKENIZER.encode(text, False):
+        if token_id not in _allowed(matcher):
+            return False
+        matcher.accept(token_id)
+    return bool(_allowed(matcher) & _TOKENIZER.end_token_ids)

@@ -1,0 +1,180 @@
+"""The contract of a tool parser as a test class.
+
+::
+
+    class TestMyParser(ToolParserContract):
+        answers = (('<call>now{}</call>', "", [("now", "{}")]),)
+
+        @pytest.fixture(scope="class")
+        @classmethod
+        def tool_parser(cls):
+            return MyToolParser()
+
+``answers`` are texts of a model with what they say: content, and (name, arguments) of the calls. The functions are
+those of :data:`enginehouse_testkit.contract.parser_driver.TOOLS`. Without any, the suite reads calls that the parser's
+own constraint describes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from enginehouse.composition import read_composition
+from enginehouse.errors import RequestError
+from enginehouse.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser
+from enginehouse.plugins.offers import Offers
+from enginehouse.types import Message, ToolCall
+from enginehouse_testkit.contract.parser_driver import TOOLS, Said, cuts, said_by, texts_of
+
+__all__ = ["ToolParserContract"]
+
+_TEMPLATES = (
+    "",
+    "{{ messages }}",
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}",
+    "{{ '<tool_call>' }} ] [ \x00",
+)
+_PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "Größe 🙂", "", " ")
+
+
+class ToolParserContract:
+    """Every promise of :class:`enginehouse.parsers.ToolParser` that can be tested from outside.
+
+    Attributes:
+        model: the model that the parser is bound to.
+        answers: texts with what they say.
+    """
+
+    model: ClassVar[ChatFormat] = ChatFormat("")
+    answers: ClassVar[Sequence[tuple[str, str, list[tuple[str, str]]]]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def tool_format(cls, tool_parser: ToolParser) -> ToolFormat:
+        """The parser, bound."""
+        return tool_parser.bind(cls.model)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def enforced(cls, tool_format: ToolFormat) -> list[str]:
+        """Texts of calls as the format's own constraint describes them."""
+        constraint = tool_format.constraint(TOOLS, parallel=True)
+        texts = texts_of(read_composition(constraint.text)) if constraint.kind == "composition" else []
+        return texts or [text for text, _, calls in cls.answers if calls]
+
+    def test_parser_is_accepted_by_the_loader(self, tool_parser: ToolParser) -> None:
+        """Complete and of a known version."""
+        Offers().accept_tool_parser("kit", tool_parser)
+
+        assert isinstance(tool_parser, ToolParser)
+
+    def test_match_is_a_share_for_any_template(self, tool_parser: ToolParser) -> None:
+        """Templates are foreign text."""
+        for template in _TEMPLATES:
+            assert 0.0 <= tool_parser.match(ChatFormat(template, {"<tool_call>": 1})) <= 1.0
+
+    def test_answers_say_what_they_say_however_cut(self, tool_format: ToolFormat) -> None:
+        """The author's own corpus; white space around calls is core's."""
+        for text, content, calls in self.answers:
+            for pieces in ([text], *cuts(text)):
+                said = said_by(tool_format.open(TOOLS), pieces)
+                assert (said.content.strip(), said.calls) == (content.strip(), calls), pieces
+
+    def test_enforced_calls_are_read_as_calls(self, tool_format: ToolFormat, enforced: list[str]) -> None:
+        """What ``constraint`` makes a model write is what the session understands, however it is cut."""
+        if not enforced:
+            pytest.skip("the constraint is not made of JSON Schemas; list some texts in ``answers``")
+        names = {tool.name for tool in TOOLS}
+        for text in enforced:
+            expected = said_by(tool_format.open(TOOLS), [text])
+            assert expected.calls, f"{text!r} is not read as a call"
+            assert {name for name, _ in expected.calls} <= names
+            assert all(isinstance(json.loads(arguments), dict) for _, arguments in expected.calls)
+            for pieces in cuts(text):
+                assert said_by(tool_format.open(TOOLS), pieces) == expected, pieces
+
+    def test_markers_are_never_shown(self, tool_format: ToolFormat, enforced: list[str]) -> None:
+        """However the call is cut, and wherever a limit ends it."""
+        for text in enforced:
+            for end in range(len(text) + 1):
+                for is_cut in (False, True):
+                    said = said_by(tool_format.open(TOOLS), [text[:end]], is_cut)
+                    assert not any(marker in said.content for marker in tool_format.markers)
+
+    def test_calls_of_unknown_functions_are_text(self, tool_format: ToolFormat, enforced: list[str]) -> None:
+        """Without the tags."""
+        for text in enforced:
+            said = said_by(tool_format.open(()), [text])
+            assert said.calls == []
+            assert not any(marker in said.content for marker in tool_format.markers)
+
+    def test_text_without_calls_stays_as_it_is(self, tool_format: ToolFormat) -> None:
+        """Character by character as well."""
+        for text in _PLAIN:
+            for pieces in ([text], list(text)):
+                assert said_by(tool_format.open(TOOLS), [piece for piece in pieces if piece]) == Said(content=text)
+
+    def test_plain_text_is_not_held_back(self, tool_format: ToolFormat) -> None:
+        """Only what may be markup waits."""
+        session = tool_format.open(TOOLS)
+        shown = ""
+        for number in range(20):
+            shown += "".join(getattr(part, "text", "") for part in session.push(f" word{number}"))
+
+        assert "word18" in shown
+
+    def test_arguments_stream(self, tool_format: ToolFormat, enforced: list[str]) -> None:
+        """A long argument does not wait for its end."""
+        longest = max(enforced, key=len, default="")
+        if "quotes" not in longest:
+            pytest.skip("no call with a text argument")
+        text = longest.replace("quotes", "quotes" + " and more" * 20)
+        session = tool_format.open(TOOLS)
+        parts = [part for start in range(0, len(text), 4) for part in session.push(text[start : start + 4])]
+
+        assert sum(isinstance(part, CallArguments) for part in parts) > 4
+
+    def test_anything_is_the_same_however_cut(self, tool_format: ToolFormat, enforced: list[str]) -> None:
+        """Markup in the wrong places never raises."""
+        chance = random.Random(0)
+        words = [*tool_format.markers, *'{}[]()":,\\', "now", '{"name": "now"}', "\n", " ", "x", "🙂"]
+        words += [piece for text in enforced[:3] for piece in (text[: len(text) // 2], text[len(text) // 2 :])]
+        for _ in range(60):
+            tokens = chance.choices(words, k=chance.randrange(1, 12))
+            whole = said_by(tool_format.open(TOOLS), ["".join(tokens)])
+            assert said_by(tool_format.open(TOOLS), tokens) == whole, tokens
+            assert said_by(tool_format.open(TOOLS), list("".join(tokens))) == whole, tokens
+
+    def test_sessions_do_not_touch_each_other(self, tool_format: ToolFormat, enforced: list[str]) -> None:
+        """Two choices of one request."""
+        for text in enforced[:2]:
+            one, other = tool_format.open(TOOLS), tool_format.open(TOOLS)
+            one.push(text[: len(text) // 2])
+            assert said_by(other, [text]) == said_by(tool_format.open(TOOLS), [text])
+
+    def test_chats_with_damaged_calls_are_prepared(self, tool_format: ToolFormat) -> None:
+        """Clients repeat what models wrote."""
+        for arguments in ("{}", '{"text": "cut', "", "[1]"):
+            calls = (ToolCall(id="a", name="say", arguments=arguments),)
+            chat = (
+                Message(role="user", content="hi"),
+                Message(role="assistant", content="", tool_calls=calls),
+                Message(role="tool", content="done", tool_call_id="a"),
+            )
+            prepared = tool_format.prepare(chat, TOOLS)
+            assert prepared.messages
+            assert all(isinstance(message.content, str) for message in prepared.messages)
+
+    def test_constraints_are_made_or_refused(self, tool_format: ToolFormat) -> None:
+        """For one call and for several; what cannot be expressed is a RequestError."""
+        for parallel in (False, True):
+            for tools in (TOOLS, TOOLS[2:]):
+                try:
+                    assert tool_format.constraint(tools, parallel).text
+                except RequestError as error:
+                    assert error.message
