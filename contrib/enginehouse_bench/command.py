@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.conform import connect
+from enginehouse.cli.target import connect
 from enginehouse_bench.driving import Run, Served, drive
 from enginehouse_bench.figures import Figures, Goals, Spread, figures_of
 from enginehouse_bench.report import milliseconds, rows, spreads, to_json, to_markdown

@@ -17,15 +17,12 @@ from typing import Any
 import click
 
 from enginehouse.commands import Command
-from enginehouse.errors import EnginehouseError, PluginError
+from enginehouse.errors import ConfigError, EnginehouseError, PluginError
 from enginehouse.process import prepare_process
 
 __all__ = ["main"]
 
 _COMMANDS = {
-    "chat": "enginehouse.cli.chat:chat",
-    "conform": "enginehouse.cli.conform:conform",
-    "doctor": "enginehouse.cli.doctor:doctor",
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",
@@ -50,7 +47,7 @@ class _Group(click.Group):
         return super().__call__(*arguments, **named)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, sorted; those of plugins are left out where the settings are wrong."""
+        """Names of all commands, sorted; those of plugins are left out where these cannot be loaded."""
         with contextlib.suppress(EnginehouseError):
             return sorted({*_COMMANDS, *(name.partition(" ")[0] for name in _commands_of_plugins())})
         return sorted(_COMMANDS)
@@ -101,10 +98,15 @@ class _Members(click.Group):
 
 def _commands_of_plugins() -> Mapping[str, Command]:
     from enginehouse.cli.options import read_settings  # noqa: PLC0415 - core's own commands need no plugins
+    from enginehouse.config import PluginsSettings  # noqa: PLC0415
     from enginehouse.plugins import PluginRegistry  # noqa: PLC0415
 
     named = os.environ.get("ENGINEHOUSE_CONFIG")
-    return PluginRegistry.load(read_settings(Path(named) if named else None).plugins).commands
+    try:
+        settings = read_settings(Path(named) if named else None).plugins
+    except ConfigError:  # `doctor` is a command of a plugin, and says what is wrong with the settings
+        settings = PluginsSettings()
+    return PluginRegistry.load(settings).commands
 
 
 def _import(target: str) -> click.Command:

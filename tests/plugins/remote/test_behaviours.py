@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.conform import CHECKS, connect, run_checks
+from enginehouse.cli.target import connect
+from enginehouse_conform.catalogue import CHECKS
+from enginehouse_conform.running import run_checks
 
 pytestmark = [pytest.mark.remote, pytest.mark.llguidance]
 

@@ -20,9 +20,9 @@ import pytest
 from attrs import define, evolve
 
 from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.cli.chat_commands import run_command
-from enginehouse.cli.conversation import ChatFailed, Conversation, Piece
 from enginehouse.config import ModelSettings, ServerSettings, Settings
+from enginehouse_chat.conversation import ChatFailed, Conversation, Piece
+from enginehouse_chat.slash_commands import run_command
 from enginehouse_testkit.server_thread import server_thread
 
 KEY = "a-key-for-the-chat-tests"

@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.conform.check import CheckFailed, NotOffered, require
-from enginehouse.conform.target import Answer, Target
+from enginehouse.cli.target import Answer, Target
+from enginehouse_conform.check import CheckFailed, NotOffered, require
 
 __all__ = ["Stream", "answered", "content_of", "forced", "forced_text", "offered", "read_stream", "refused"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enginehouse.conform import lifetime, messages, protocol, sampling, stopping, streaming, structured, tools
-from enginehouse.conform.check import Check
+from enginehouse_conform import lifetime, messages, protocol, sampling, stopping, streaming, structured, tools
+from enginehouse_conform.check import Check
 
 __all__ = ["CHECKS"]
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from enginehouse.conform.check import Check, CheckFailed, NotOffered, require
-from enginehouse.conform.reading import answered, refused
-from enginehouse.conform.target import Answer, Target
+from enginehouse.cli.target import Answer, Target
+from enginehouse_conform.check import Check, CheckFailed, NotOffered, require
+from enginehouse_conform.reading import answered, refused
 
 __all__ = ["CHECKS"]
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from enginehouse.conform.target import Target
+from enginehouse.cli.target import Target
 
 __all__ = ["Check", "CheckFailed", "NotOffered", "Outcome", "Result", "require"]
 

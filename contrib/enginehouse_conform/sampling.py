@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginehouse.conform.check import Check, require
-from enginehouse.conform.reading import answered, content_of, offered, read_stream, refused
-from enginehouse.conform.target import Target
+from enginehouse.cli.target import Target
+from enginehouse_conform.check import Check, require
+from enginehouse_conform.reading import answered, content_of, offered, read_stream, refused
 
 __all__ = ["CHECKS"]
 

@@ -6,9 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from enginehouse.conform.check import Check, require
-from enginehouse.conform.reading import answered, content_of, forced, forced_text
-from enginehouse.conform.target import Target
+from enginehouse.cli.target import Target
+from enginehouse_conform.check import Check, require
+from enginehouse_conform.reading import answered, content_of, forced, forced_text
 
 __all__ = ["CHECKS"]
 

@@ -55,6 +55,17 @@ def test_everything_is_looked_at() -> None:
     assert "samplers" in of(findings, "plugins")["text"]
 
 
+def test_command_is_found_where_the_settings_of_the_environment_are_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "broken.toml").write_text("[server\n", encoding="utf-8")
+    monkeypatch.setenv("ENGINEHOUSE_CONFIG", str(folder / "broken.toml"))
+    result = CliRunner().invoke(main, ["doctor", "--json"], catch_exceptions=False)
+
+    assert result.exit_code == 1
+    assert any("broken.toml" in problem for problem in json.loads(result.stdout)["problems"])
+
+
 def test_settings_that_cannot_be_used_are_one_problem_among_others() -> None:
     code, findings, problems = examine("[server]\nprot = 1\n")
 

@@ -9,9 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.conform import CHECKS, Check, Outcome, Result, connect, run_checks
-from enginehouse.conform.report import summary, to_json, to_markdown
+from enginehouse.cli.target import connect
 from enginehouse.errors import ConfigError
+from enginehouse_conform.catalogue import CHECKS
+from enginehouse_conform.check import Check, Outcome, Result
+from enginehouse_conform.report import summary, to_json, to_markdown
+from enginehouse_conform.running import run_checks
 
 __all__ = ["conform"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from enginehouse.cli.conversation import Conversation
+from enginehouse_chat.conversation import Conversation
 
 __all__ = ["HELP", "run_command"]
 

@@ -1,4 +1,4 @@
-"""The server under test: requests to it within a deadline, and its answers as they came. Knows no behaviours."""
+"""A server and one of its models, for commands that are clients: requests within a deadline, answers as they came."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.addresses import connection_to
+from enginehouse.addresses import connection_to, full_url
+from enginehouse.errors import ConfigError
 
-__all__ = ["Answer", "OutOfTime", "Target"]
+__all__ = ["Answer", "OutOfTime", "Target", "connect"]
 
-
+_CONNECT_TIMEOUT_S = 30.0
 _MAX_SHOWN_CHARS = 120
 _MAX_ANSWER_BYTES = 64 * 2**20
 
@@ -180,6 +181,36 @@ class Target:
             left -= len(chunk)
             yield chunk
         raise http.client.HTTPException(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+
+
+def connect(url: str, model: str | None = None, key: str | None = None, origin: str | None = None) -> Target:
+    """Ask a server for its models.
+
+    Args:
+        url: the server; ``/v1`` is added where no path is given.
+        model: the model to ask; None is the first one that is listed.
+
+    Raises:
+        ConfigError: there is no such server or no such model.
+    """
+    whole = full_url(url)
+    if whole is None:
+        raise ConfigError(f"{url!r} is no address; write http://host:port/v1, or unix:path for a Unix domain socket")
+    url = whole if urlsplit(whole).path else f"{whole}/v1"
+    target = Target(url, "", key, origin=origin)
+    try:
+        answer = target.with_deadline(_CONNECT_TIMEOUT_S).get("/models")
+    except (OSError, OutOfTime, http.client.HTTPException) as error:
+        raise ConfigError(f"{url} cannot be reached: {error}") from error
+    data = answer.json()
+    entries = data.get("data") if isinstance(data, dict) else None
+    listed = [entry for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    if answer.status != 200 or not listed:
+        raise ConfigError(f"{url}/models lists no models: {answer.shown()}")
+    entry = next((entry for entry in listed if model in (None, entry["id"])), None)
+    if entry is None:
+        raise ConfigError(f"{url} serves no model {model!r}; it serves {', '.join(entry['id'] for entry in listed)}")
+    return evolve(target, model=entry["id"], entry=entry)
 
 
 def _short(text: str) -> str:

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from enginehouse.backend import Backend
-from enginehouse.cli.checkup import Finding, check_all, check_settings
 from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.config import ModelSettings, Settings
 from enginehouse.errors import ConfigError, EnginehouseError
@@ -25,6 +24,7 @@ from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
 from enginehouse.router_settings import RouterSettings
+from enginehouse_doctor.checkup import Finding, check_all, check_settings
 
 __all__ = ["doctor"]
 

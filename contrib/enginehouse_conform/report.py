@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from enginehouse.conform.check import Result
-from enginehouse.conform.target import Target
+from enginehouse.cli.target import Target
+from enginehouse_conform.check import Result
 
 __all__ = ["summary", "to_json", "to_markdown"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from enginehouse.conform.check import Check, CheckFailed, require
-from enginehouse.conform.reading import answered, content_of, offered, read_stream, refused
-from enginehouse.conform.target import Target
+from enginehouse.cli.target import Target
+from enginehouse_conform.check import Check, CheckFailed, require
+from enginehouse_conform.reading import answered, content_of, offered, read_stream, refused
 
 __all__ = ["CHECKS"]
 

@@ -15,10 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 from enginehouse.cli import main
+from enginehouse.cli.target import Target, connect
 from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.conform import CHECKS, Result, connect, run_checks
-from enginehouse.conform.report import summary, to_json, to_markdown
 from enginehouse.errors import ConfigError
+from enginehouse_conform.catalogue import CHECKS
+from enginehouse_conform.check import Result
+from enginehouse_conform.report import summary, to_json, to_markdown
+from enginehouse_conform.running import run_checks
 from enginehouse_testkit.server_thread import server_thread
 
 KEY, ORIGIN = "key-for-checks", "https://app.example"
@@ -174,8 +177,6 @@ def test_reports_hold_every_result() -> None:
 
 
 def _target() -> Any:
-    from enginehouse.conform import Target
-
     return Target("http://localhost/v1", "m")
 
 

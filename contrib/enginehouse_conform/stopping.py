@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from enginehouse.conform.check import Check, CheckFailed, NotOffered, require
-from enginehouse.conform.reading import answered, content_of, forced, forced_text, read_stream, refused
-from enginehouse.conform.target import Target
+from enginehouse.cli.target import Target
+from enginehouse_conform.check import Check, CheckFailed, NotOffered, require
+from enginehouse_conform.reading import answered, content_of, forced, forced_text, read_stream, refused
 
 __all__ = ["CHECKS"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from enginehouse.cli.chat_commands import HELP, run_command
-from enginehouse.cli.conversation import ChatFailed, Conversation, Piece
 from enginehouse.cli.logs import write_logs
 from enginehouse.cli.options import config_option, read_settings
-from enginehouse.conform import connect
+from enginehouse.cli.target import connect
+from enginehouse_chat.conversation import ChatFailed, Conversation, Piece
+from enginehouse_chat.slash_commands import HELP, run_command
 
 __all__ = ["chat"]
 
@@ -56,7 +56,7 @@ def chat(
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
         if url is None:
-            from enginehouse.cli.own_server import own_server  # noqa: PLC0415 - a whole server, only where one is needed
+            from enginehouse_chat.own_server import own_server  # noqa: PLC0415 - a whole server, only where one is needed
 
             write_logs(console, "warning")
             url, model = stack.enter_context(own_server(read_settings(config_file), model, backend, console)), None

@@ -1,0 +1,16 @@
+"""Command ``chat``: a conversation in the terminal. Hook implementations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.commands import Command
+
+__all__ = ["register_commands"]
+
+
+@hookimpl
+def register_commands(register: Callable[[Command], None]) -> None:
+    """Offer the command; its module is imported when it is run."""
+    register(Command("chat", "enginehouse_chat.command:chat", "Talk to a model in the terminal."))

@@ -1,0 +1,22 @@
+"""Command ``conform``: checks any OpenAI-compatible server. Hook implementations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.commands import Command
+
+__all__ = ["register_commands"]
+
+
+@hookimpl
+def register_commands(register: Callable[[Command], None]) -> None:
+    """Offer the command; its module is imported when it is run."""
+    register(
+        Command(
+            "conform",
+            "enginehouse_conform.command:conform",
+            "Check whether a server behaves as clients of OpenAI's API expect.",
+        )
+    )
