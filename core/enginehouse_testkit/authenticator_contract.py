@@ -59,7 +59,8 @@ class AuthenticatorContract:
             found = authenticator.identify(credentials)
 
             assert found is not None
-            assert found.name.startswith("kit:") and len(found.name) > len("kit:")
+            plugin, _, name = found.name.partition(":")
+            assert plugin == authenticator.plugin and name
             assert found.scopes <= set(get_args(Scope))
             assert found.namespace
             for limit in (found.requests_per_minute, found.tokens_per_minute, found.max_concurrent):

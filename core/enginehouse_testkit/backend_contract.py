@@ -24,7 +24,8 @@ import pytest
 
 from enginehouse.backend import Backend, Engine, MemoryEstimate, ModelSource, Runner
 from enginehouse.errors import ModelLoadError
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.contract.opening import ModelUnderTest
 
@@ -48,7 +49,7 @@ class BackendContract:
 
     def test_backend_is_accepted_by_the_loader(self, model: ModelUnderTest) -> None:
         """Complete, of a known version, with options of its own."""
-        Offers().accept_backend("kit", model.backend)
+        Registration().register(KINDS["backends"], "kit", model.backend)
 
         assert isinstance(model.backend, Backend)
         assert model.backend.opens in ("runner", "engine")

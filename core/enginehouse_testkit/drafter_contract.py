@@ -27,7 +27,8 @@ from enginehouse.backend import Span
 from enginehouse.config import structure_options
 from enginehouse.drafting import NUM_GRADES, BoundDrafter, DraftContext, Drafter, DraftTask
 from enginehouse.engine.loop import StepEngine
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
@@ -77,7 +78,7 @@ class DrafterContract:
 
     def test_it_can_be_registered(self, drafter: Drafter) -> None:
         """It has all that core asks for."""
-        Offers().accept_drafter("plugin", drafter)
+        Registration().register(KINDS["drafters"], "kit", drafter)
 
         assert attrs.has(drafter.options)
 

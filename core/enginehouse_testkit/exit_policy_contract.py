@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from enginehouse.config import structure_options
 from enginehouse.early_exit import BoundExitPolicy, ExitContext, ExitPolicy
 from enginehouse.engine.loop import StepEngine
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
@@ -83,7 +84,7 @@ class ExitPolicyContract:
 
     def test_it_can_be_registered(self, exit_policy: ExitPolicy) -> None:
         """It has all that core asks for."""
-        Offers().accept_exit_policy("plugin", exit_policy)
+        Registration().register(KINDS["exit_policies"], "kit", exit_policy)
 
         assert attrs.has(exit_policy.options)
 

@@ -7,7 +7,7 @@
 
         @pytest.fixture(scope="class")
         @classmethod
-        def processor(cls):
+        def logits_processor(cls):
             return MyProcessor()
 
 ``active`` are requests that switch it on; without any the suite tries values that the plugin's validators allow.
@@ -24,7 +24,8 @@ import pytest
 
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.sampler import History
 from enginehouse.structuring import strict_converter
 from enginehouse.types import SamplingParams
@@ -47,9 +48,9 @@ class LogitsProcessorContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def requests(cls, processor: LogitsProcessor) -> list[SamplingParams]:
+    def requests(cls, logits_processor: LogitsProcessor) -> list[SamplingParams]:
         """How the requests that switch it on draw: greedily, and by chance with other steps behind it."""
-        active = cls.active or tries_of(ProcessorSampler(processor))
+        active = cls.active or tries_of(ProcessorSampler(logits_processor))
         assert active, "no value that was tried switches it on; list some in ``active``"
         kinds: tuple[dict[str, Any], ...] = (
             {"temperature": 0.0},
@@ -58,34 +59,40 @@ class LogitsProcessorContract:
             {"temperature": 0.8, "seed": 7, "top_p": 0.9, "samplers": ("top_p", "temperature")},
         )
         return [
-            SamplingParams(**kind, extensions={processor.name: dict(fields)}) for fields in active for kind in kinds
+            SamplingParams(**kind, extensions={logits_processor.name: dict(fields)})
+            for fields in active
+            for kind in kinds
         ]
 
-    def test_it_can_be_registered(self, processor: LogitsProcessor) -> None:
+    def test_it_can_be_registered(self, logits_processor: LogitsProcessor) -> None:
         """It has all that core asks for, and its fields are free."""
-        offers = Offers()
-        offers.accept_logits_processor("plugin", processor)
+        registration = Registration()
+        registration.register(KINDS["logits_processors"], "kit", logits_processor)
 
-        assert set(offers.request_fields) == {field.name for field in attrs.fields(processor.request_fields)}
+        assert set(registration.request_fields) == {
+            field.name for field in attrs.fields(logits_processor.request_fields)
+        }
 
-    def test_fields_say_what_they_mean(self, processor: LogitsProcessor) -> None:
+    def test_fields_say_what_they_mean(self, logits_processor: LogitsProcessor) -> None:
         """The description goes to the API's documentation."""
-        for attribute in attrs.fields(processor.request_fields):
+        for attribute in attrs.fields(logits_processor.request_fields):
             assert attribute.metadata.get("description"), f"{attribute.name} has no description"
 
-    def test_defaults_are_off(self, processor: LogitsProcessor) -> None:
+    def test_defaults_are_off(self, logits_processor: LogitsProcessor) -> None:
         """A request that does not mention the fields is not touched."""
-        assert processor.create(processor.request_fields()) is None
+        assert logits_processor.create(logits_processor.request_fields()) is None
 
-    def test_it_changes_what_is_drawn(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
+    def test_it_changes_what_is_drawn(self, logits_processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
         """Some of the requests that switch it on give other tokens than without."""
-        assert any(_drawn(processor, one) != _drawn(None, _without(one)) for one in requests)
+        assert any(_drawn(logits_processor, one) != _drawn(None, _without(one)) for one in requests)
 
-    def test_a_token_can_be_drawn_again(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
+    def test_a_token_can_be_drawn_again(
+        self, logits_processor: LogitsProcessor, requests: list[SamplingParams]
+    ) -> None:
         """The same arguments give the same row, in a new session as well."""
         for params in requests:
-            assert _drawn(processor, params) == _drawn(processor, params)
-        session = _session(processor, requests[0])
+            assert _drawn(logits_processor, params) == _drawn(logits_processor, params)
+        session = _session(logits_processor, requests[0])
         assert session is not None
         history = History(np.array([*_PROMPT, 4, 5], np.int32), _TEXTS, len(_PROMPT))
         first, second = rows(1)[0], rows(1)[0]
@@ -94,10 +101,10 @@ class LogitsProcessorContract:
 
         assert np.array_equal(first, second)
 
-    def test_its_rows_are_sound(self, processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
+    def test_its_rows_are_sound(self, logits_processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
         """It leaves a token to draw and no NaN, and the history as it was."""
         for params in requests:
-            session = _session(processor, params)
+            session = _session(logits_processor, params)
             for length in range(len(_PROMPT), 30):
                 token_ids = np.resize(np.array(_PROMPT, np.int32), length)
                 before, row = token_ids.copy(), rows(1, seed=length)[0]
@@ -108,12 +115,12 @@ class LogitsProcessorContract:
                 assert not np.isnan(row).any() and not np.isposinf(row).any()
 
     def test_sequences_do_not_touch_each_other(
-        self, processor: LogitsProcessor, requests: list[SamplingParams]
+        self, logits_processor: LogitsProcessor, requests: list[SamplingParams]
     ) -> None:
         """Two that take turns draw what each draws alone."""
         one, other = requests[0], requests[-1]
-        alone = [_drawn(processor, one), _drawn(processor, other)]
-        samplers = [_sampler(processor, params) for params in (one, other)]
+        alone = [_drawn(logits_processor, one), _drawn(logits_processor, other)]
+        samplers = [_sampler(logits_processor, params) for params in (one, other)]
         found: list[list[int]] = [[], []]
         for position, (row, again) in enumerate(zip(rows(30), rows(30), strict=True)):
             for sampler, drawn, logits in zip(samplers, found, (row, again), strict=True):
@@ -123,18 +130,18 @@ class LogitsProcessorContract:
         assert found == alone
 
     def test_a_second_draw_of_the_same_row_is_the_same(
-        self, processor: LogitsProcessor, requests: list[SamplingParams]
+        self, logits_processor: LogitsProcessor, requests: list[SamplingParams]
     ) -> None:
         """A draw changes nothing, so that a token can be drawn again."""
         for params in requests:
-            sampler, found = _sampler(processor, params), list[int]()
+            sampler, found = _sampler(logits_processor, params), list[int]()
             for position, (row, again) in enumerate(zip(rows(20), rows(20), strict=True)):
                 first = sampler.sample(row, position).token_id
                 second = sampler.sample(again, position).token_id
                 sampler.accept(second)
                 found.append(second)
                 assert first == second
-            assert found == _drawn(processor, params, 20)
+            assert found == _drawn(logits_processor, params, 20)
 
 
 def _without(params: SamplingParams) -> SamplingParams:

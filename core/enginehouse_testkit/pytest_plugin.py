@@ -6,21 +6,12 @@ nothing of ours: what is imported here is imported before pytest can rewrite its
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 __all__: list[str] = []
 
-_SUITES = (
-    "authenticator_contract",
-    "backend_contract",
-    "contract",
-    "engine_contract",
-    "reasoning_parser_contract",
-    "router_contract",
-    "runner_contract",
-    "sampler_contract",
-    "structured_decoder_contract",
-    "tool_parser_contract",
-)
+_SUITES = sorted(path.stem for path in Path(__file__).parent.glob("*_contract.py"))
 
-pytest.register_assert_rewrite(*(f"enginehouse_testkit.{name}" for name in _SUITES))
+pytest.register_assert_rewrite(*(f"enginehouse_testkit.{name}" for name in ("contract", *_SUITES)))

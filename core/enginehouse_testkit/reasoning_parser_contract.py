@@ -19,7 +19,8 @@ from typing import ClassVar
 import pytest
 
 from enginehouse.parsers import ChatFormat, ReasoningFormat, ReasoningParser
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse_testkit.contract.parser_driver import Said, cuts, said_by
 
 __all__ = ["ReasoningParserContract"]
@@ -42,7 +43,7 @@ class ReasoningParserContract:
 
     def test_parser_is_accepted_by_the_loader(self, reasoning_parser: ReasoningParser) -> None:
         """Complete and of a known version."""
-        Offers().accept_reasoning_parser("kit", reasoning_parser)
+        Registration().register(KINDS["reasoning_parsers"], "kit", reasoning_parser)
 
         assert isinstance(reasoning_parser, ReasoningParser)
 

@@ -5,7 +5,7 @@
     class TestMyDecoder(StructuredDecoderContract):
         @pytest.fixture(scope="class")
         @classmethod
-        def decoder(cls):
+        def structured_decoder(cls):
             return MyDecoder()
 
 It is bound to a vocabulary in which characters are split over tokens. Texts are in the style of ``json.dumps``, one
@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 
 from enginehouse.errors import GenerationFailed, InvalidRequest, UnsupportedParameter
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.structured import GrammarCompiler, Matcher, StructuredDecoder
 from enginehouse.types import Constraint
 from enginehouse_testkit.contract.constraint_examples import EXAMPLES, MALFORMED, ConstraintExample
@@ -50,27 +51,27 @@ class StructuredDecoderContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def grammars(cls, decoder: StructuredDecoder) -> GrammarCompiler:
+    def grammars(cls, structured_decoder: StructuredDecoder) -> GrammarCompiler:
         """The decoder, bound."""
-        return decoder.bind(_TOKENIZER)
+        return structured_decoder.bind(_TOKENIZER)
 
     @pytest.fixture
-    def example(self, decoder: StructuredDecoder, kind: Any) -> ConstraintExample:
+    def example(self, structured_decoder: StructuredDecoder, kind: Any) -> ConstraintExample:
         """A constraint of a kind that the decoder claims."""
-        if kind not in decoder.kinds:
+        if kind not in structured_decoder.kinds:
             pytest.skip(f"the decoder does not claim {kind}")
         return EXAMPLES[kind]
 
-    def test_decoder_is_accepted_by_the_loader(self, decoder: StructuredDecoder) -> None:
+    def test_decoder_is_accepted_by_the_loader(self, structured_decoder: StructuredDecoder) -> None:
         """Complete, of a known version, with known kinds."""
-        Offers().accept_structured_decoder("kit", decoder)
+        Registration().register(KINDS["structured_decoders"], "kit", structured_decoder)
 
-        assert isinstance(decoder, StructuredDecoder)
-        assert decoder.kinds
+        assert isinstance(structured_decoder, StructuredDecoder)
+        assert structured_decoder.kinds
 
-    def test_creating_it_does_not_import_the_library(self, decoder: StructuredDecoder) -> None:
+    def test_creating_it_does_not_import_the_library(self, structured_decoder: StructuredDecoder) -> None:
         """The server process makes one and never binds it."""
-        heavy = packages_imported_by(decoder, None, "subject.kinds") - self.light_packages
+        heavy = packages_imported_by(structured_decoder, None, "subject.kinds") - self.light_packages
 
         assert not heavy, f"the plugin imports {', '.join(sorted(heavy))}"
 
@@ -147,10 +148,10 @@ class StructuredDecoderContract:
 
     @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in MALFORMED.items() for text in texts])
     def test_malformed_constraints_are_refused(
-        self, decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any, text: str
+        self, structured_decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any, text: str
     ) -> None:
         """With the name of the request field."""
-        if kind not in decoder.kinds:
+        if kind not in structured_decoder.kinds:
             pytest.skip(f"the decoder does not claim {kind}")
         with pytest.raises(InvalidRequest) as refused:
             grammars.compile(Constraint(kind=kind, text=text, param="the_field"))
@@ -158,9 +159,11 @@ class StructuredDecoderContract:
         assert refused.value.param is not None
         assert refused.value.param.startswith("the_field")
 
-    def test_compiling_works_on_several_threads(self, decoder: StructuredDecoder, grammars: GrammarCompiler) -> None:
+    def test_compiling_works_on_several_threads(
+        self, structured_decoder: StructuredDecoder, grammars: GrammarCompiler
+    ) -> None:
         """Requests come in while others are compiled."""
-        constraints = [EXAMPLES[kind].constraint for kind in decoder.kinds] * 4
+        constraints = [EXAMPLES[kind].constraint for kind in structured_decoder.kinds] * 4
         with ThreadPoolExecutor(4) as pool:
             masks = list(pool.map(lambda constraint: _allowed(grammars.compile(constraint).start()), constraints))
 
@@ -170,21 +173,21 @@ class StructuredDecoderContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, decoder: StructuredDecoder) -> Iterator[EngineDriver]:
+    def engine(cls, structured_decoder: StructuredDecoder) -> Iterator[EngineDriver]:
         """Core's engine over the fake model, with this decoder."""
         with asyncio.Runner() as loop:
-            inline = InlineEngine(FakeRunner(FakeOptions(context=512, slots=4)), decoders=[decoder])
+            inline = InlineEngine(FakeRunner(FakeOptions(context=512, slots=4)), decoders=[structured_decoder])
             yield EngineDriver(inline, loop)
             loop.run(inline.close())
 
     @_every_kind
     def test_answers_keep_the_constraint(
-        self, engine: EngineDriver, decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any
+        self, engine: EngineDriver, structured_decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any
     ) -> None:
         """Whatever is drawn; a kind that is not claimed is refused."""
         constraint = EXAMPLES[kind].constraint
-        assert set(engine.engine.info.engine.constraint_kinds) == set(decoder.kinds)
-        if kind not in decoder.kinds:
+        assert set(engine.engine.info.engine.constraint_kinds) == set(structured_decoder.kinds)
+        if kind not in structured_decoder.kinds:
             with pytest.raises(UnsupportedParameter):
                 engine.submit(engine.request(constraint=constraint))
             return

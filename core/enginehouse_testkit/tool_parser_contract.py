@@ -27,7 +27,8 @@ import pytest
 from enginehouse.composition import read_composition
 from enginehouse.errors import RequestError
 from enginehouse.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.types import Message, ToolCall
 from enginehouse_testkit.contract.parser_driver import TOOLS, Said, cuts, said_by, texts_of
 
@@ -69,7 +70,7 @@ class ToolParserContract:
 
     def test_parser_is_accepted_by_the_loader(self, tool_parser: ToolParser) -> None:
         """Complete and of a known version."""
-        Offers().accept_tool_parser("kit", tool_parser)
+        Registration().register(KINDS["tool_parsers"], "kit", tool_parser)
 
         assert isinstance(tool_parser, ToolParser)
 

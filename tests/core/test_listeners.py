@@ -46,7 +46,7 @@ def registry_with(settings: Settings, plugin: object, options: object = None) ->
     loader._add(plugin, record)
     loader.collect()
     assert loader.records.by_name["mine"].problem is None
-    return evolve(PluginRegistry.for_settings(settings), listeners=loader.offers.listeners)
+    return evolve(PluginRegistry.for_settings(settings), listeners=loader.registration.objects["listeners"])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import pytest
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 import enginehouse
 from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe
@@ -21,6 +21,7 @@ from enginehouse.errors import ConfigError, PluginError
 from enginehouse.hookspecs import API_VERSION
 from enginehouse.identity import Credentials, Identity
 from enginehouse.plugins import PluginRecord, PluginRegistry
+from enginehouse.plugins.kinds import KINDS
 from enginehouse.sampler import role_of
 
 HEADER = "import enginehouse\nfrom enginehouse import hookimpl\n"
@@ -482,7 +483,7 @@ def test_load_refuses_other_api_versions(install: Install, api_version: int) -> 
 
 def test_load_accepts_the_previous_api_version(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install_hook(install, "old", "register_backends", lambda register: register(TinyBackend()))
-    monkeypatch.setattr("enginehouse.plugins.offers.API_VERSION", API_VERSION + 1)
+    monkeypatch.setitem(KINDS, "backends", evolve(KINDS["backends"], api_version=API_VERSION + 1))
 
     assert "tiny" in load().backends
 

@@ -21,9 +21,9 @@ from attrs import define, evolve, field
 from enginehouse import hookspecs
 from enginehouse.config import PluginsSettings, structure_options
 from enginehouse.errors import ConfigError, PluginError
-from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.plugins.offers import PER_REQUEST, Offers
+from enginehouse.plugins.kinds import KINDS, Kind
 from enginehouse.plugins.records import PluginRecord, PluginRecords
+from enginehouse.plugins.registration import Registration
 from enginehouse.structuring import closest
 
 __all__ = ["TEST_BACKENDS", "PluginLoader"]
@@ -44,11 +44,11 @@ def _manager() -> pluggy.PluginManager:
 
 @define(eq=False)
 class PluginLoader:
-    """Loads plugins, then is thrown away; ``records`` and ``offers`` are the result."""
+    """Loads plugins, then is thrown away; ``records`` and ``registration`` are the result."""
 
     settings: PluginsSettings
     records: PluginRecords = field(factory=PluginRecords)
-    offers: Offers = field(factory=Offers)
+    registration: Registration = field(factory=Registration)
     _options: dict[str, Any] = field(factory=dict)
     _manager: pluggy.PluginManager = field(factory=_manager)
 
@@ -76,38 +76,40 @@ class PluginLoader:
         self.records.by_name[f"{name} {record.distribution}"] = record
         module, _, attribute = TEST_BACKENDS[name].partition(":")
         with self.records.recording(f"{name} {record.distribution}"):
-            self.offers.accept_backend(name, getattr(importlib.import_module(module), attribute)())
+            backend = getattr(importlib.import_module(module), attribute)()
+            self.registration.register(KINDS["backends"], name, backend)
 
     def collect(self) -> None:
-        """Call each register hook of each plugin once."""
-        accepts = self.offers.by_hook()
+        """Call each register hook of each plugin once, and take the hooks that are called while the server runs."""
+        collected = [kind for kind in KINDS.values() if kind.wrap is None]
         called: set[tuple[str, str]] = set()
         # The list of a round is fixed: a plugin that another one adds takes part from the next round on.
         while waiting := [
-            (hook, name)
-            for hook in accepts
+            (kind, name)
+            for kind in collected
             for name, _ in self._manager.list_name_plugin()
-            if (hook, name) not in called
+            if (kind.name, name) not in called
         ]:
-            for hook, name in waiting:
-                called.add((hook, name))
-                self._call(hook, name, accepts[hook])
-        for plugin in self._manager.hook.authenticate.get_hookimpls():
-            name = plugin.plugin_name
-            self.offers.authenticators[name] = Authenticator(name, self._asking("authenticate", name))
-        for plugin in self._manager.hook.on_event.get_hookimpls():
-            self.offers.listeners[plugin.plugin_name] = self._asking("on_event", plugin.plugin_name)
+            for kind, name in waiting:
+                called.add((kind.name, name))
+                self._call(kind, name)
+        for kind in KINDS.values():
+            if kind.wrap is not None:
+                for plugin in getattr(self._manager.hook, kind.hook).get_hookimpls():
+                    name = plugin.plugin_name
+                    self.registration.objects[kind.name][name] = kind.wrap(name, self._asking(kind.hook, name))
 
-    def _call(self, hook: str, name: str, accept: Callable[..., None]) -> None:
+    def _call(self, kind: Kind, name: str) -> None:
         """Call one hook of one plugin. A bad object is refused without losing the plugin's other ones."""
+        accept = self.registration.register_function if kind.takes_functions else self.registration.register
 
         def register(*items: Any) -> None:
             with self.records.recording(name):
-                accept(name, *items)
+                accept(kind, name, *items)
 
         others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
         with self.records.recording(name):
-            self._manager.subset_hook_caller(hook, remove_plugins=others)(
+            self._manager.subset_hook_caller(kind.hook, remove_plugins=others)(
                 register=register,
                 options=self._options[name],
                 add_plugin=lambda added, plugin: self._add_by_plugin(name, added, plugin),
@@ -148,7 +150,7 @@ class PluginLoader:
             self._add(plugin, record)
 
     def _check_hooks(self, hooks: Sequence[str]) -> None:
-        known = (*self.offers.by_hook(), *PER_REQUEST)
+        known = tuple(kind.hook for kind in KINDS.values())
         for name in hooks:
             if name not in known:
                 raise PluginError(f"there is no hook {name!r}{closest(name, known)}")

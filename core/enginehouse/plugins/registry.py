@@ -2,72 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from attrs import frozen
 
-from enginehouse.backend import Backend
-from enginehouse.commands import Command
-from enginehouse.compression import Compressor
 from enginehouse.config import PluginsSettings, Settings
-from enginehouse.drafting import Drafter
-from enginehouse.early_exit import ExitPolicy
 from enginehouse.errors import ConfigError
-from enginehouse.logits_processor import LogitsProcessor
-from enginehouse.parsers import ReasoningParser, ToolParser
-from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.kinds import PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
-from enginehouse.plugins.offers import FindSource
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.request_fields import RequestField
-from enginehouse.router import Router
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.structured import StructuredDecoder
 from enginehouse.structuring import closest
 
 __all__ = ["PluginRegistry"]
 
 
 @frozen(kw_only=True)
-class PluginRegistry:
+class PluginRegistry(PluginObjects):
     """Everything that the loaded plugins offer, by name; read-only.
 
     Attributes:
-        backends: backend by name.
-        samplers: sampler by name.
-        structured_decoders: decoder by name, in order of preference.
-        logits_processors: logits processor by name; ``samplers`` holds each of them as a step, too.
-        drafters: drafter by name.
-        exit_policies: exit policy by name.
-        tool_parsers: tool parser by name, in order of registration.
-        reasoning_parsers: reasoning parser by name, in order of registration.
-        model_sources: function that finds a model, by the name that users ask for.
-        routers: router by name.
-        compressors: compressor by name.
-        commands: command that a plugin adds to the command line, by name.
         request_fields: field that a plugin added to the request body, by name.
-        authenticators: what recognises callers, by the plugin's name; used only where the settings say so.
-        listeners: what hears events, by the name of the plugin; called with ``event=``.
         plugins: every installed plugin, loaded or not, in load order.
     """
 
-    backends: Mapping[str, Backend]
-    samplers: Mapping[str, SamplerPlugin]
-    structured_decoders: Mapping[str, StructuredDecoder]
-    logits_processors: Mapping[str, LogitsProcessor]
-    drafters: Mapping[str, Drafter]
-    tool_parsers: Mapping[str, ToolParser]
-    reasoning_parsers: Mapping[str, ReasoningParser]
-    model_sources: Mapping[str, FindSource]
     request_fields: Mapping[str, RequestField]
-    authenticators: Mapping[str, Authenticator]
     plugins: Sequence[PluginRecord]
-    commands: Mapping[str, Command] = MappingProxyType({})
-    routers: Mapping[str, Router] = MappingProxyType({})
-    compressors: Mapping[str, Compressor] = MappingProxyType({})
-    exit_policies: Mapping[str, ExitPolicy] = MappingProxyType({})
-    listeners: Mapping[str, Callable[..., object]] = MappingProxyType({})
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -85,24 +47,11 @@ class PluginRegistry:
         for name in sorted(set(builtin) & set(TEST_BACKENDS)):
             loader.add_test_backend(name)
         loader.collect()
-        offers = loader.offers
+        objects: dict[str, Any] = loader.registration.objects
         return cls(
-            backends=MappingProxyType(offers.backends),
-            samplers=MappingProxyType(offers.samplers),
-            structured_decoders=MappingProxyType(offers.structured_decoders),
-            logits_processors=MappingProxyType(offers.logits_processors),
-            drafters=MappingProxyType(offers.drafters),
-            exit_policies=MappingProxyType(offers.exit_policies),
-            tool_parsers=MappingProxyType(offers.tool_parsers),
-            reasoning_parsers=MappingProxyType(offers.reasoning_parsers),
-            model_sources=MappingProxyType(offers.model_sources),
-            commands=MappingProxyType(offers.commands),
-            routers=MappingProxyType(offers.routers),
-            compressors=MappingProxyType(offers.compressors),
-            request_fields=MappingProxyType(offers.request_fields),
-            listeners=MappingProxyType(offers.listeners),
-            authenticators=MappingProxyType(offers.authenticators),
+            request_fields=MappingProxyType(loader.registration.request_fields),
             plugins=tuple(loader.records.by_name.values()),
+            **{name: MappingProxyType(by_name) for name, by_name in objects.items()},
         )
 
     @classmethod

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 
-from enginehouse.plugins.offers import Offers
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.structuring import strict_converter
 from enginehouse.types import SamplingParams
@@ -31,7 +32,7 @@ class SamplerFieldContract(SamplerContractBase):
 
     def test_sampler_is_accepted_by_the_loader(self, sampler: SamplerPlugin) -> None:
         """Complete, of a known version, with fields that nobody else has."""
-        Offers().accept_sampler("kit", sampler)
+        Registration().register(KINDS["samplers"], "kit", sampler)
 
         assert isinstance(sampler, SamplerPlugin)
         assert role_of(sampler) in ("penalty", "temperature", "truncation", "replacement")

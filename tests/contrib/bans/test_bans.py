@@ -28,7 +28,7 @@ class TestBadWords(LogitsProcessorContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def processor(cls) -> LogitsProcessor:
+    def logits_processor(cls) -> LogitsProcessor:
         return BadWords()
 
 
@@ -37,7 +37,7 @@ class TestRepeatedNgrams(LogitsProcessorContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def processor(cls) -> LogitsProcessor:
+    def logits_processor(cls) -> LogitsProcessor:
         return RepeatedNgrams()
 
 

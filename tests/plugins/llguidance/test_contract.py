@@ -13,5 +13,5 @@ from enginehouse_testkit.structured_decoder_contract import StructuredDecoderCon
 class TestLlguidance(StructuredDecoderContract):
     @pytest.fixture(scope="class")
     @classmethod
-    def decoder(cls) -> StructuredDecoder:
+    def structured_decoder(cls) -> StructuredDecoder:
         return LlguidanceDecoder(LlguidanceOptions())

@@ -1,0 +1,148 @@
+"""The kinds of objects that plugins hand over, one row each. A new kind is a new row.
+
+The attributes of :class:`PluginObjects` are the table, and :data:`KINDS` is read from it. The loader, the registry, the
+test kit and the pages of docs/ loop over it, so they name no kind that needs nothing special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, get_args, get_origin
+
+import attrs
+from attrs import frozen
+
+from enginehouse.backend import Backend, ModelSource
+from enginehouse.commands import OWN_COMMANDS, Command
+from enginehouse.compression import Compressor
+from enginehouse.drafting import Drafter
+from enginehouse.early_exit import ExitPolicy
+from enginehouse.errors import PluginError
+from enginehouse.hookspecs import API_VERSION
+from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.router import Router
+from enginehouse.sampler import SamplerPlugin
+from enginehouse.structured import StructuredDecoder
+from enginehouse.types import ConstraintKind
+
+__all__ = ["KINDS", "FindSource", "Kind", "PluginObjects"]
+
+FindSource = Callable[[], ModelSource | None]
+"""Finds a model now, or returns None when it is not installed."""
+
+
+@frozen(kw_only=True)
+class Kind:
+    """A kind of plugin object.
+
+    Attributes:
+        name: the attribute of the registry that holds the objects by name.
+        hook: the hook through which plugins hand them over; with ``wrap``, the hook that becomes the object.
+        noun: the kind in messages; with underscores, the name of the fixture in its contract suites.
+        protocol: what an object must have. A function type means that plugins hand over a name and a function.
+        suites: its contract suites as ``module:class``; text only, because core does not import the test kit.
+        api_version: version of ``protocol``; objects of this and of the previous version are accepted.
+        check: raises PluginError for what ``protocol`` does not say, given an object and the names that are taken.
+        also: another kind as which each object is registered as well, and what makes it such an object.
+        wrap: makes the object of a plugin's name and its hook as a plain function, for hooks that are called while the
+            server runs.
+    """
+
+    name: str
+    hook: str
+    noun: str
+    protocol: Any
+    suites: tuple[str, ...] = ()
+    api_version: int = API_VERSION
+    check: Callable[[Any, Collection[str]], None] | None = None
+    also: tuple[str, Callable[[Any], Any]] | None = None
+    wrap: Callable[[str, Callable[..., Any]], Any] | None = None
+
+    @property
+    def fixture(self) -> str:
+        """Name of the pytest fixture that gives an object to the contract suites."""
+        return self.noun.replace(" ", "_")
+
+    @property
+    def takes_functions(self) -> bool:
+        """Plugins hand over a name and a function instead of an object with a name."""
+        return self.wrap is None and get_origin(self.protocol) is Callable
+
+
+def _check_constraint_kinds(decoder: StructuredDecoder, taken: Collection[str]) -> None:
+    unknown = sorted(set(decoder.kinds) - set(get_args(ConstraintKind)))
+    if unknown:
+        names = ", ".join(unknown)
+        raise PluginError(f"the structured decoder {decoder.name!r} names unknown kinds: {names}")
+
+
+def _check_command_name(command: Command, taken: Collection[str]) -> None:
+    """A group must not have a command's name, nor a command a group's."""
+    group, _, member = command.name.partition(" ")
+    groups = {name.partition(" ")[0] for name in taken if " " in name}
+    if member and group in {*taken, *OWN_COMMANDS}:
+        raise PluginError(f"the command {command.name!r} cannot belong to the command {group!r}")
+    if not member and group in {*groups, *OWN_COMMANDS}:
+        raise PluginError(f"the command name {command.name!r} is taken")
+
+
+def _kind(noun: str, *suites: str, **more: Any) -> Any:
+    """A row of the table; ``more`` are further attributes of :class:`Kind`."""
+    suites = tuple(f"enginehouse_testkit.{suite}" for suite in suites)
+    return attrs.field(default=MappingProxyType({}), metadata={"noun": noun, "suites": suites, **more})
+
+
+@frozen(kw_only=True)
+class PluginObjects:
+    """All plugin objects by name, one attribute per kind: hooks are called in this order.
+
+    An attribute's type says what an object must have; its hook is ``register_<attribute>`` unless the row says
+    otherwise. Objects are in order of registration, which is the order of preference among decoders and parsers.
+    """
+
+    backends: Mapping[str, Backend] = _kind(
+        "backend",
+        "backend_contract:BackendContract",
+        "runner_contract:RunnerContract",
+        "engine_contract:EngineContract",
+    )
+    model_sources: Mapping[str, FindSource] = _kind("model source")
+    samplers: Mapping[str, SamplerPlugin] = _kind("sampler", "sampler_contract:SamplerContract")
+    structured_decoders: Mapping[str, StructuredDecoder] = _kind(
+        "structured decoder", "structured_decoder_contract:StructuredDecoderContract", check=_check_constraint_kinds
+    )
+    logits_processors: Mapping[str, LogitsProcessor] = _kind(
+        "logits processor", "logits_processor_contract:LogitsProcessorContract", also=("samplers", ProcessorSampler)
+    )
+    drafters: Mapping[str, Drafter] = _kind("drafter", "drafter_contract:DrafterContract")
+    exit_policies: Mapping[str, ExitPolicy] = _kind("exit policy", "exit_policy_contract:ExitPolicyContract")
+    commands: Mapping[str, Command] = _kind("command", check=_check_command_name)
+    routers: Mapping[str, Router] = _kind("router", "router_contract:RouterContract")
+    compressors: Mapping[str, Compressor] = _kind("compressor", "compressor_contract:CompressorContract")
+    tool_parsers: Mapping[str, ToolParser] = _kind("tool parser", "tool_parser_contract:ToolParserContract")
+    reasoning_parsers: Mapping[str, ReasoningParser] = _kind(
+        "reasoning parser", "reasoning_parser_contract:ReasoningParserContract"
+    )
+    authenticators: Mapping[str, Authenticator] = _kind(
+        "authenticator", "authenticator_contract:AuthenticatorContract", hook="authenticate", wrap=Authenticator
+    )
+    listeners: Mapping[str, Callable[..., object]] = _kind(
+        "listener", hook="on_event", wrap=lambda plugin, listener: listener
+    )
+
+
+def _read_table() -> dict[str, Kind]:
+    rows = attrs.fields(attrs.resolve_types(PluginObjects))
+    return {
+        row.name: Kind(
+            **{"name": row.name, "hook": f"register_{row.name}", "protocol": get_args(row.type)[1], **row.metadata}
+        )
+        for row in rows
+    }
+
+
+KINDS = _read_table()
+"""Each kind by its name, in the order in which hooks are called."""
