@@ -1,15 +1,20 @@
-"""Every hook, with its promise. A plugin implements any of them with ``@enginehouse.hookimpl``.
+"""Hook specifications. A plugin implements any of these hooks with ``@enginehouse.hookimpl``.
 
-Hooks only collect: they run when the server starts (or per request, where said) and hand over plain
-objects that core then calls directly. No hook runs inside the decode loop.
+Hooks collect: ``register_*`` hooks hand over plain objects, which core then calls directly. No hook runs in the decode
+loop. An implementation may leave out any argument. What follows holds for every ``register_*`` hook.
 
-Every ``register_*`` hook also offers two arguments that an implementation may leave out, as pluggy allows:
+When: once in each process that loads plugins, at its start and on its main thread: the server process, each worker
+process, and commands that need plugins. Where nothing else is said, the objects are used in the server process.
 
-``options``: the plugin's settings from ``[plugins.<name>]``, an instance of the attrs class that the plugin
-holds as ``options``; None when it holds none.
+Args:
+    register: call it once per object. An object that is incomplete, has an unknown ``api_version`` or a name that is
+        taken is refused and recorded as a load error; the plugin's other objects stay.
+    options: the plugin's settings from ``[plugins.<name>]``, an instance of the attrs class that the plugin holds as
+        ``options``; None if it holds none.
+    add_plugin: call it with a name and a plugin to bring a further plugin. The hooks of that plugin are called after
+        the running round of calls, each exactly once.
 
-``add_plugin(name, plugin)``: brings another plugin. The running round of calls does not see it; its own
-register hooks are called in the next round, each exactly once.
+An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ __all__ = [
 ]
 
 API_VERSION = 1
-"""Version of the objects that hooks hand over; objects of this and the previous version are taken."""
+"""Version of the objects that hooks hand over; objects of this and the previous version are accepted."""
 
 AddPlugin = Callable[[str, object], None]
 """Called with a name that no plugin has and an object that implements hooks."""
@@ -63,19 +68,14 @@ hookspec = pluggy.HookspecMarker("enginehouse")
 
 @hookspec
 def register_backends(register: Callable[[Backend], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over the backends of this plugin.
+    """Hand over backends, which open models.
 
-    When: once at start, in the server process and again in each worker process; main thread.
+    A backend opens either a runner, which core's engine drives in a worker process, or an engine of its own, which
+    lives in the server process. An engine whose ``info.engine`` says ``takes_messages`` gets chats that are not
+    rendered (:class:`enginehouse.types.Chat`), and reports reasoning and tool calls itself.
 
-    Args:
-        register: call it once per backend object. A name that is taken is reported as a load error.
-        options, add_plugin: see above; may be left out.
-
-    A backend opens runners, which core's engine drives in a worker, or engines of its own, which live in the server
-    process. An engine whose ``info.engine`` says ``takes_messages`` gets chats that are not rendered
-    (:class:`enginehouse.types.Chat`) and reports reasoning and calls itself.
-
-    An exception is recorded as this plugin's load error; the other plugins are not affected.
+    An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences run one by one,
+    and those that fail again fail their requests.
 
     Example::
 
@@ -91,15 +91,12 @@ def register_model_sources(
 ) -> None:
     """Offer models that need no path, under a name.
 
-    When: once at start, in the server process; main thread.
-
     Args:
-        register: call it with a name and a function that finds the model now, or returns None when it is
-            not installed. The function is called when that name is asked for; it must not load anything.
-            The name ``starter`` is what ``enginehouse serve`` without arguments serves.
-        options, add_plugin: see above; may be left out.
+        register: call it with a name and a function that finds the model, or returns None if it is not installed. The
+            function is called when a user asks for that name; it must not load anything. ``enginehouse serve``
+            without arguments serves the name ``starter``.
 
-    An exception is recorded as this plugin's load error; the other plugins are not affected.
+    An exception in the function fails the load of that model.
 
     Example::
 
@@ -113,15 +110,10 @@ def register_model_sources(
 def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, add_plugin: AddPlugin) -> None:
     """Hand over sampling steps (penalties, a temperature, truncations) with the request fields that control them.
 
-    When: once at start, in the server process (to validate request fields) and in each worker process
-    (to sample); main thread.
+    The server process validates the request fields; the steps run in worker processes, on the engine's thread. A
+    request field that core or another plugin has is a load error.
 
-    Args:
-        register: call it once per sampler object. A name or request field that is taken is a load error.
-        options, add_plugin: see above; may be left out.
-
-    An exception is recorded as this plugin's load error. An exception while sampling fails that request only
-    and names the plugin.
+    An exception while sampling fails that request only and names the sampler.
 
     Example::
 
@@ -135,18 +127,13 @@ def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, a
 def register_structured_decoders(
     register: Callable[[StructuredDecoder], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Hand over decoders that make answers follow a JSON Schema, a regular expression or a grammar.
+    """Hand over decoders, which make answers follow a JSON Schema, a regular expression or a grammar.
 
-    When: once at start, in the server process and again in each worker process, where it is bound to the
-    model's tokenizer; main thread.
+    A decoder is bound to the model's tokenizer in each worker process. If several decoders enforce the same kind of
+    constraint, the first one registered serves it.
 
-    Args:
-        register: call it once per decoder object. A name that is taken is a load error. Where several decoders
-            enforce the same kind of constraint, the first one registered serves it.
-        options, add_plugin: see above; may be left out.
-
-    An exception is recorded as this plugin's load error. An exception while binding or compiling refuses the
-    request, one while decoding fails it; a constrained request never goes on without its constraint.
+    An exception while binding or compiling refuses the request, one while decoding fails it; a constrained request
+    never continues without its constraint.
 
     Example::
 
@@ -160,23 +147,17 @@ def register_structured_decoders(
 def register_logits_processors(
     register: Callable[[LogitsProcessor], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Hand over what changes rows of logits (see ``enginehouse.logits_processor``).
+    """Hand over logits processors, which change rows of logits (see ``enginehouse.logits_processor``).
 
-    When: once at start, in the server process and again in each worker process; main thread. For each sequence whose
-    request sets one of a processor's fields, a session is made in the worker and called for each token, on the engine's
-    thread.
+    The ``request_fields`` of a processor become top-level request fields; one that core or another plugin has is a load
+    error. For each sequence whose request sets one of them, the worker process creates a session, which the engine's
+    thread calls for each token.
 
-    Args:
-        register: call it once per processor object. Its ``request_fields`` become top-level request fields; a name
-            that core or another plugin has is reported as a load error.
-        options, add_plugin: see above; may be left out.
-
-    An exception here is recorded as the plugin's load error. One in a session fails the request, naming the processor;
-    the others of the batch go on.
+    An exception in a session fails that request only and names the processor.
 
     Example::
 
-        @hookimpl
+        @enginehouse.hookimpl
         def register_logits_processors(register):
             register(MyProcessor())
     """
@@ -184,22 +165,17 @@ def register_logits_processors(
 
 @hookspec
 def register_drafters(register: Callable[[Drafter], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over what proposes tokens that a model has not written yet (see ``enginehouse.drafting``).
+    """Hand over drafters, which propose tokens for speculative decoding (see ``enginehouse.drafting``).
 
-    When: once at start, in the server process and again in each worker process; main thread. The drafters that the
-    ``drafters`` of a model name are bound to it in its worker and asked before steps, on the engine's thread.
+    The drafters that a model's ``drafters`` setting names are bound to it in its worker process and asked before steps,
+    on the engine's thread.
 
-    Args:
-        register: call it once per drafter object. A name that is taken is reported as a load error.
-        options, add_plugin: see above; may be left out.
-
-    An exception here is recorded as the plugin's load error. One in ``bind`` fails the load of the model, whose
-    settings name the drafter. One while it proposes is logged, and the requests concerned go on without it: what is
-    written never depends on a drafter.
+    An exception in ``bind`` fails the load of the model. One in ``propose`` is logged, and the requests concerned
+    continue without the drafter; the text never depends on a drafter.
 
     Example::
 
-        @hookimpl
+        @enginehouse.hookimpl
         def register_drafters(register):
             register(MyDrafter())
     """
@@ -207,23 +183,17 @@ def register_drafters(register: Callable[[Drafter], None], options: Any, add_plu
 
 @hookspec
 def register_exit_policies(register: Callable[[ExitPolicy], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over what decides that a token may leave a model before its last layer (see ``enginehouse.early_exit``).
+    """Hand over exit policies, which let a token leave a model before its last layer (see ``enginehouse.early_exit``).
 
-    When: once at start, in the server process and again in each worker process; main thread. The policy that
-    ``exit_policy`` of a model names is bound to it in its worker and asked within forward passes, on the engine's
-    thread.
+    The policy that a model's ``exit_policy`` setting names is bound to it in its worker process and asked during
+    forward passes, on the engine's thread.
 
-    Args:
-        register: call it once per policy object. A name that is taken is reported as a load error.
-        options, add_plugin: see above; may be left out.
-
-    An exception here is recorded as the plugin's load error. One in ``bind`` fails the load of the model whose settings
-    name the policy. One while it decides, or an answer that is no mask of its rows, is logged, and the model runs all
-    layers from then on.
+    An exception in ``bind`` fails the load of the model. One in a decision, or a result that is not a mask of the rows,
+    is logged, and the model runs all layers from then on.
 
     Example::
 
-        @hookimpl
+        @enginehouse.hookimpl
         def register_exit_policies(register):
             register(MyExitPolicy())
     """
@@ -231,18 +201,11 @@ def register_exit_policies(register: Callable[[ExitPolicy], None], options: Any,
 
 @hookspec
 def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over parsers that find the calls in what a model writes.
+    """Hand over tool parsers, which find the tool calls in a model's output.
 
-    When: once at start, in the server process and again in each worker process, which does not use them; main
-    thread.
+    The parser with the highest confidence for the model's chat template wins; ties go to the first registered.
 
-    Args:
-        register: call it once per parser object. A name that is taken is a load error. A model is served by
-            the parser that is surest of its chat template, of several the first one registered.
-        options, add_plugin: see above; may be left out.
-
-    An exception is recorded as this plugin's load error. An exception while an answer is parsed is logged with
-    the parser's name and the rest of that answer becomes text.
+    An exception while parsing is logged with the parser's name, and the rest of that answer becomes text.
 
     Example::
 
@@ -256,18 +219,11 @@ def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, 
 def register_reasoning_parsers(
     register: Callable[[ReasoningParser], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Hand over parsers that tell a model's reasoning from its answer.
+    """Hand over reasoning parsers, which separate a model's reasoning from its answer.
 
-    When: once at start, in the server process and again in each worker process, which does not use them; main
-    thread.
+    The parser with the highest confidence for the model's chat template wins; ties go to the first registered.
 
-    Args:
-        register: call it once per parser object. A name that is taken is a load error. A model is served by
-            the parser that is surest of its chat template, of several the first one registered.
-        options, add_plugin: see above; may be left out.
-
-    An exception is recorded as this plugin's load error. An exception while an answer is parsed fails that
-    request only and names the parser.
+    An exception while parsing fails that request only and names the parser.
 
     Example::
 
@@ -279,22 +235,13 @@ def register_reasoning_parsers(
 
 @hookspec
 def register_routers(register: Callable[[Router], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over routers, which decide which models may answer a request for the model ``auto``, and in which order.
+    """Hand over routers, which choose and order the models that may answer a request for the model ``auto``.
 
-    When: once at start, in the server process and again in each worker process, which does not use them; main
-    thread.
+    The setting ``router.strategy`` names the router in use. A router whose settings name models, or depend on their
+    number, also has ``check_models`` (see :class:`enginehouse.router.ChecksModels`), which is called once at start if
+    that router is in use, and may raise ConfigError.
 
-    Args:
-        register: call it once per router object. A name that is taken is a load error. ``router.strategy`` in the
-            settings names the one that is used.
-        options, add_plugin: see above; may be left out.
-
-    A router whose own settings name models, or depend on their number, has ``check_models`` as well (see
-    ``enginehouse.router.ChecksModels``), which is called at the start where this router decides, and may raise
-    ConfigError.
-
-    An exception is recorded as this plugin's load error. An exception while deciding is logged with the router's name,
-    and the default model is taken.
+    An exception while routing is logged with the router's name, and the default model answers.
 
     Example::
 
@@ -306,19 +253,12 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
 
 @hookspec
 def register_compressors(register: Callable[[Compressor], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over what makes prompts shorter (see ``enginehouse.compression``).
+    """Hand over compressors, which shorten prompts (see ``enginehouse.compression``).
 
-    When: once at start, in the server process and again in each worker process, which does not use them; main
-    thread. A compressor is asked in the server process, before a prompt is rendered, on one of several threads that
-    are there for this, so it may take its time and ask a model.
+    A model's ``compressor`` setting, or the ``compression`` of a request, names the compressor in use. It is called
+    before the prompt is rendered, on one of several threads for this purpose, so it may block and ask a model.
 
-    Args:
-        register: call it once per compressor object. A name that is taken is a load error. The ``compressor`` of a
-            model, or a request's ``compression``, names the one that is used.
-        options, add_plugin: see above; may be left out.
-
-    An exception here is recorded as this plugin's load error. One while it compresses is logged with its name, and the
-    prompt stays as it was.
+    An exception while compressing is logged with the compressor's name, and the prompt stays uncompressed.
 
     Example::
 
@@ -332,16 +272,12 @@ def register_compressors(register: Callable[[Compressor], None], options: Any, a
 def register_commands(register: Callable[[Command], None], options: Any, add_plugin: AddPlugin) -> None:
     """Add commands to ``enginehouse``.
 
-    When: once at start of a command that is none of core's own, and of ``enginehouse --help``; also wherever the other
-    hooks run, which does not use them. In the process of the command; main thread.
+    The hook also runs for ``enginehouse --help``, which imports no command: a
+    :class:`enginehouse.commands.Command` says where the click command is, and that module is imported to run it, in the
+    process of the command line.
 
-    Args:
-        register: call it once per :class:`enginehouse.commands.Command`, which says where its click command is; that
-            module is imported when the command is run. A name that is taken is a load error.
-        options, add_plugin: see above; may be left out.
-
-    An exception is recorded as this plugin's load error; the other plugins are not affected. An exception in the
-    command is its own affair; an :class:`enginehouse.errors.EnginehouseError` is shown as one line.
+    An exception in the command propagates to the user; an :class:`enginehouse.errors.EnginehouseError` is shown as one
+    line.
 
     Example::
 
@@ -353,22 +289,22 @@ def register_commands(register: Callable[[Command], None], options: Any, add_plu
 
 @hookspec(firstresult=True)
 def authenticate(credentials: Credentials, options: Any) -> Identity | None:
-    """Say who sends a request, where its key is none of the server's own.
+    """Identify the caller of a request whose key is not one of the server's own.
 
-    When: once per request that needs a caller and brings no key of the settings or the key file, before its body is
-    read; in the server process, on a thread of a pool, so it may block for a moment and may run on several threads at
-    once. Only plugins that ``auth.authenticators`` lists are asked, in that order, until one answers.
+    When: once per request that needs a caller and has no key of the settings or the key file, before its body is read.
+    In the server process, on a thread of a pool: it may block briefly, and several threads may call it at once. The
+    plugins that ``auth.authenticators`` lists are asked in that order until one answers.
 
     Args:
         credentials: the token, the headers and the peer's address of the request.
-        options: the plugin's settings; may be left out.
+        options: the plugin's settings, as above.
 
-    Return an :class:`enginehouse.identity.Identity`: a name, and what this caller may do. In the log and in limits the
-    plugin's name stands before it, so it cannot be taken for another plugin's caller or for a key. None means that
-    this plugin does not know the caller.
+    Returns:
+        The caller's name and permissions, or None if the plugin does not know the caller. Logs and limits show the
+        name after the plugin's name, so it cannot be mistaken for a key or another plugin's caller.
 
-    An exception is logged with the plugin's name and the caller is refused, without asking further plugins; so is
-    one whose answer is no Identity or has expired.
+    An exception is logged with the plugin's name and the caller is refused, without asking further plugins. The same
+    happens to a result that is not an Identity or has expired.
 
     Example::
 
@@ -381,17 +317,18 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
 
 @hookspec
 def on_event(event: ServerEvent, options: Any) -> object:
-    """Hear of what has happened: that the server started, that a request has ended, that a model changed.
+    """Receive every server event: server start and stop, request end, model state change.
 
-    When: once per event, see :mod:`enginehouse.events`; the first is ``ServerStarted``, the last ``ServerStopped``. In
-    the server process, on a thread that this plugin has for itself: it may block, and no request waits for it. Events
-    come one after the other, in their order. Those of which 10,000 wait already are dropped and counted.
+    When: once per event (see :mod:`enginehouse.events`), from ``ServerStarted`` to ``ServerStopped``, in order. In the
+    server process, on a thread of this plugin's own: it may block, and no request waits for it. Once 10,000 events are
+    waiting, further ones are dropped and counted.
 
     Args:
-        event: a value; what it is made of is over.
-        options: see above; may be left out.
+        event: an immutable snapshot; nothing in it changes later.
+        options: the plugin's settings, as above.
 
-    Return False for the first event to hear no others; what else is returned is not looked at.
+    Returns:
+        False for the first event unsubscribes the plugin; any other result is ignored.
 
     An exception drops the event and is counted in ``enginehouse_dropped_events_total``; it is logged at most once a
     minute.

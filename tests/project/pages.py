@@ -24,6 +24,7 @@ from enginehouse.drafter_settings import DrafterSettings
 from enginehouse.exit_settings import ExitPolicySettings
 from enginehouse.memory_budget import ByteCount, MemoryBudget
 from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins.kinds import KINDS
 from enginehouse.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
 from enginehouse_llguidance.formats import STRING_FORMATS
@@ -92,8 +93,12 @@ def _modules() -> str:
 
 def _plain(docstring: str) -> str:
     """One line of Markdown of reStructuredText."""
-    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
-    return " ".join(text.split())
+    return " ".join(_without_roles(docstring).split())
+
+
+def _without_roles(docstring: str) -> str:
+    """Markdown's code spans for those of reStructuredText, and for its roles."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
 
 
 def settings_tables() -> list[tuple[str, type[Any]]]:
@@ -226,39 +231,41 @@ def _formats() -> str:
 
 
 def _hooks() -> str:
-    text = ""
-    for name in hook_names():
-        hook = getattr(hookspecs, name)
-        text += f"### `{name}`\n\n{_as_markdown(inspect.getdoc(hook) or '')}\n\n"
-    return text
+    """What all register hooks have in common, then each hook."""
+    _, common = (inspect.getdoc(hookspecs) or "").split("\n\n", 1)
+    parts = [f"### `{name}`\n\n{_as_markdown(inspect.getdoc(getattr(hookspecs, name)) or '')}" for name in hook_names()]
+    return "\n\n".join([_as_markdown(common), *parts]) + "\n"
 
 
 def _suites() -> str:
-    """One row per contract suite: its module, what it proves, and how many tests that are."""
-    rows = ["| import from `enginehouse_testkit.` | suite | proves | tests |\n", "|---|---|---|---|\n"]
+    """One row per contract suite: the hook whose objects it tests, what it proves, and in how many tests."""
+    hooks = {suite: kind.hook for kind in KINDS.values() for suite in kind.suites}
+    rows = ["| import from `enginehouse_testkit.` | suite | for | proves | tests |\n", "|---|---|---|---|---|\n"]
     for path in sorted((ROOT / "core/enginehouse_testkit").glob("*_contract.py")):
         module = importlib.import_module(f"enginehouse_testkit.{path.stem}")
         (name,) = [name for name in module.__all__ if name.endswith("Contract")]
         suite = getattr(module, name)
+        hook = hooks.get(f"{module.__name__}:{name}")
+        subject = f"[`{hook}`](#{hook})" if hook else "some runners"
         sentence = _plain(re.split(r"(?<=\.)\s|\n\n", inspect.getdoc(suite) or "", maxsplit=1)[0])
         num_tests = sum(test.startswith("test_") for test in dir(suite))
-        rows.append(f"| `{path.stem}` | `{name}` | {sentence} | {num_tests} |\n")
+        rows.append(f"| `{path.stem}` | `{name}` | {subject} | {sentence} | {num_tests} |\n")
     return "".join(rows)
 
 
 def _as_markdown(docstring: str) -> str:
     """A Google docstring with ``code`` as Markdown."""
-    text = docstring.replace("``", "`")
-    text = re.sub(r"^(\w+)::\n\n((?:    .*\n?|\n)+)", _code_block, text, flags=re.MULTILINE)
+    text, _, example = _without_roles(docstring).partition("Example::\n\n")
+    text = re.sub(
+        r"^Returns:\n((?:    .*\n)+)",
+        lambda found: f"Returns: {inspect.cleandoc(found[1])}\n",
+        text,
+        flags=re.MULTILINE,
+    )
     text = re.sub(r"^Args:\n", "Arguments:\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^        +", "  ", text, flags=re.MULTILINE)
-    return re.sub(
-        r"^    ([\w, ]+): ", lambda match: f"- `{match[1].replace(', ', '`, `')}`: ", text, flags=re.MULTILINE
-    )
-
-
-def _code_block(match: re.Match[str]) -> str:
-    return f"{match[1]}:\n\n```python\n{inspect.cleandoc(match[2])}\n```\n"
+    text = re.sub(r"^    (\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
+    return text + (f"```python\n{inspect.cleandoc(example)}\n```" if example else "")
 
 
 if __name__ == "__main__":

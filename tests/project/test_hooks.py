@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pkgutil import resolve_name
 
 import pytest
 
@@ -18,16 +19,61 @@ from .repository import ROOT, source_files, syntax_of
 every_hook = pytest.mark.parametrize("hook", hook_names())
 
 
-@every_hook
-def test_hooks_docstring_keeps_its_promises(hook: str) -> None:
-    docstring = inspect.getdoc(getattr(hookspecs, hook)) or ""
+CALLED = [kind.hook for kind in KINDS.values() if kind.wrap is not None]
+COMMON = ("register", "options", "add_plugin")
+"""Arguments that the docstring of the module describes."""
 
-    for part in ("When: ", "once", "process", "thread", "Args:", "An exception ", "Example::"):
+
+def documented(hook: str) -> str:
+    return inspect.getdoc(getattr(hookspecs, hook)) or ""
+
+
+@pytest.mark.parametrize("docstring", [inspect.getdoc(hookspecs), *map(documented, CALLED)], ids=["register", *CALLED])
+def test_docstrings_keep_their_promises(docstring: str) -> None:
+    """What the module says of register hooks holds for each of them; a hook that is called later says it itself."""
+    for part in ("When: once", "process", "thread", "Args:", "An exception "):
+        assert part in docstring, f"the docstring does not say {part!r}"
+
+
+@every_hook
+def test_docstring_says_what_is_the_hooks_own(hook: str) -> None:
+    docstring = documented(hook)
+
+    for part in ("An exception ", "Example::"):
         assert part in docstring, f"the docstring of {hook} does not say {part!r}"
+    for argument in inspect.signature(getattr(hookspecs, hook)).parameters:
+        holds_for_all = argument in COMMON and hook not in CALLED
+        assert holds_for_all or f"    {argument}: " in docstring, (
+            f"the docstring of {hook} does not describe {argument}"
+        )
+
+
+def test_the_common_arguments_are_described_once() -> None:
+    assert all(f"    {argument}: " in (inspect.getdoc(hookspecs) or "") for argument in COMMON)
+
+
+@every_hook
+def test_example_implements_the_hook(hook: str) -> None:
+    (function,) = ast.parse(inspect.cleandoc(documented(hook).partition("Example::")[2])).body
+
+    assert isinstance(function, ast.FunctionDef) and function.name == hook
+    assert [ast.unparse(decorator) for decorator in function.decorator_list] == ["enginehouse.hookimpl"]
+    arguments = {argument.arg for argument in function.args.args}
+    assert arguments <= set(inspect.signature(getattr(hookspecs, hook)).parameters)
 
 
 def test_every_hook_has_its_kind() -> None:
     assert sorted(kind.hook for kind in KINDS.values()) == sorted(hook_names())
+
+
+def test_every_kind_is_tested_by_suites_that_exist() -> None:
+    """And every suite is in the table, but for those that need models of many layers instead of a plugin's object."""
+    modules = {path.stem for path in (ROOT / "core/enginehouse_testkit").glob("*_contract.py")}
+    suites = [suite for kind in KINDS.values() for suite in kind.suites]
+
+    assert all(isinstance(resolve_name(suite), type) for suite in suites)
+    tested = {suite.partition(":")[0].removeprefix("enginehouse_testkit.") for suite in suites}
+    assert modules - tested == {"depth_contract", "leaving_contract"}
 
 
 @every_hook

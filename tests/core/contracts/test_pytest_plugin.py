@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from enginehouse.plugins.kinds import KINDS
+from enginehouse_testkit import pytest_plugin
 
 _IMPORTS = """
 import sys
@@ -72,6 +78,15 @@ def test_entry_module_imports_nothing_of_ours() -> None:
     done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "['enginehouse_testkit', 'enginehouse_testkit.pytest_plugin']"
+
+
+def test_assertions_of_every_suite_are_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set[str]()
+    monkeypatch.setattr(pytest, "register_assert_rewrite", lambda *some: names.update(some))
+    importlib.reload(pytest_plugin)
+
+    suites = {suite.partition(":")[0] for kind in KINDS.values() for suite in kind.suites}
+    assert suites | {"enginehouse_testkit.contract", "enginehouse_testkit.depth_contract"} <= names
 
 
 def test_suites_fail_on_what_is_wrong(tmp_path: Path) -> None:
