@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ import pytest
 # The same examples in every run, however busy the machine is: what fails here fails everywhere.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each extra is a marker of the tests that need it."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in project["optional-dependencies"]:
+        config.addinivalue_line("markers", f"{extra}: needs the extra of this name")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,7 +38,7 @@ def check_wheel(names: Iterable[str]) -> None:
     expect(not missing, f"the wheel lacks {sorted(missing)}")
     expect("enginehouse/py.typed" in held, "the wheel lacks py.typed")
     packages = {name.split("/")[0] for name in held if ".dist-info/" not in name}
-    expect(packages == {"enginehouse", *plugin_folders()}, f"the wheel holds {sorted(packages)}")
+    expect(packages == {"enginehouse", "enginehouse_testkit", *plugin_folders()}, f"the wheel holds {sorted(packages)}")
 
 
 def path_root(path: Path) -> Path:
@@ -49,7 +49,15 @@ def path_root(path: Path) -> Path:
 def check_sdist(names: Iterable[str]) -> None:
     """The sdist is enough to build and test."""
     held = set(names)
-    for name in ("pyproject.toml", "tox.ini", "README.md", "LICENSE", "CHANGELOG.md", "docs/plugins.md"):
+    for name in (
+        "pyproject.toml",
+        "hatch_build.py",
+        "tox.ini",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "docs/plugins.md",
+    ):
         expect(name in held, f"the sdist lacks {name}")
     for path in source_files("core", "plugins", "contrib", "tests", "examples"):
         name = path.relative_to(ROOT).as_posix()

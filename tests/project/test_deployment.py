@@ -48,10 +48,10 @@ def test_what_the_image_is_built_of_exists_and_reaches_the_builder() -> None:
         if name == "COPY" and not argument.startswith("--from")
     ]
     sources = {source for group in copied for source in group}
-    packages = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    packages = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
 
     assert all((ROOT / source).exists() and f"!{source}" in ignored for source in sources)
-    assert {package.split("/")[0] for package in packages} <= sources
+    assert {*packages, "pyproject.toml", "hatch_build.py"} <= sources
     extras = re.search(r'EXTRAS="([^"]*)"', DOCKERFILE.read_text(encoding="utf-8"))
     assert extras and set(extras[1].split(",")) <= set(pyproject()["project"]["optional-dependencies"])
 
