@@ -32,9 +32,9 @@ def imported_packages(path: Path) -> set[str]:
 def test_folders_hold_packages_only() -> None:
     """All that is in them goes into the wheel, under its own name."""
     for area in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]:
-        tracked = {path.name for path in (ROOT / area).iterdir() if (path / "__init__.py").is_file()}
-        others = {path.name for path in (ROOT / area).iterdir()} - tracked - {"__pycache__"}
-        assert all(name.startswith("enginehouse") for name in tracked)
+        packages = {path.name for path in (ROOT / area).iterdir() if (path / "__init__.py").is_file()}
+        others = {path.name for path in (ROOT / area).iterdir()} - packages - {"__pycache__"}
+        assert all(name.startswith("enginehouse") for name in packages)
         assert others == {"README.md"}, f"{area} holds {others}"
 
 
