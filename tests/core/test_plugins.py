@@ -483,7 +483,8 @@ def test_load_refuses_other_api_versions(install: Install, api_version: int) -> 
 
 def test_load_accepts_the_previous_api_version(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install_hook(install, "old", "register_backends", lambda register: register(TinyBackend()))
-    monkeypatch.setitem(KINDS, "backends", evolve(KINDS["backends"], api_version=API_VERSION + 1))
+    newer = {**KINDS, "backends": evolve(KINDS["backends"], api_version=API_VERSION + 1)}
+    monkeypatch.setattr("enginehouse.plugins.loader.KINDS", newer)
 
     assert "tiny" in load().backends
 

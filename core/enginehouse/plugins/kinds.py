@@ -144,5 +144,5 @@ def _read_table() -> dict[str, Kind]:
     }
 
 
-KINDS = _read_table()
+KINDS: Mapping[str, Kind] = MappingProxyType(_read_table())
 """Each kind by its name, in the order in which hooks are called."""
