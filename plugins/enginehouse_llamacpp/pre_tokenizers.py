@@ -42,6 +42,9 @@ _OF_WORDS = frozenset({"exaone-moe"})
 _QUADRATIC: Mapping[str, re.Pattern[str]] = {"deepseek-llm": _SPACES, "jais-2": _SPACES, "superbpe": _DIGITS}
 
 _MAX_MATCH_CHARACTERS = 2**18
+_MAX_SPECIAL_TOKENS = 50_000
+"""llama.cpp compiles the expressions anew behind each special token, which takes up to a millisecond."""
+
 _MAX_SQUARES = 10**8
 """Sum of the squared lengths of quadratic runs: about three seconds."""
 
@@ -91,6 +94,18 @@ class PreTokenizer:
             )
         self._check_time(text)
         return length
+
+    def check_pieces(self, num_special_tokens: int) -> None:
+        """Refuse a text with so many special tokens that compiling the expressions for each would take minutes.
+
+        Raises:
+            InvalidRequest: there are too many.
+        """
+        if self.recurses and num_special_tokens > _MAX_SPECIAL_TOKENS:
+            raise InvalidRequest(
+                f"The text has about {num_special_tokens} special tokens; the tokenizer of this model ({self.name}) "
+                f"takes at most {_MAX_SPECIAL_TOKENS} in one text. Send fewer, or token ids."
+            )
 
     def _check_time(self, text: str) -> None:
         slow = _QUADRATIC.get(self.name)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-__all__ = ["SpecialSplits"]
+__all__ = ["TOKENS_PER_PIECE", "SpecialSplits"]
 
-_TOKENS_PER_PIECE = 32
+TOKENS_PER_PIECE = 32
 
 
 class SpecialSplits:
@@ -43,7 +43,7 @@ class SpecialSplits:
         """``text`` in pieces with at most some hundred special tokens each."""
         done = 0
         for number, start in enumerate(self._starts(text), 1):
-            if number % _TOKENS_PER_PIECE == 0:
+            if number % TOKENS_PER_PIECE == 0:
                 yield text[done:start]
                 done = start
         yield text[done:]

@@ -14,7 +14,7 @@ from enginehouse.errors import GenerationFailed
 from enginehouse.prompt.segments import bytes_per_token
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
-from enginehouse_llamacpp.special_splits import SpecialSplits
+from enginehouse_llamacpp.special_splits import TOKENS_PER_PIECE, SpecialSplits
 
 __all__ = ["LlamaCppTokenizer"]
 
@@ -70,8 +70,10 @@ class LlamaCppTokenizer:
     def _encode(self, text: str, special: bool) -> list[int]:
         if text and not text.isascii():
             text = text.encode(errors="replace").decode()  # a lone surrogate becomes a question mark
+        pieces = list(self._splits[special].pieces(text))
+        self._pre_tokenizer.check_pieces(len(pieces) * TOKENS_PER_PIECE)
         token_ids = list[int]()
-        for piece in self._splits[special].pieces(text):
+        for piece in pieces:
             token_ids += self._encode_piece(piece.encode(), special)
         return token_ids
 

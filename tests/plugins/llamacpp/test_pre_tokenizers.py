@@ -134,6 +134,16 @@ def test_quadratic_runs_are_refused_and_usual_ones_are_not(smollm_path: Path, na
     assert tokenizer.encode((unit * 40 + " x ") * 5000, False)
 
 
+def test_special_tokens_beyond_number_are_refused(smollm_path: Path) -> None:
+    """Where expressions are compiled behind each of them."""
+    text = "<|im_end|>a " * 60_000
+
+    with pytest.raises(InvalidRequest, match="special tokens"):
+        open_tokenizer(smollm_path, "gpt-4o").encode(text, True)
+    assert open_tokenizer(smollm_path, "gpt-4o").encode(text, False)
+    assert len(open_tokenizer(smollm_path).encode(text, True)) == 180_000
+
+
 def test_the_stack_changes_no_token(smollm_path: Path) -> None:
     """The same text in a thread of its own and, where that is deep enough, in this one."""
     tokenizer = open_tokenizer(smollm_path, "gpt-4o")

@@ -36,7 +36,7 @@ def tokenizer(request: pytest.FixtureRequest) -> LlamaCppTokenizer:
 def test_pieces_have_the_tokens_of_the_whole(tokenizer: LlamaCppTokenizer, text: str, special: bool) -> None:
     """With a cut at every place that is thought to be safe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(special_splits, "_TOKENS_PER_PIECE", 1)
+        patch.setattr(special_splits, "TOKENS_PER_PIECE", 1)
         found = tokenizer.encode(text, special)
 
     assert found == tokenizer._encode_piece(text.encode(errors="replace"), special)
