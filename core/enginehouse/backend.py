@@ -142,7 +142,7 @@ class Tokenizer(Protocol):
         control_token_ids: ids whose text is never shown.
         end_token_ids: ids that end a generation.
         prefix_token_ids: what the model expects before a raw text (for example BOS), often empty.
-        max_bytes_per_token: most bytes of a text, in UTF-8, that one id stands for; None where text may be dropped or
+        max_bytes_per_token: most bytes of printable ASCII that one id stands for; None where some may be dropped or
             shortened, so that no number of tokens follows from the length of a text.
     """
 

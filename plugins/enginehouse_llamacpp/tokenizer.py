@@ -117,8 +117,7 @@ class LlamaCppTokenizer:
         is_lossless = bindings.llama_vocab_type(vocab) in (bindings.LLAMA_VOCAB_TYPE_BPE, bindings.LLAMA_VOCAB_TYPE_SPM)
         if not is_lossless or any(bindings.llama_vocab_get_attr(vocab, i) & strips for i in range(self.vocab_size)):
             return None
-        # A space may be written as an underscore of SentencePiece, of three bytes, and is read as one byte.
-        return bytes_per_token(self.token_bytes, shortening=3)
+        return bytes_per_token(self.token_bytes)
 
     def _read_splits(self, special: bool) -> SpecialSplits:
         """The tokens that llama.cpp looks for before all others, with or without control tokens among them."""

@@ -130,8 +130,7 @@ class FastTokenizer:
         self.control_token_ids = ends | frozenset(self.special_tokens.values())
         self.token_bytes: Sequence[bytes] = self._bytes_table(_byte_decoder(spec["decoder"]))
         self.prefix_token_ids = self._prefix()
-        shortening = _shortening(spec)
-        self.max_bytes_per_token = shortening and bytes_per_token(self.token_bytes, shortening)
+        self.max_bytes_per_token = bytes_per_token(self.token_bytes) if _keeps_text(spec) else None
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens.
@@ -232,16 +231,13 @@ def _replacements(step: Mapping[str, Any]) -> list[tuple[str, str]]:
     return []
 
 
-def _shortening(spec: Mapping[str, Any]) -> int | None:
-    """How many bytes of a text its normalizer replaces by one at most; None where it may drop some."""
+def _keeps_text(spec: Mapping[str, Any]) -> bool:
+    """Whether no printable ASCII of a text is dropped before the merges."""
     if any(entry["lstrip"] or entry["rstrip"] for entry in spec["added_tokens"]):
-        return None
-    if not _kinds(spec["pre_tokenizer"], "pretokenizers") <= _KEEPING:
-        return None
-    # NFC makes one character of up to nine bytes into one of three. An underscore of SentencePiece, three bytes, is
-    # read as a space, and so is the space that it replaces.
+        return False
     kinds = _kinds(spec["normalizer"], "normalizers")
-    return 3 if kinds <= {"NFC", "Prepend", "Replace"} and not _drops(spec["normalizer"]) else None
+    keeps = kinds <= {"NFC", "Prepend", "Replace"} and not _drops(spec["normalizer"])
+    return keeps and _kinds(spec["pre_tokenizer"], "pretokenizers") <= _KEEPING
 
 
 _KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Sequence"})

@@ -19,26 +19,25 @@ from enginehouse.types import Segment
 
 __all__ = ["bytes_per_token", "encode_segments", "min_tokens"]
 
-_UTF8_BYTES = frozenset(bytes([value]) for value in (*range(0xC0), *range(0xC2, 0xF5)))
+_COUNTED = frozenset(bytes([value]) for value in (0x0A, *range(0x20, 0x7F)))
+_NOT_COUNTED = bytes(value for value in range(256) if bytes([value]) not in _COUNTED)
 
 
 def min_tokens(tokenizer: Tokenizer, segments: Sequence[Segment]) -> int:
-    """Lower bound of the number of token ids of a prompt, from its length; 0 where the tokenizer allows for none."""
-    most = tokenizer.max_bytes_per_token
-    return 0 if most is None else sum(len(segment.text.encode(errors="replace")) for segment in segments) // most
+    """Lower bound of the number of token ids of a prompt, from its length; 0 where the tokenizer allows for none.
 
-
-def bytes_per_token(token_bytes: Sequence[bytes], shortening: int = 1) -> int | None:
-    """``max_bytes_per_token`` of a vocabulary.
-
-    Args:
-        token_bytes: those of all ids.
-        shortening: how many bytes of a text its normalizer may replace by one.
-
-    Returns:
-        None if some byte of UTF-8 has no token, since then text may be dropped.
+    Only printable ASCII and line feeds are counted: some vocabularies have no token for other bytes and drop them.
     """
-    return shortening * max(map(len, token_bytes)) if _UTF8_BYTES.issubset(token_bytes) else None
+    most = tokenizer.max_bytes_per_token
+    if most is None:
+        return 0
+    texts = (segment.text.encode(errors="ignore") for segment in segments)
+    return sum(len(text.translate(None, _NOT_COUNTED)) for text in texts) // most
+
+
+def bytes_per_token(token_bytes: Sequence[bytes]) -> int | None:
+    """``max_bytes_per_token`` of a vocabulary; None if a printable byte has no token, so that text may be dropped."""
+    return max(map(len, token_bytes)) if _COUNTED.issubset(token_bytes) else None
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool) -> list[int]:
