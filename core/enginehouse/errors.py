@@ -182,6 +182,7 @@ class ContextLengthExceeded(RequestError):
             param,
         )
         self.num_prompt_tokens, self.max_context = num_prompt_tokens, max_context
+        self.is_lower_bound = is_lower_bound
         self.fields = {
             "num_prompt_tokens": num_prompt_tokens,
             "max_context": max_context,

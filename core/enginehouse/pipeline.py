@@ -254,7 +254,9 @@ class Pipeline:
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
-            raise ContextLengthExceeded(error.num_prompt_tokens, error.max_context, param) from error
+            raise ContextLengthExceeded(
+                error.num_prompt_tokens, error.max_context, param, is_lower_bound=error.is_lower_bound
+            ) from error
         return RunningRequest(
             request,
             model,
