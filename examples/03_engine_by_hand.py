@@ -9,8 +9,8 @@
 # step 4: request b got token 112
 """Drive the serving loop without server, process or model: two requests share every step."""
 
+from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse.engine.loop import StepEngine
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse_testkit.fake_runner import FakeRunner
 
 runner = FakeRunner()

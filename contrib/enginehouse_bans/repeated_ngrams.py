@@ -11,8 +11,8 @@ from attrs.validators import ge, le
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from enginehouse.logits_processor import ProcessorSession
-from enginehouse.sampler import History
+from enginehouse.contract.logits_processor import ProcessorSession
+from enginehouse.contract.sampler import History
 
 __all__ = ["RepeatedNgrams", "RepeatedNgramsFields"]
 

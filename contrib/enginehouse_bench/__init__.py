@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.commands import Command
+from enginehouse.contract.commands import Command
 
 __all__ = ["register_commands"]
 

@@ -17,12 +17,12 @@ from rich.text import Text
 
 from enginehouse.api.listening import listen, url_of
 from enginehouse.api.server import run_loop, serve
-from enginehouse.auth import AuthSettings
 from enginehouse.cli.choosing import choose_models
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router_settings import RouterSettings
+from enginehouse.settings.auth import AuthSettings
+from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.router import RouterSettings
 
 __all__ = ["own_server"]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from enginehouse.cli.target import connect
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse_conform.catalogue import CHECKS
 from enginehouse_conform.check import Check, Outcome, Result
 from enginehouse_conform.report import summary, to_json, to_markdown

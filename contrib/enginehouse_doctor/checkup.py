@@ -17,18 +17,18 @@ from typing import Literal
 from attrs import frozen
 
 from enginehouse.api.listening import tls_context
-from enginehouse.auth import AuthSettings
-from enginehouse.config import ServerSettings, Settings
-from enginehouse.errors import ConfigError, EnginehouseError
+from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse.keys import load_keys
-from enginehouse.memory_budget import MAIN_MEMORY, format_bytes
 from enginehouse.models import ModelManager
 from enginehouse.models.memory import default_budget, footprint_of
 from enginehouse.models.opening import plan_model
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.structuring import closest
+from enginehouse.settings.auth import AuthSettings
+from enginehouse.settings.config import ServerSettings, Settings
+from enginehouse.settings.memory_budget import MAIN_MEMORY, format_bytes
+from enginehouse.settings.structuring import closest
 
 __all__ = ["Finding", "check_all", "check_settings"]
 

@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.backend import Backend
 from enginehouse.cli.options import config_option, json_option, read_settings
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import ConfigError, EnginehouseError
+from enginehouse.contract.backend import Backend
+from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse.models.choice import judge_all
 from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router_settings import RouterSettings
+from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.router import RouterSettings
 from enginehouse_doctor.checkup import Finding, check_all, check_settings
 
 __all__ = ["doctor"]

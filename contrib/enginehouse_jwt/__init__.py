@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginehouse import hookimpl
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.identity import Credentials, Identity
 from enginehouse_jwt.options import JwtOptions
 from enginehouse_jwt.verifying import identify
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast, get_args
 
-from enginehouse.errors import PluginError
-from enginehouse.identity import Identity, Scope
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.identity import Identity, Scope
 from enginehouse_jwt.options import JwtOptions
 
 __all__ = ["read_claims"]

@@ -12,8 +12,8 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.errors import PluginError
-from enginehouse.regular_files import check_regular, read_regular_text
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.regular_files import check_regular, read_regular_text
 from enginehouse_jwt.options import JwtOptions
 
 __all__ = ["key_for"]

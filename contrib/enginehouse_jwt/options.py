@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.validators import ge, min_len, optional
 
-from enginehouse.identity import Scope
+from enginehouse.contract.identity import Scope
 
 __all__ = ["JwtOptions"]
 

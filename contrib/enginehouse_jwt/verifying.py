@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enginehouse.errors import MissingDependency
-from enginehouse.identity import Identity
+from enginehouse.contract.errors import MissingDependency
+from enginehouse.contract.identity import Identity
 from enginehouse_jwt.claims import read_claims
 from enginehouse_jwt.issuer_keys import key_for
 from enginehouse_jwt.options import JwtOptions

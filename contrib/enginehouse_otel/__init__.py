@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginehouse import hookimpl
-from enginehouse.events import ServerEvent
+from enginehouse.contract.server_events import ServerEvent
 from enginehouse_otel.listening import take
 from enginehouse_otel.options import OtelOptions
 

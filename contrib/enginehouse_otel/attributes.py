@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from enginehouse.events import RequestEnded
+from enginehouse.contract.server_events import RequestEnded
 
 __all__ = ["OPERATIONS", "error_type", "metric_attributes", "span_attributes", "span_name"]
 

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from enginehouse.events import RequestEnded
+from enginehouse.contract.server_events import RequestEnded
 from enginehouse_otel.attributes import OPERATIONS, error_type, metric_attributes, span_attributes, span_name
 from enginehouse_otel.bounded_session import bounded_session
 from enginehouse_otel.options import OtelOptions

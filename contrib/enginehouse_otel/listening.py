@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from enginehouse.events import RequestEnded, ServerEvent, ServerStarted, ServerStopped
+from enginehouse.contract.server_events import RequestEnded, ServerEvent, ServerStarted, ServerStopped
 from enginehouse_otel.options import OtelOptions
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_starter.source import find_starter_model
 
 __all__ = ["register_model_sources"]

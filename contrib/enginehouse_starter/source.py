@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 
 __all__ = ["find_starter_model"]
 

@@ -14,11 +14,11 @@ from typing import Literal
 from attrs import frozen
 
 from enginehouse.chat_formats import ModelFormats
-from enginehouse.errors import UnsupportedParameter
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.types import ConstraintKind, GenerateRequest, ModelInfo, SamplingParams, StopParams
 from enginehouse.prompt.infill import NO_INFILL, find_infill_tokens
 from enginehouse.request_fields import RequestField
 from enginehouse.request_parameters import given_parameters
-from enginehouse.types import ConstraintKind, GenerateRequest, ModelInfo, SamplingParams, StopParams
 
 __all__ = ["Capability", "Deciders", "Support", "capabilities_of", "check_parameters"]
 

@@ -13,16 +13,32 @@ from typing import Any, TypeVar
 
 from attrs import field, frozen
 
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ConfigError, UnsupportedParameter
+from enginehouse.contract.errors import ConfigError, UnsupportedParameter
+from enginehouse.contract.parsers import (
+    ChatFormat,
+    PreparedChat,
+    ReasoningFormat,
+    ReasoningParser,
+    ToolFormat,
+    ToolParser,
+)
+from enginehouse.contract.types import (
+    Constraint,
+    GenerateRequest,
+    Message,
+    ReasoningParams,
+    Segment,
+    Thinking,
+    Tool,
+    ToolUse,
+)
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import ChatFormat, PreparedChat, ReasoningFormat, ReasoningParser, ToolFormat, ToolParser
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import Constraint, GenerateRequest, Message, ReasoningParams, Segment, Thinking, Tool, ToolUse
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
 
-_log = logging.getLogger("enginehouse.parsers")
+_log = logging.getLogger("enginehouse.contract.parsers")
 _MAX_MODELS = 64
 _PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"})
 _P = TypeVar("_P", ToolParser, ReasoningParser)

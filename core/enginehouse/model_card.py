@@ -15,10 +15,10 @@ from attrs import evolve, frozen
 
 from enginehouse.capabilities import Capability, Deciders, capabilities_of
 from enginehouse.chat_formats import ChatFormats, ModelFormats
-from enginehouse.parsers import ChatFormat
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import ModelInfo
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.model_templates import ModelTemplates
-from enginehouse.types import ModelInfo
 
 __all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]
 

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import ModelInfo
 from enginehouse.parameters import Defaults, Layer, read_defaults
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.types import ModelInfo
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["ModelDefaults"]
 

@@ -18,12 +18,12 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, le, optional
 from cattrs import Converter
 
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import ConfigError, InvalidRequest
-from enginehouse.sampler import SamplerPlugin
+from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import GenerateRequest, SamplingParams, StopParams
 from enginehouse.sampler_order import OFF_VALUES, settle_steps, step_names
-from enginehouse.structuring import closest, find_problems, find_wide_integer, strict_converter
-from enginehouse.types import GenerateRequest, SamplingParams, StopParams
+from enginehouse.settings.config import LimitsSettings
+from enginehouse.settings.structuring import closest, find_problems, find_wide_integer, strict_converter
 
 __all__ = [
     "INT64_MAX",
@@ -212,7 +212,7 @@ def read_extensions(
     """The fields in ``data`` that sampler plugins declared, checked by their own classes, by plugin name.
 
     Raises:
-        Exception: whatever the converter raises; :func:`enginehouse.structuring.find_problems` explains it.
+        Exception: whatever the converter raises; :func:`enginehouse.settings.structuring.find_problems` explains it.
     """
     extensions: dict[str, dict[str, Any]] = {}
     for name, sampler in samplers.items():

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
-from enginehouse.backend import Generation
 from enginehouse.capabilities import Capability, check_parameters
 from enginehouse.chat_formats import ChatFormats
 from enginehouse.compressing import Compressed, PromptCompressor
-from enginehouse.config import Settings
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 from enginehouse.engine.worker.backlog import Backlog
-from enginehouse.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from enginehouse.media import MediaReader
 from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.model_defaults import ModelDefaults
@@ -26,15 +26,15 @@ from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.output.answer_parser import AnswerParsing
 from enginehouse.parameters import Layer, Parameters, effective_parameters, read_defaults
 from enginehouse.plugins import PluginRegistry
-from enginehouse.profiles import PROFILES
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.prompting import Prompt, PromptMaker
 from enginehouse.replay import Replays
 from enginehouse.request_parameters import without_parameter
 from enginehouse.routing import OnDiscarded, Plan, Planner, Routed, TooLong, find_too_long, run_attempts, with_logprobs
-from enginehouse.timeouts import Timeouts, timeouts_of
-from enginehouse.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
+from enginehouse.settings.config import Settings
+from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.timeouts import Timeouts, timeouts_of
 
 __all__ = ["Pipeline", "RunningRequest"]
 

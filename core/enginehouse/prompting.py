@@ -12,17 +12,17 @@ from attrs import frozen
 
 from enginehouse.aside import aside
 from enginehouse.chat_formats import ChatFormats, ChatPlan, plan_chat
-from enginehouse.config import ModelSettings
-from enginehouse.errors import InvalidRequest, ModelLoadError, RenderError
+from enginehouse.contract.errors import InvalidRequest, ModelLoadError, RenderError
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
 from enginehouse.models import LoadedModel
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import ChatFormat
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.infill import infill_segments
 from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.prompt.renderer import Renderer
 from enginehouse.replay import Replays
-from enginehouse.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["Prompt", "PromptMaker"]
 

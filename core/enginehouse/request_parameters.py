@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve
 
-from enginehouse.types import GenerateRequest, ToolUse
+from enginehouse.contract.types import GenerateRequest, ToolUse
 
 __all__ = ["given_parameters", "without_parameter"]
 
@@ -29,7 +29,7 @@ _MEMBERS = {
 _OFF: Mapping[str, Any] = MappingProxyType({"chat_template_kwargs": {}})
 
 _THINKING = {"enable_thinking": "enabled", "thinking_budget": "budget", "reasoning_effort": "effort"}
-"""Fields about reasoning, and where they stand in :class:`enginehouse.types.Thinking`."""
+"""Fields about reasoning, and where they stand in :class:`enginehouse.contract.types.Thinking`."""
 
 
 def given_parameters(request: GenerateRequest) -> Iterator[str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.sampler import CORE_ORDER, SamplerPlugin, role_of
-from enginehouse.structuring import closest
-from enginehouse.types import GenerateRequest
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
+from enginehouse.contract.types import GenerateRequest
+from enginehouse.settings.structuring import closest
 
 __all__ = ["OFF_VALUES", "StepChoice", "settle_steps", "step_names"]
 

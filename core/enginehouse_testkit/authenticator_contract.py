@@ -26,8 +26,8 @@ from typing import ClassVar, get_args
 import pytest
 from attrs import evolve
 
-from enginehouse.errors import PluginError
-from enginehouse.identity import Credentials, Identity, Scope
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.identity import Credentials, Identity, Scope
 from enginehouse.plugins.authenticator import Authenticator
 
 __all__ = ["AuthenticatorContract"]

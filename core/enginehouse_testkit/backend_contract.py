@@ -22,8 +22,8 @@ from typing import Any, ClassVar, cast
 import attrs
 import pytest
 
-from enginehouse.backend import Backend, Engine, MemoryEstimate, ModelSource, Runner
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import Backend, Engine, MemoryEstimate, ModelSource, Runner
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
 from enginehouse_testkit.contract.imports import packages_imported_by
@@ -33,7 +33,7 @@ __all__ = ["BackendContract", "ModelUnderTest"]
 
 
 class BackendContract:
-    """Every promise of :class:`enginehouse.backend.Backend` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.backend.Backend` that can be tested from outside.
 
     Attributes:
         light_packages: packages that probing may import; a model's library is none of them.

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from attrs import evolve
 
-from enginehouse.compression import CompressibleText, CompressionTask, Compressor, Range, cut, joined
+from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, Range, cut, joined
 from enginehouse_testkit.fake_compression import FakeCompressionTools
 
 __all__ = ["CompressorContract"]
@@ -71,7 +71,7 @@ def _task(*texts: str, share: float = 0.5, question: str = _QUESTION) -> Compres
 
 
 class CompressorContract:
-    """Every promise of :class:`enginehouse.compression.Compressor` that can be tested from outside."""
+    """Every promise of :class:`enginehouse.contract.compressor.Compressor` that can be tested from outside."""
 
     @staticmethod
     def _compress(compressor: Compressor, task: CompressionTask) -> tuple[list[list[Range]], list[str]]:

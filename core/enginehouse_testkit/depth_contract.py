@@ -30,9 +30,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from enginehouse.backend import DeviceSampler, Draw, LastSampled, Outputs, Runner, Span
-from enginehouse.errors import InvalidSpan
-from enginehouse.types import SamplingParams
+from enginehouse.contract.backend import DeviceSampler, Draw, LastSampled, Outputs, Runner, Span
+from enginehouse.contract.errors import InvalidSpan
+from enginehouse.contract.types import SamplingParams
 from enginehouse_testkit.contract.driver import Rows, largest_difference
 
 __all__ = ["DepthContract", "FewerLayers", "OpenFamily"]

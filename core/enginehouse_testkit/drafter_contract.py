@@ -23,13 +23,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from enginehouse.backend import Span
-from enginehouse.config import structure_options
-from enginehouse.drafting import NUM_GRADES, BoundDrafter, DraftContext, Drafter, DraftTask
+from enginehouse.contract.backend import Span
+from enginehouse.contract.drafter import NUM_GRADES, BoundDrafter, DraftContext, Drafter, DraftTask
+from enginehouse.contract.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
+from enginehouse.settings.config import structure_options
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
@@ -47,7 +47,7 @@ _COUNTS = ("work",)  # what events tell of drafts
 
 
 class DrafterContract:
-    """Every promise of :class:`enginehouse.drafting.Drafter` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.drafter.Drafter` that can be tested from outside.
 
     Attributes:
         light_packages: packages that come in with the plugin before it is bound.

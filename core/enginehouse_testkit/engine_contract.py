@@ -23,4 +23,4 @@ __all__ = ["EngineContract"]
 
 
 class EngineContract(EngineEventContract, EngineParameterContract, EngineLifetimeContract):
-    """Every promise of :class:`enginehouse.backend.Engine` that can be tested from outside."""
+    """Every promise of :class:`enginehouse.contract.backend.Engine` that can be tested from outside."""

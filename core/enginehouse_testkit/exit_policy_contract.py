@@ -21,12 +21,19 @@ import pytest
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.config import structure_options
-from enginehouse.early_exit import BoundExitPolicy, ExitContext, ExitPolicy
+from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitPolicy
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse.settings.config import structure_options
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
@@ -38,7 +45,7 @@ _PROMPT = [ord(character) for character in "what comes next?"]
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.early_exit.ExitView`."""
+    """See :class:`enginehouse.contract.exit_policy.ExitView`."""
 
     layer: int
     hidden: NDArray[np.float32]
@@ -63,7 +70,7 @@ class _View:
 
 
 class ExitPolicyContract:
-    """Every promise of :class:`enginehouse.early_exit.ExitPolicy` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.exit_policy.ExitPolicy` that can be tested from outside.
 
     Attributes:
         light_packages: packages that come in with the plugin before it is bound.

@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from enginehouse.compression import ScoredToken
+from enginehouse.contract.compressor import ScoredToken
 
 __all__ = ["FakeCompressionTools"]
 
@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"\w+|\s+|[^\w\s]", re.DOTALL)
 
 
 class FakeCompressionTools:
-    """Implements :class:`enginehouse.compression.CompressionTools`.
+    """Implements :class:`enginehouse.contract.compressor.CompressionTools`.
 
     Attributes:
         num_scored: tokens that were scored.

@@ -6,7 +6,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse_testkit.fake_model import FakeModel, State
 
 __all__ = ["FakeExits", "FakeView"]
@@ -16,7 +16,7 @@ _HIDDEN_SIZE = 16
 
 @frozen(eq=False)
 class FakeView:
-    """See :class:`enginehouse.early_exit.ExitView`; of one token."""
+    """See :class:`enginehouse.contract.exit_policy.ExitView`; of one token."""
 
     layer: int
     hidden: NDArray[np.float32]

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import (
+from enginehouse.contract.backend import (
     DRAW_FIELDS,
     Draw,
     ForwardOutput,
@@ -30,9 +30,9 @@ from enginehouse.backend import (
     Span,
     Tokenizer,
 )
-from enginehouse.early_exit import BoundExitPolicy
-from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
-from enginehouse.types import ModelInfo
+from enginehouse.contract.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.contract.exit_policy import BoundExitPolicy
+from enginehouse.contract.types import ModelInfo
 from enginehouse_testkit.fake_exits import FakeExits
 from enginehouse_testkit.fake_model import FakeModel, State
 from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
@@ -81,7 +81,7 @@ class _Cell:
 
 
 class FakeRunner:
-    """See :class:`enginehouse.backend.Runner`; counts its forward passes in ``num_steps``."""
+    """See :class:`enginehouse.contract.backend.Runner`; counts its forward passes in ``num_steps``."""
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
@@ -129,7 +129,7 @@ class FakeRunner:
         self._last_sampled: dict[int, int] = {}
 
     def open_sequence(self) -> int:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         if len(self._sequences) >= self.capabilities.max_sequences:
             raise CacheFull(1, self.free_tokens())
         self._next_handle += 1
@@ -138,17 +138,17 @@ class FakeRunner:
         return self._next_handle
 
     def free_sequence(self, sequence: int) -> None:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         self._release(self._cells(sequence))
         del self._sequences[sequence], self._num_lost[sequence]
         self._last_sampled.pop(sequence, None)
 
     def length(self, sequence: int) -> int:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         return len(self._cells(sequence))
 
     def truncate(self, sequence: int, length: int) -> int:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         cells = self._cells(sequence)
         if length < 0:
             raise InvalidSpan(f"a sequence cannot be truncated to {length} tokens")
@@ -160,7 +160,7 @@ class FakeRunner:
         return kept
 
     def kept_length(self, sequence: int, length: int) -> int:
-        """See :class:`enginehouse.backend.CutPlanner`."""
+        """See :class:`enginehouse.contract.backend.CutPlanner`."""
         return self._kept(sequence, length)
 
     def _kept(self, sequence: int, length: int) -> int:
@@ -171,7 +171,7 @@ class FakeRunner:
         return length if max(0, length - self.options.window) >= self._num_lost[sequence] else 0
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         cells = self._cells(source)
         shared = 0 if self.capabilities.fork == "none" else self._kept(source, length)
         copied = shared if self.capabilities.fork == "copy" else 0
@@ -189,11 +189,11 @@ class FakeRunner:
         return handle, shared
 
     def save(self, sequence: int) -> memoryview:
-        """See :class:`enginehouse.backend.StateKeeper`."""
+        """See :class:`enginehouse.contract.backend.StateKeeper`."""
         return pack_cells([(cell.token_id, cell.state, cell.num_layers) for cell in self._cells(sequence)])
 
     def load(self, data: memoryview) -> int:
-        """See :class:`enginehouse.backend.StateKeeper`."""
+        """See :class:`enginehouse.contract.backend.StateKeeper`."""
         cells = [_Cell(token_id, state, num_layers) for token_id, state, num_layers in unpack_cells(data)]
         if len(cells) > self.free_tokens():
             raise CacheFull(len(cells), self.free_tokens())
@@ -204,11 +204,11 @@ class FakeRunner:
         return handle
 
     def free_tokens(self) -> int:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         return self.capabilities.cache_tokens - self._num_cells
 
     def forward(self, spans: Sequence[Span]) -> ForwardOutput:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         inputs = [self._checked(span) for span in spans]
         self._check_batch(spans, inputs)
         self._aborted.clear()
@@ -229,24 +229,24 @@ class FakeRunner:
         return _Rows(rows, self.tokenizer.vocab_size, exit_layers if self._exits.policy is not None else None)
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """See :class:`enginehouse.early_exit.LayerAccess`."""
+        """See :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if not self.capabilities.exit_layers and policy is not None:
             raise ModelLoadError("this fake model has no layers; set num_layers")
         self._exits.policy = policy
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
-        """See :class:`enginehouse.backend.DeviceSampler`; the tokens are there at once, but read later."""
+        """See :class:`enginehouse.contract.backend.DeviceSampler`; the tokens are there at once, but read later."""
         drawn = FakeDrawn([draw_token(output.host()[draw.row], draw) for draw in draws])
         for draw, sampled in zip(draws, drawn.sampled, strict=True):
             self._last_sampled[draw.sequence] = max(sampled.token_id, 0)
         return drawn
 
     def abort(self) -> None:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         self._aborted.set()
 
     def close(self) -> None:
-        """See :class:`enginehouse.backend.Runner`; idempotent."""
+        """See :class:`enginehouse.contract.backend.Runner`; idempotent."""
         self._sequences.clear()
         self._num_lost.clear()
         self._num_cells = 0
@@ -360,22 +360,22 @@ class FakeBackend:
     opens: Literal["runner"] = "runner"
 
     def probe(self) -> Probe:
-        """See :class:`enginehouse.backend.Backend`."""
+        """See :class:`enginehouse.contract.backend.Backend`."""
         return Probe(available=True, devices=("cpu",))
 
     def match(self, source: ModelSource) -> Match:
-        """See :class:`enginehouse.backend.Backend`."""
+        """See :class:`enginehouse.contract.backend.Backend`."""
         if source.text == "fake":
             return Match(1.0, "the built-in fake model")
         return Match(0.0, "the fake backend only opens the source 'fake'")
 
     def estimate(self, source: ModelSource, options: FakeOptions) -> MemoryEstimate:
-        """See :class:`enginehouse.backend.Backend`."""
+        """See :class:`enginehouse.contract.backend.Backend`."""
         bytes_per_token = 200
         return MemoryEstimate(0, bytes_per_token, bytes_per_token * (options.context or 4096) * options.slots)
 
     def open(self, source: ModelSource, options: FakeOptions, progress: Progress) -> FakeRunner:
-        """See :class:`enginehouse.backend.Backend`."""
+        """See :class:`enginehouse.contract.backend.Backend`."""
         if options.faults.refuse_to_open is not None:
             raise ModelLoadError(options.faults.refuse_to_open)
         num_parts = 10

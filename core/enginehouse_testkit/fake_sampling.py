@@ -1,4 +1,4 @@
-"""Draws tokens for the fake runner as a GPU would: from a :class:`enginehouse.backend.Draw` alone.
+"""Draws tokens for the fake runner as a GPU would: from a :class:`enginehouse.contract.backend.Draw` alone.
 
 Core's own pieces do the arithmetic; what is tried here is the way from a request to a token that is read a step later.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Draw, Sampled
+from enginehouse.contract.backend import Draw, Sampled
 from enginehouse.engine.candidates import LogitRow, bounded_by_mass, bounded_by_ratio
 from enginehouse.engine.draws import pick
 from enginehouse.engine.logprobs import RawLogprobs

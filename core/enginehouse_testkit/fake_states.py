@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from enginehouse.errors import StateRefused
+from enginehouse.contract.errors import StateRefused
 from enginehouse_testkit.fake_model import State
 
 __all__ = ["SavedCell", "pack_cells", "unpack_cells"]

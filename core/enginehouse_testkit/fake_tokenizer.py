@@ -54,7 +54,7 @@ class FakeTokenizer:
         self._controls = re.compile("(" + "|".join(map(re.escape, CONTROL_TOKENS)) + ")")
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """See :class:`enginehouse.backend.Tokenizer`."""
+        """See :class:`enginehouse.contract.backend.Tokenizer`."""
         if self._abort_at_text is not None and self._abort_at_text in text:
             os.abort()
         if not special:

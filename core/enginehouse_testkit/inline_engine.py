@@ -10,19 +10,19 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import msgspec
 
-from enginehouse.backend import Generation, Runner
+from enginehouse.contract.backend import Generation, Runner
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, Overloaded
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, Event, RequestFinished, Segment
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import EnginehouseError, InvalidRequest, Overloaded
 from enginehouse.prompt.segments import encode_segments
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.structured import StructuredDecoder
-from enginehouse.types import EngineRequest, EngineSettings, EngineStats, Event, RequestFinished, Segment
 
 __all__ = ["InlineEngine"]
 
 
 class InlineEngine:
-    """Implements :class:`enginehouse.backend.Engine`."""
+    """Implements :class:`enginehouse.contract.backend.Engine`."""
 
     def __init__(
         self,

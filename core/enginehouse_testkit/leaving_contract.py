@@ -30,9 +30,9 @@ import pytest
 from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner, Span
-from enginehouse.early_exit import ExitOutput, ExitView, LayerAccess
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import Runner, Span
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.exit_policy import ExitOutput, ExitView, LayerAccess
 from enginehouse_testkit.contract.driver import Rows, largest_difference
 from enginehouse_testkit.depth_contract import OpenFamily
 
@@ -54,7 +54,7 @@ class _Leaves:
     shown: list[tuple[int, NDArray[np.generic], NDArray[np.generic]]] = field(factory=list)
 
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        """See :class:`enginehouse.early_exit.BoundExitPolicy`."""
+        """See :class:`enginehouse.contract.exit_policy.BoundExitPolicy`."""
         self.shown.append((view.layer, _copied(view.hidden), _copied(view.previous_hidden)))
         if self.reads_logits:
             view.logits()
@@ -67,12 +67,12 @@ class _OneLeaves:
     layers = (1, 2, 3)
 
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        """See :class:`enginehouse.early_exit.BoundExitPolicy`."""
+        """See :class:`enginehouse.contract.exit_policy.BoundExitPolicy`."""
         return np.array([row == 0 for row in range(len(view.hidden))])
 
 
 class LeavingContract:
-    """Every promise of `enginehouse.early_exit.LayerAccess`, against the library alone and over families of models.
+    """Every promise of `LayerAccess`, against the library alone and over families of models.
 
     Attributes:
         usual: a family of which single tests are enough.

@@ -22,13 +22,13 @@ import attrs
 import numpy as np
 import pytest
 
+from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
+from enginehouse.contract.sampler import History
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
-from enginehouse.sampler import History
-from enginehouse.structuring import strict_converter
-from enginehouse.types import SamplingParams
+from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, rows, tries_of
 
 __all__ = ["LogitsProcessorContract"]
@@ -38,7 +38,7 @@ _PROMPT = [1, 2, 3, 1, 2]
 
 
 class LogitsProcessorContract:
-    """Every promise of :class:`enginehouse.logits_processor.LogitsProcessor` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.logits_processor.LogitsProcessor` that can be tested from outside.
 
     Attributes:
         active: fields of requests that switch it on.

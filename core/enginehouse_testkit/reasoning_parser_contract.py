@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import pytest
 
-from enginehouse.parsers import ChatFormat, ReasoningFormat, ReasoningParser
+from enginehouse.contract.parsers import ChatFormat, ReasoningFormat, ReasoningParser
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
 from enginehouse_testkit.contract.parser_driver import Said, cuts, said_by
@@ -27,7 +27,7 @@ __all__ = ["ReasoningParserContract"]
 
 
 class ReasoningParserContract:
-    """Every promise of :class:`enginehouse.parsers.ReasoningParser` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.parsers.ReasoningParser` that can be tested from outside.
 
     Attributes:
         model: a model that the parser knows.

@@ -11,11 +11,8 @@ from typing import Literal
 
 from attrs import frozen
 
-from enginehouse.engine.reasoning import ReasoningGate
-from enginehouse.errors import GenerationFailed
-from enginehouse.output.detokenizer import Detokenizer
-from enginehouse.output.text_stream import Piece, TextStream
-from enginehouse.types import (
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
     ChoiceFinished,
     EngineRequest,
     Event,
@@ -25,6 +22,9 @@ from enginehouse.types import (
     TokenLogprob,
     TopLogprob,
 )
+from enginehouse.engine.reasoning import ReasoningGate
+from enginehouse.output.detokenizer import Detokenizer
+from enginehouse.output.text_stream import Piece, TextStream
 from enginehouse_testkit.script import Script
 
 __all__ = ["Entry", "Replay", "Tape"]

@@ -19,9 +19,9 @@ from typing import Any, get_args
 import pytest
 from attrs import evolve
 
+from enginehouse.contract.router import MAX_PROBE_TOKENS, Candidate, Probe, Route, RouteQuestion, Router
+from enginehouse.contract.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse.models import ModelState
-from enginehouse.router import MAX_PROBE_TOKENS, Candidate, Probe, Route, RouteQuestion, Router
-from enginehouse.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 
 __all__ = ["RouterContract"]
 
@@ -83,7 +83,7 @@ def _strange_candidates() -> tuple[Candidate, ...]:
 
 
 class RouterContract:
-    """Every promise of :class:`enginehouse.router.Router` that can be tested from outside."""
+    """Every promise of :class:`enginehouse.contract.router.Router` that can be tested from outside."""
 
     @staticmethod
     def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> Route:

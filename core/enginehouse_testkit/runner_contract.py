@@ -30,4 +30,4 @@ __all__ = ["RunnerContract"]
 class RunnerContract(
     TokenizerContract, SequenceContract, StateContract, ForwardContract, ExitsContract, FailureContract
 ):
-    """Every promise of :class:`enginehouse.backend.Runner` that can be tested from outside."""
+    """Every promise of :class:`enginehouse.contract.backend.Runner` that can be tested from outside."""

@@ -23,4 +23,4 @@ __all__ = ["SamplerContract"]
 
 
 class SamplerContract(SamplerFieldContract, SamplerStepContract, SamplerReplayContract):
-    """Every promise of :class:`enginehouse.sampler.SamplerPlugin` that can be tested from outside."""
+    """Every promise of :class:`enginehouse.contract.sampler.SamplerPlugin` that can be tested from outside."""

@@ -19,9 +19,9 @@ import msgspec
 from attrs import field, frozen
 from attrs.validators import ge, gt, optional
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import ModelLoadError
-from enginehouse.structuring import find_problems, strict_converter
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.settings.structuring import find_problems, strict_converter
 
 __all__ = ["Script", "ScriptToken", "read_script", "write_script"]
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from attrs import define, field, frozen
 from attrs.validators import ge, gt, optional
 
-from enginehouse.backend import Generation, Match, MemoryEstimate, ModelSource, Probe, Progress
-from enginehouse.errors import (
+from enginehouse.contract.backend import Generation, Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
@@ -27,8 +27,8 @@ from enginehouse.errors import (
     Overloaded,
     UnsupportedParameter,
 )
-from enginehouse.hookspecs import API_VERSION
-from enginehouse.types import (
+from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.types import (
     EngineCapabilities,
     EngineRequest,
     EngineStats,
@@ -79,7 +79,7 @@ class ScriptedBackend:
 
 
 class ScriptedEngine:
-    """Implements :class:`enginehouse.backend.Engine` by replaying one script to every request."""
+    """Implements :class:`enginehouse.contract.backend.Engine` by replaying one script to every request."""
 
     def __init__(self, script: Script, options: ScriptedOptions | None = None) -> None:
         options = options or ScriptedOptions()

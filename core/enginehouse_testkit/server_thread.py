@@ -15,8 +15,8 @@ from attrs import define, evolve, field
 
 from enginehouse.api.listening import listen, url_of
 from enginehouse.api.server import run_loop, serve
-from enginehouse.config import Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import Settings
 
 __all__ = ["ServerThread", "server_thread"]
 

@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from enginehouse.errors import GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.structured import GrammarCompiler, Matcher, StructuredDecoder
+from enginehouse.contract.types import Constraint
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
-from enginehouse.structured import GrammarCompiler, Matcher, StructuredDecoder
-from enginehouse.types import Constraint
 from enginehouse_testkit.contract.constraint_examples import EXAMPLES, MALFORMED, ConstraintExample
 from enginehouse_testkit.contract.engine_driver import EngineDriver
 from enginehouse_testkit.contract.imports import packages_imported_by
@@ -41,7 +41,7 @@ _every_kind = pytest.mark.parametrize("kind", EXAMPLES)
 
 
 class StructuredDecoderContract:
-    """Every promise of :class:`enginehouse.structured.StructuredDecoder` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.structured.StructuredDecoder` that can be tested from outside.
 
     Attributes:
         light_packages: packages that come in with the plugin before it is bound; its library is none of them.

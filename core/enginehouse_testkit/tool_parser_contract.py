@@ -24,12 +24,12 @@ from typing import ClassVar
 
 import pytest
 
-from enginehouse.composition import read_composition
-from enginehouse.errors import RequestError
-from enginehouse.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser
+from enginehouse.contract.composition import read_composition
+from enginehouse.contract.errors import RequestError
+from enginehouse.contract.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser
+from enginehouse.contract.types import Message, ToolCall
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
-from enginehouse.types import Message, ToolCall
 from enginehouse_testkit.contract.parser_driver import TOOLS, Said, cuts, said_by, texts_of
 
 __all__ = ["ToolParserContract"]
@@ -44,7 +44,7 @@ _PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "G
 
 
 class ToolParserContract:
-    """Every promise of :class:`enginehouse.parsers.ToolParser` that can be tested from outside.
+    """Every promise of :class:`enginehouse.contract.parsers.ToolParser` that can be tested from outside.
 
     Attributes:
         model: the model that the parser is bound to.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.compression import Compressor
+from enginehouse.contract.compressor import Compressor
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_compress.options import CompressOptions as options

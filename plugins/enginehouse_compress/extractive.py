@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginehouse.compression import CompressionTask, CompressionTools, Range
+from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.relevance import rate_by_words
 from enginehouse_compress.selection import keep_most_relevant
@@ -13,7 +13,7 @@ __all__ = ["ExtractiveCompressor"]
 
 
 class ExtractiveCompressor:
-    """Implements :class:`enginehouse.compression.Compressor`."""
+    """Implements :class:`enginehouse.contract.compressor.Compressor`."""
 
     name = "extractive"
     api_version = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from enginehouse.compression import CompressibleText, CompressionTask, CompressionTools, Range, joined
+from enginehouse.contract.compressor import CompressibleText, CompressionTask, CompressionTools, Range, joined
 
 __all__ = ["LosslessCompressor"]
 
@@ -21,7 +21,7 @@ _MEANS_SOMETHING = re.compile("^(?: {4}|\t)|[|\t`\"'\u201c\u201d\u00ab\u00bb{}\\
 
 
 class LosslessCompressor:
-    """Implements :class:`enginehouse.compression.Compressor`."""
+    """Implements :class:`enginehouse.contract.compressor.Compressor`."""
 
     name = "lossless"
     api_version = 1

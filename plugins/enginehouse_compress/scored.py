@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginehouse.compression import CompressionTask, CompressionTools, Range
+from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.selection import keep_most_relevant
 
@@ -25,7 +25,7 @@ _BEFORE_QUESTION = "\nQuestion: "
 
 
 class ScoredCompressor:
-    """Implements :class:`enginehouse.compression.Compressor`."""
+    """Implements :class:`enginehouse.contract.compressor.Compressor`."""
 
     name = "scored"
     api_version = 1

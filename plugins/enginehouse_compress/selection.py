@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from enginehouse.compression import CompressionTask, CompressionTools, Range, cut
+from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range, cut
 from enginehouse_compress.sentences import Part, split_sentences
 
 __all__ = ["Rate", "Sentence", "keep_everything", "keep_most_relevant"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.commands import Command
-from enginehouse.early_exit import ExitPolicy
+from enginehouse.contract.commands import Command
+from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse_early_exit.policies import EntropyPolicy, MarginPolicy, SaturationPolicy
 
 __all__ = ["register_commands", "register_exit_policies"]

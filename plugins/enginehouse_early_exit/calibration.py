@@ -17,8 +17,8 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import Span
-from enginehouse.early_exit import BoundExitPolicy, ExitContext, ExitOutput, LayerAccess
+from enginehouse.contract.backend import Span
+from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitOutput, LayerAccess
 from enginehouse_early_exit.policies import EntropyPolicy, MarginPolicy, SaturationPolicy
 
 __all__ = ["THRESHOLDS", "Measured", "Setting", "calibrate", "grid", "passages"]

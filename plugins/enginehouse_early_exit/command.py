@@ -8,13 +8,13 @@ from typing import cast
 
 import click
 
-from enginehouse.backend import Runner
 from enginehouse.cli.options import config_option, read_settings
-from enginehouse.config import ModelSettings, structure_options
-from enginehouse.early_exit import LayerAccess
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, structure_options
 from enginehouse_early_exit.calibration import THRESHOLDS, Measured, calibrate, grid, passages
 
 __all__ = ["best_setting", "calibrate_early_exit"]

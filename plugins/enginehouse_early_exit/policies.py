@@ -19,8 +19,8 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, le, optional
 from numpy.typing import NDArray
 
-from enginehouse.early_exit import ExitContext, ExitView
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.exit_policy import ExitContext, ExitView
 
 __all__ = ["EntropyPolicy", "MarginPolicy", "SaturationPolicy", "Where", "entropy", "margin", "saturation"]
 
@@ -91,7 +91,7 @@ class _SaturationOptions(Where):
 
 @frozen
 class _Bound(ABC):
-    """A policy at work; see :class:`enginehouse.early_exit.BoundExitPolicy`."""
+    """A policy at work; see :class:`enginehouse.contract.exit_policy.BoundExitPolicy`."""
 
     layers: tuple[int, ...]
     threshold: float
@@ -124,7 +124,7 @@ class _Policy:
     bound: type[_Bound]
 
     def bind(self, context: ExitContext, options: Any) -> _Bound:
-        """See :class:`enginehouse.early_exit.ExitPolicy`."""
+        """See :class:`enginehouse.contract.exit_policy.ExitPolicy`."""
         return self.bound(options.layers(context), options.threshold)
 
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 from attrs import evolve, field, frozen, validators
 
-from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
-from enginehouse.errors import MissingDependency, ModelLoadError
-from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
 from enginehouse_hf.gguf_estimate import estimate_gguf
 
 __all__ = ["HfBackend", "HfOptions"]

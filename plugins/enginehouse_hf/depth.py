@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from enginehouse.backend import Span
+from enginehouse.contract.backend import Span
 
 __all__ = ["Depths", "exit_layers", "groups_by", "own_modules", "row_order"]
 

@@ -21,7 +21,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse_hf.attention import Step
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.layer_access import Head, run_to_keys, states_of, with_forward
@@ -39,7 +39,7 @@ class Exited:
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.early_exit.ExitView`; keeps the logits that the policy has asked for."""
+    """See :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy has asked for."""
 
     layer: int
     hidden: Tensor

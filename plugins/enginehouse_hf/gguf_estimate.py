@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from enginehouse.backend import MemoryEstimate
-from enginehouse.gguf_reader import GgufReader, Value, reading
+from enginehouse.contract.backend import MemoryEstimate
+from enginehouse.contract.gguf_reader import GgufReader, Value, reading
 
 __all__ = ["estimate_gguf"]
 

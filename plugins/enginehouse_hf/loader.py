@@ -11,10 +11,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from enginehouse.backend import ModelSource, Progress, Runner, RunnerCapabilities
-from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.gguf_reader import check_gguf
-from enginehouse.model_folder import (
+from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
+from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
+from enginehouse.contract.gguf_reader import check_gguf
+from enginehouse.contract.model_folder import (
     ModelFolder,
     check_model_files,
     check_weights,
@@ -23,7 +23,7 @@ from enginehouse.model_folder import (
     recommended_parameters,
     served_context,
 )
-from enginehouse.types import ModelInfo
+from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Lane, Step, UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.depth import exit_layers

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
-from enginehouse.early_exit import BoundExitPolicy
-from enginehouse.errors import EngineError, InvalidSpan, ModelLoadError, StepAborted
-from enginehouse.slot_table import SlotTable
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.contract.exit_policy import BoundExitPolicy
+from enginehouse.contract.slot_table import SlotTable
+from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
@@ -77,7 +77,7 @@ def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) 
 
 
 class HfRunner:
-    """Implements :class:`enginehouse.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`."""
+    """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class HfRunner:
         return LogitsRows(logits) if self._exits is None else ExitRows(logits, exit_layers)
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """See :class:`enginehouse.early_exit.LayerAccess`."""
+        """See :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if policy is not None and not self.capabilities.exit_layers:
             raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
         self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None

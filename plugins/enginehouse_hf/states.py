@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginehouse.errors import StateRefused
-from enginehouse.saved_states import HEAD_BYTES, check_head, state_body, write_head
+from enginehouse.contract.errors import StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, check_head, state_body, write_head
 from enginehouse_hf.pieces import host_bytes
 
 __all__ = ["check_state", "pack_pieces", "unpack_pieces"]

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 from transformers import AutoTokenizer
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
 
 __all__ = ["ModelFiles", "ModelText", "load_text"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.backend import Backend
+from enginehouse.contract.backend import Backend
 from enginehouse_llamacpp.backend import LlamaCppBackend
 
 __all__ = ["register_backends"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
-from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse_llamacpp.estimate import estimate_memory
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
 from enginehouse_llamacpp.gguf import is_gguf, read_header

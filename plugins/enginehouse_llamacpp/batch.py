@@ -10,7 +10,7 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Outputs
+from enginehouse.contract.backend import Outputs
 from enginehouse_llamacpp.library import Bindings
 
 __all__ = ["Batch"]

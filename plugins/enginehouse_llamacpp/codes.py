@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
+from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 
 __all__ = ["ERRORS", "DecodeCode", "is_unchanged"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.library import Bindings, Library
 from enginehouse_llamacpp.options import LlamaCppOptions

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enginehouse.backend import MemoryEstimate
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import MemoryEstimate
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sizes import choose_sizes, type_bytes

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from enginehouse.errors import ModelLoadError
-from enginehouse.gguf_reader import (
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.gguf_reader import (
     ARRAY,
     GGUF_MAGIC,
     Entry,
@@ -27,7 +27,7 @@ from enginehouse.gguf_reader import (
     layout_of,
     reading,
 )
-from enginehouse.regular_files import open_regular
+from enginehouse.contract.regular_files import open_regular
 from enginehouse_llamacpp.gguf import shard_paths
 
 __all__ = ["FirstLayers", "count_layers", "cut_layers"]

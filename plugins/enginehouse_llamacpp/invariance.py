@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginehouse.backend import Runner, Span
+from enginehouse.contract.backend import Runner, Span
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.options import LlamaCppOptions
 

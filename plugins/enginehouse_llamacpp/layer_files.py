@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from enginehouse.backend import Progress
-from enginehouse.errors import ModelLoadError
-from enginehouse.memory_budget import format_bytes
-from enginehouse.regular_files import open_regular
+from enginehouse.contract.backend import Progress
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.regular_files import open_regular
+from enginehouse.settings.memory_budget import format_bytes
 from enginehouse_llamacpp.first_layers import FirstLayers, cut_layers
 
 __all__ = ["find_or_write"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.errors import MissingDependency
+from enginehouse.contract.errors import MissingDependency
 from enginehouse_llamacpp.log import LogBuffer
 
 __all__ = ["Bindings", "Library", "is_installed", "load_library"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from enginehouse.backend import Progress, RunnerCapabilities
+from enginehouse.contract.backend import Progress, RunnerCapabilities
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
 from enginehouse_llamacpp.context import Context

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-from enginehouse.errors import RunnerError
+from enginehouse.contract.errors import RunnerError
 from enginehouse_llamacpp.library import Bindings
 
 __all__ = ["SequenceMemory"]

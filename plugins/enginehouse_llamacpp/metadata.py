@@ -7,7 +7,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Mapping
 
-from enginehouse.types import ModelInfo
+from enginehouse.contract.types import ModelInfo
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer

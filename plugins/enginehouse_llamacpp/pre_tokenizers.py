@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 
 __all__ = ["PreTokenizer"]
 

@@ -8,9 +8,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
-from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
+from enginehouse.contract.types import ModelInfo
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
@@ -23,7 +23,7 @@ __all__ = ["LlamaCppRunner"]
 
 
 class _Rows:
-    """Implements :class:`enginehouse.backend.ForwardOutput` over llama.cpp's own memory."""
+    """Implements :class:`enginehouse.contract.backend.ForwardOutput` over llama.cpp's own memory."""
 
     def __init__(self, rows: NDArray[np.float32]) -> None:
         self._rows = rows
@@ -35,7 +35,7 @@ class _Rows:
 
 
 class LlamaCppRunner:
-    """Implements :class:`enginehouse.backend.Runner`; made by :func:`enginehouse_llamacpp.loader.open_runner`.
+    """Implements :class:`enginehouse.contract.backend.Runner`; made by :func:`enginehouse_llamacpp.loader.open_runner`.
 
     Args:
         capabilities, tokenizer, info: see the contract.
@@ -45,7 +45,7 @@ class LlamaCppRunner:
         threads: how many threads each batch gets.
         log: says why llama.cpp failed.
         free_model: called once, after the context is closed.
-        state_format: see :class:`enginehouse.backend.StateKeeper`.
+        state_format: see :class:`enginehouse.contract.backend.StateKeeper`.
     """
 
     def __init__(

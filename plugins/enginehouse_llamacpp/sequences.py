@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
-from enginehouse.saved_states import HEAD_BYTES, check_head, write_head
+from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, check_head, write_head
 from enginehouse_llamacpp.cells import CellMap, HeldCells, Parked
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
@@ -135,7 +135,7 @@ class SequenceTable:
         return data
 
     def load(self, data: memoryview) -> int:
-        """A new sequence from what :meth:`save` returned; see :class:`enginehouse.backend.StateKeeper`."""
+        """A new sequence from what :meth:`save` returned; see :class:`enginehouse.contract.backend.StateKeeper`."""
         num_tokens = check_head(data, self._state_format)
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Span
-from enginehouse.errors import InvalidSpan
+from enginehouse.contract.backend import Span
+from enginehouse.contract.errors import InvalidSpan
 
 __all__ = ["check_batch_ids", "check_span"]
 

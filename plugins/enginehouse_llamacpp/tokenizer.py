@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Mapping, Sequence
 
-from enginehouse.errors import GenerationFailed
+from enginehouse.contract.errors import GenerationFailed
 from enginehouse.prompt.segments import bytes_per_token
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
@@ -30,7 +30,7 @@ _stack_size_lock = threading.Lock()
 
 
 class LlamaCppTokenizer:
-    """Implements :class:`enginehouse.backend.Tokenizer`; valid as long as the model is loaded.
+    """Implements :class:`enginehouse.contract.backend.Tokenizer`; valid as long as the model is loaded.
 
     Tables are made once: asking llama.cpp per token would cost more than sampling.
     """

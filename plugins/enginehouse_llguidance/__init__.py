@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.structured import StructuredDecoder
+from enginehouse.contract.structured import StructuredDecoder
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions as options
 

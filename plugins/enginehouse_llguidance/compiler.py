@@ -9,10 +9,10 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from enginehouse.backend import Tokenizer
-from enginehouse.composition import read_composition
-from enginehouse.errors import InvalidRequest
-from enginehouse.types import Constraint
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.composition import read_composition
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
 from enginehouse_llguidance.kept import KeptGrammars
@@ -41,7 +41,7 @@ class _Refused(ValueError):
 
 
 class LlguidanceCompiler:
-    """See :class:`enginehouse.structured.GrammarCompiler`.
+    """See :class:`enginehouse.contract.structured.GrammarCompiler`.
 
     Args:
         vocabulary: of ``tokenizer``.

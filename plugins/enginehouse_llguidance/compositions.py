@@ -1,4 +1,4 @@
-"""Compositions (:mod:`enginehouse.composition`) in the library's Lark dialect, one rule per part."""
+"""Compositions (:mod:`enginehouse.contract.composition`) in the library's Lark dialect, one rule per part."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginehouse.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
-from enginehouse.types import Constraint
+from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
+from enginehouse.contract.types import Constraint
 
 __all__ = ["grammar_of_composition"]
 

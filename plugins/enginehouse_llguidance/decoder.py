@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import get_args
 
-from enginehouse.backend import Tokenizer
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import ConstraintKind
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import ConstraintKind
 from enginehouse_llguidance.options import LlguidanceOptions
 
 __all__ = ["LlguidanceDecoder"]
 
 
 class LlguidanceDecoder:
-    """See :class:`enginehouse.structured.StructuredDecoder`. Cheap to create; knows no model."""
+    """See :class:`enginehouse.contract.structured.StructuredDecoder`. Cheap to create; knows no model."""
 
     name = "llguidance"
     api_version = 1

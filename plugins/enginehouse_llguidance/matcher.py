@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from enginehouse.errors import GenerationFailed
+from enginehouse.contract.errors import GenerationFailed
 
 __all__ = ["LlguidanceGrammar", "LlguidanceMatcher"]
 
@@ -32,7 +32,7 @@ class LlguidanceGrammar:
 
 
 class LlguidanceMatcher:
-    """See :class:`enginehouse.structured.Matcher`."""
+    """See :class:`enginehouse.contract.structured.Matcher`."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None) -> None:
         self._matcher = matcher

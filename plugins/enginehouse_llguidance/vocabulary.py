@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from enginehouse.backend import Tokenizer
-from enginehouse.errors import MissingDependency
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.errors import MissingDependency
 
 try:
     from llguidance import LLTokenizer, TokenizerWrapper

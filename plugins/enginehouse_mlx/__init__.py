@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.backend import Backend
+from enginehouse.contract.backend import Backend
 from enginehouse_mlx.backend import MlxBackend
 
 __all__ = ["register_backends"]

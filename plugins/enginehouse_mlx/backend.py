@@ -8,9 +8,9 @@ from typing import Literal
 
 from attrs import field, frozen, validators
 
-from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
-from enginehouse.errors import MissingDependency, ModelLoadError
-from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.model_folder import DEFAULT_CONTEXT, ModelFolder
 
 __all__ = ["MlxBackend", "MlxOptions"]
 

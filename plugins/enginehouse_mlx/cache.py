@@ -20,7 +20,7 @@ import mlx.core as mx
 from attrs import frozen
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 
 __all__ = ["Batch", "LayerCache", "SlotMemory"]
 

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 from attrs import evolve
 
-from enginehouse.backend import Draw, ForwardOutput, LastSampled, RunnerCapabilities, Span
-from enginehouse.errors import EngineError, InvalidSpan
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import Draw, ForwardOutput, LastSampled, RunnerCapabilities, Span
+from enginehouse.contract.errors import EngineError, InvalidSpan
+from enginehouse.contract.types import ModelInfo
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.runner import LogitsRows, MlxRunner
@@ -23,7 +23,7 @@ _UNKNOWN = np.zeros(1, np.int32)
 
 
 class DrawingRunner(MlxRunner):
-    """Implements :class:`enginehouse.backend.DeviceSampler`.
+    """Implements :class:`enginehouse.contract.backend.DeviceSampler`.
 
     A pass is built and begun, but not waited for: the next one can be built before its tokens are read.
     """
@@ -58,7 +58,7 @@ class DrawingRunner(MlxRunner):
         return rows
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> MlxDrawn:
-        """Begin the draws; see :class:`enginehouse.backend.DeviceSampler`."""
+        """Begin the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
         assert isinstance(output, LogitsRows)
         drawn = sample(output.logits, draws)
         slots = [draw.sequence for draw in draws]

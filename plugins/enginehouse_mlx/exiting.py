@@ -12,10 +12,10 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from enginehouse.backend import RunnerCapabilities, Span
-from enginehouse.early_exit import BoundExitPolicy, ExitView
-from enginehouse.errors import ModelLoadError
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import RunnerCapabilities, Span
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.exit_policy import BoundExitPolicy, ExitView
+from enginehouse.contract.types import ModelInfo
 from enginehouse_mlx.cache import Batch, SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.exits import EarlyExits, Exited
@@ -35,7 +35,7 @@ class ExitRows(LogitsRows):
 
 
 class ExitingRunner(MlxRunner):
-    """Implements :class:`enginehouse.early_exit.LayerAccess`."""
+    """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ExitingRunner(MlxRunner):
         return bool(self.capabilities.exit_layers) and _can_leave(self._model)
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """See :class:`enginehouse.early_exit.LayerAccess`."""
+        """See :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if policy is None:
             self._exits = None
             return

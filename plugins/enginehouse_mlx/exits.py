@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from attrs import define, field, frozen
 
-from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse_mlx.cache import Batch, LayerCache, SlotMemory
 from enginehouse_mlx.depth import LayeredModel, LayerSwitch
 
@@ -37,7 +37,7 @@ class Exited:
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.early_exit.ExitView`; keeps the logits that the policy has asked for."""
+    """See :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy has asked for."""
 
     layer: int
     hidden: mx.array

@@ -8,9 +8,9 @@ import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
 
-from enginehouse.backend import ModelSource, Progress, RunnerCapabilities
-from enginehouse.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.model_folder import (
+from enginehouse.contract.backend import ModelSource, Progress, RunnerCapabilities
+from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
+from enginehouse.contract.model_folder import (
     ModelFolder,
     check_weights,
     describe_pickles,
@@ -18,8 +18,8 @@ from enginehouse.model_folder import (
     recommended_parameters,
     served_context,
 )
+from enginehouse.contract.types import ModelInfo
 from enginehouse.prompt.fast_tokenizer import check_tokenizer_file
-from enginehouse.types import ModelInfo
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.config import older_keys

@@ -16,11 +16,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span, Tokenizer
-from enginehouse.errors import EngineError
-from enginehouse.saved_states import check_head
-from enginehouse.slot_table import SlotTable, num_tokens
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.errors import EngineError
+from enginehouse.contract.saved_states import check_head
+from enginehouse.contract.slot_table import SlotTable, num_tokens
+from enginehouse.contract.types import ModelInfo
 from enginehouse_mlx.cache import Batch, SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.states import pack_sequence, state_format, unpack_sequence
@@ -48,7 +48,7 @@ class LogitsRows:
 
 
 class MlxRunner:
-    """Implements :class:`enginehouse.backend.StateKeeper`; a sequence is a slot of :class:`SlotMemory`."""
+    """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`SlotMemory`."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class MlxRunner:
         return sequence, kept
 
     def save(self, sequence: int) -> memoryview:
-        """See :class:`enginehouse.backend.StateKeeper`."""
+        """See :class:`enginehouse.contract.backend.StateKeeper`."""
         return pack_sequence(self._memory, sequence, self._table.saved_length(sequence), self.state_format)
 
     def load(self, data: memoryview) -> int:
-        """See :class:`enginehouse.backend.StateKeeper`."""
+        """See :class:`enginehouse.contract.backend.StateKeeper`."""
         num_tokens = check_head(data, self.state_format)
         saved = unpack_sequence(self._memory, num_tokens, data)
         sequence = self._table.adopt(num_tokens)

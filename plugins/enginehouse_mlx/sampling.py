@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import DRAW_FIELDS, Draw, Sampled
+from enginehouse.contract.backend import DRAW_FIELDS, Draw, Sampled
 
 __all__ = ["SUPPORTED", "MlxDrawn", "draw_rows", "sample"]
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from enginehouse.errors import StateRefused
-from enginehouse.saved_states import HEAD_BYTES, state_body, write_head
+from enginehouse.contract.errors import StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, state_body, write_head
 from enginehouse_mlx.cache import SlotMemory
 
 __all__ = ["pack_sequence", "state_format", "unpack_sequence"]
 
 
 def state_format(memory: SlotMemory, library: str) -> str:
-    """See :class:`enginehouse.backend.StateKeeper`; of a memory whose layers have run once."""
+    """See :class:`enginehouse.contract.backend.StateKeeper`; of a memory whose layers have run once."""
     arrays = ", ".join(f"{shape} {dtype}" for shape, dtype in _forms(memory))
     return f"{library}, {mx.default_device()}, keys and values of each layer: {arrays}"
 

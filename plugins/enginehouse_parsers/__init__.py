@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 from typing import Literal
 
-from enginehouse.parsers import CallArguments, CallFinished, CallStarted, ToolPart
+from enginehouse.contract.parsers import CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse_parsers.json_value import WHITESPACE, JsonValue
 
 __all__ = ["CallObject"]

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from enginehouse.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
-from enginehouse.errors import UnsupportedParameter
-from enginehouse.types import Constraint, Tool
+from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.types import Constraint, Tool
 from enginehouse_parsers.written_json import written_json
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Answer = Constraint | Literal["any"] | None
-"""What an answer without calls looks like, see :meth:`enginehouse.parsers.ToolFormat.constraint`."""
+"""What an answer without calls looks like, see :meth:`enginehouse.contract.parsers.ToolFormat.constraint`."""
 
 MAX_CALLS = 16
 """Most calls of one enforced answer: a small model that has begun to call does not stop by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from enginehouse.types import Message, Tool
+from enginehouse.contract.types import Message, Tool
 from enginehouse_parsers.written_json import written_json
 
 __all__ = ["describe_calls_in_text"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from enginehouse.parsers import AnswerText, CallArguments, CallFinished, ToolPart
+from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, ToolPart
 from enginehouse_parsers.call_object import CallObject
 from enginehouse_parsers.json_value import WHITESPACE
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
@@ -17,7 +17,7 @@ __all__ = ["JsonCallSession"]
 
 
 class JsonCallSession:
-    """See :class:`enginehouse.parsers.ToolSession`.
+    """See :class:`enginehouse.contract.parsers.ToolSession`.
 
     A call that is damaged before its arguments begin is text. One that is damaged later keeps what the model
     wrote, up to the closing tag: clients check arguments in any case. Closing tags inside strings are arguments.
@@ -51,7 +51,7 @@ class JsonCallSession:
         self._state: Callable[[], bool] = self._beginning if bare else self._text
 
     def push(self, text: str) -> Sequence[ToolPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         self._rest += text
         while self._rest and self._state():
             pass
@@ -59,7 +59,7 @@ class JsonCallSession:
         return parts
 
     def flush(self, is_cut: bool) -> Sequence[ToolPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         call = self._call
         if call is not None and not call.is_started:
             if not (is_cut and self._is_tagged):

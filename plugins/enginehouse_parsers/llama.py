@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from enginehouse.composition import compose
-from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
-from enginehouse.types import Constraint, Message, Tool
+from enginehouse.contract.composition import compose
+from enginehouse.contract.parsers import ChatFormat, PreparedChat, ToolSession
+from enginehouse.contract.types import Constraint, Message, Tool
 from enginehouse_parsers.calls import Answer, json_calls, or_answer, refuse_strict
 from enginehouse_parsers.json_calls import JsonCallSession
 from enginehouse_parsers.tagged_json import takes_tools
@@ -19,7 +19,7 @@ _TAG = "<|python_tag|>"
 
 
 class LlamaFormat:
-    """See :class:`enginehouse.parsers.ToolFormat`."""
+    """See :class:`enginehouse.contract.parsers.ToolFormat`."""
 
     markers = (_TAG,)
 
@@ -48,12 +48,12 @@ class LlamaFormat:
         return compose(or_answer(json_calls(tools, "parameters"), answer), "tool_choice")
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+        """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         return JsonCallSession(frozenset(tool.name for tool in tools), (_TAG,), bare=True)
 
 
 class LlamaToolParser:
-    """See :class:`enginehouse.parsers.ToolParser`."""
+    """See :class:`enginehouse.contract.parsers.ToolParser`."""
 
     name = "llama3"
     api_version = 1
@@ -66,5 +66,5 @@ class LlamaToolParser:
         return 0.8 if _TAG in template or '"parameters": ' in template else 0.0
 
     def bind(self, model: ChatFormat) -> LlamaFormat:
-        """See :class:`enginehouse.parsers.ToolParser`."""
+        """See :class:`enginehouse.contract.parsers.ToolParser`."""
         return LlamaFormat()

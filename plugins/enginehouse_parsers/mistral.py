@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from enginehouse.composition import Composition, InOrder, Marker, OneOf, Text, compose
-from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
-from enginehouse.types import Constraint, Message, Tool
+from enginehouse.contract.composition import Composition, InOrder, Marker, OneOf, Text, compose
+from enginehouse.contract.parsers import ChatFormat, PreparedChat, ToolSession
+from enginehouse.contract.types import Constraint, Message, Tool
 from enginehouse_parsers.calls import (
     Answer,
     arguments_of,
@@ -31,7 +31,7 @@ _OWN_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 
 
 class MistralFormat:
-    """See :class:`enginehouse.parsers.ToolFormat`.
+    """See :class:`enginehouse.contract.parsers.ToolFormat`.
 
     Args:
         names_calls: calls are a name, ``[ARGS]`` and an object.
@@ -56,7 +56,7 @@ class MistralFormat:
         return PreparedChat(tuple(prepared), tools)
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+        """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         repeats_tag = parallel is not False and self._names_calls
         if answer == "any":
             behind = self._behind_tag(only_strict(tools), parallel)
@@ -72,12 +72,12 @@ class MistralFormat:
         return named[0] if len(named) == 1 else OneOf(tuple(named))
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+        """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         return NamedCallSession(frozenset(tool.name for tool in tools), _TAG)
 
 
 class MistralToolParser:
-    """See :class:`enginehouse.parsers.ToolParser`."""
+    """See :class:`enginehouse.contract.parsers.ToolParser`."""
 
     name = "mistral"
     api_version = 1
@@ -87,7 +87,7 @@ class MistralToolParser:
         return 0.9 if takes_tools(model.template) and _TAG in model.template else 0.0
 
     def bind(self, model: ChatFormat) -> MistralFormat:
-        """See :class:`enginehouse.parsers.ToolParser`."""
+        """See :class:`enginehouse.contract.parsers.ToolParser`."""
         return MistralFormat(_ARGS in model.template, " [" if f"{_TAG} [" in model.template else "[")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from enginehouse.parsers import CallArguments, CallFinished, CallStarted, ToolPart
+from enginehouse.contract.parsers import CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse_parsers.json_calls import JsonCallSession
 from enginehouse_parsers.json_value import JsonValue
 
@@ -25,7 +25,7 @@ class NamedCallSession(JsonCallSession):
         self._is_broken = False
 
     def flush(self, is_cut: bool) -> Sequence[ToolPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         if self._state == self._other_body:  # the beginning of a name
             self._rest = "" if is_cut else self._rest
             self._state = self._text  # which drops the tags behind the name

@@ -7,9 +7,9 @@ import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginehouse.composition import Composition, InOrder, Matching, OneOf, Repeated, Text, compose
-from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
-from enginehouse.types import Constraint, Message, Tool
+from enginehouse.contract.composition import Composition, InOrder, Matching, OneOf, Repeated, Text, compose
+from enginehouse.contract.parsers import ChatFormat, PreparedChat, ToolSession
+from enginehouse.contract.types import Constraint, Message, Tool
 from enginehouse_parsers.calls import Answer, arguments_of, object_schema, one_or_more, or_answer, refuse_strict
 from enginehouse_parsers.pythonic_calls import PythonicCallSession
 from enginehouse_parsers.tagged_json import takes_tools
@@ -23,7 +23,7 @@ _MEMBERS = ("type", "properties", "required", "additionalProperties", "title", "
 
 
 class PythonicFormat:
-    """See :class:`enginehouse.parsers.ToolFormat`."""
+    """See :class:`enginehouse.contract.parsers.ToolFormat`."""
 
     markers = (*_OPENING, *_CLOSING)
 
@@ -32,7 +32,7 @@ class PythonicFormat:
         return PreparedChat(messages, tools)
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+        """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         if answer == "any":
             raise refuse_strict(tools)
         calls: list[Composition] = [_call(tool) for tool in tools]
@@ -41,12 +41,12 @@ class PythonicFormat:
         return compose(or_answer(listed, answer), "tool_choice")
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+        """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         return PythonicCallSession(frozenset(tool.name for tool in tools), _OPENING, _CLOSING)
 
 
 class PythonicToolParser:
-    """See :class:`enginehouse.parsers.ToolParser`."""
+    """See :class:`enginehouse.contract.parsers.ToolParser`."""
 
     name = "pythonic"
     api_version = 1
@@ -58,7 +58,7 @@ class PythonicToolParser:
         return 0.85 if takes_tools(template) and known else 0.0
 
     def bind(self, model: ChatFormat) -> PythonicFormat:
-        """See :class:`enginehouse.parsers.ToolParser`."""
+        """See :class:`enginehouse.contract.parsers.ToolParser`."""
         return PythonicFormat()
 
 

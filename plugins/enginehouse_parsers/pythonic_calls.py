@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from enginehouse.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ToolPart
+from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse_parsers.json_value import WHITESPACE
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
@@ -74,7 +74,7 @@ def read_literal(text: str) -> Any:
 
 
 class PythonicCallSession:
-    """See :class:`enginehouse.parsers.ToolSession`. A list calls something at the beginning or behind a tag.
+    """See :class:`enginehouse.contract.parsers.ToolSession`. A list calls something at the beginning or behind a tag.
 
     What is damaged before the first call's parenthesis is text; what is damaged inside a call stays in its arguments.
 
@@ -100,7 +100,7 @@ class PythonicCallSession:
         self._spreads = False
 
     def push(self, text: str) -> Sequence[ToolPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         self._rest += text
         while self._rest and self._state():
             pass
@@ -108,7 +108,7 @@ class PythonicCallSession:
         return parts
 
     def flush(self, is_cut: bool) -> Sequence[ToolPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         if self._is_open:
             self._add(self._rest)
             self._parts.append(CallFinished())

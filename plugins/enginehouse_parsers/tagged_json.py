@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from enginehouse.composition import Composition, InOrder, Marker, Text, compose
-from enginehouse.parsers import ChatFormat, PreparedChat, ToolSession
-from enginehouse.types import Constraint, Message, Tool
+from enginehouse.contract.composition import Composition, InOrder, Marker, Text, compose
+from enginehouse.contract.parsers import ChatFormat, PreparedChat, ToolSession
+from enginehouse.contract.types import Constraint, Message, Tool
 from enginehouse_parsers.calls import (
     Answer,
     json_calls,
@@ -33,7 +33,7 @@ def takes_tools(template: str) -> bool:
 
 
 class TaggedJsonFormat:
-    """See :class:`enginehouse.parsers.ToolFormat`."""
+    """See :class:`enginehouse.contract.parsers.ToolFormat`."""
 
     markers = (_OPEN, _CLOSE)
 
@@ -47,7 +47,7 @@ class TaggedJsonFormat:
         return PreparedChat(describe_calls_in_text(messages, tools, _OPEN, _CLOSE))
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
-        """See :class:`enginehouse.parsers.ToolFormat`. A model that never learned to call repeats itself, if it may."""
+        """See ``ToolFormat``. A model that never learned to call repeats itself, if it may."""
         parallel = self._is_native if parallel is None else parallel
         if answer == "any":
             talk = talk_or_call(_OPEN, _behind_tag(only_strict(tools)), "\n", parallel)
@@ -56,7 +56,7 @@ class TaggedJsonFormat:
         return compose(or_answer(one_or_more(call, "\n", parallel), answer), "tool_choice")
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
-        """See :class:`enginehouse.parsers.ToolFormat`."""
+        """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         return JsonCallSession(frozenset(tool.name for tool in tools), (_OPEN,), _CLOSE)
 
 
@@ -65,7 +65,7 @@ def _behind_tag(tools: Sequence[Tool]) -> Composition:
 
 
 class HermesToolParser:
-    """See :class:`enginehouse.parsers.ToolParser`. The tags stand in the template."""
+    """See :class:`enginehouse.contract.parsers.ToolParser`. The tags stand in the template."""
 
     name = "hermes"
     api_version = 1
@@ -75,12 +75,12 @@ class HermesToolParser:
         return 0.9 if takes_tools(model.template) and _JSON_IN_TAGS.search(model.template) else 0.0
 
     def bind(self, model: ChatFormat) -> TaggedJsonFormat:
-        """See :class:`enginehouse.parsers.ToolParser`."""
+        """See :class:`enginehouse.contract.parsers.ToolParser`."""
         return TaggedJsonFormat(is_native=True)
 
 
 class DefaultToolParser:
-    """See :class:`enginehouse.parsers.ToolParser`. For templates that know no tools, or in an unknown way."""
+    """See :class:`enginehouse.contract.parsers.ToolParser`. For templates that know no tools, or in an unknown way."""
 
     name = "default"
     api_version = 1
@@ -90,5 +90,5 @@ class DefaultToolParser:
         return 0.05
 
     def bind(self, model: ChatFormat) -> TaggedJsonFormat:
-        """See :class:`enginehouse.parsers.ToolParser`."""
+        """See :class:`enginehouse.contract.parsers.ToolParser`."""
         return TaggedJsonFormat(is_native=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
+from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["ThinkFormat", "ThinkParser", "ThinkSession"]
@@ -29,7 +29,7 @@ _BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*")
 
 
 class ThinkParser:
-    """See :class:`enginehouse.parsers.ReasoningParser`. Finds the tags in the template, else in the vocabulary."""
+    """See ``ReasoningParser``. Finds the tags in the template, else in the vocabulary."""
 
     name = "think"
     api_version = 1
@@ -50,7 +50,7 @@ class ThinkParser:
 
 @frozen
 class ThinkFormat:
-    """See :class:`enginehouse.parsers.ReasoningFormat`.
+    """See :class:`enginehouse.contract.parsers.ReasoningFormat`.
 
     Attributes:
         switches: variables that the template asks whether to reason.
@@ -64,11 +64,11 @@ class ThinkFormat:
 
     @property
     def has_switch(self) -> bool:
-        """See :class:`enginehouse.parsers.ReasoningFormat`."""
+        """See :class:`enginehouse.contract.parsers.ReasoningFormat`."""
         return bool(self.switches)
 
     def variables(self, enabled: bool | None, effort: str | None) -> dict[str, Any]:
-        """See :class:`enginehouse.parsers.ReasoningFormat`."""
+        """See :class:`enginehouse.contract.parsers.ReasoningFormat`."""
         variables: dict[str, Any] = {} if enabled is None else dict.fromkeys(self.switches, enabled)
         if effort is not None and self.knows_effort:
             variables["reasoning_effort"] = effort
@@ -79,12 +79,12 @@ class ThinkFormat:
         return prompt.rstrip().endswith(self.start)
 
     def open(self, is_open: bool) -> ReasoningSession:
-        """See :class:`enginehouse.parsers.ReasoningFormat`."""
+        """See :class:`enginehouse.contract.parsers.ReasoningFormat`."""
         return ThinkSession(self.start, self.end, is_open)
 
 
 class ThinkSession:
-    """See :class:`enginehouse.parsers.ReasoningSession`.
+    """See :class:`enginehouse.contract.parsers.ReasoningSession`.
 
     White space around the reasoning and blank lines in front of the answer behind it are dropped. An answer
     that does not begin with the opening tag has no reasoning, and is left as it is.
@@ -100,7 +100,7 @@ class ThinkSession:
         self._state: Callable[[], bool] = self._inside if is_open else self._opening
 
     def push(self, text: str) -> Sequence[ReasoningPart]:
-        """See :class:`enginehouse.parsers.ReasoningSession`."""
+        """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
         if self._state == self._after:
             return (AnswerText(text),) if text else ()
         self._rest += text
@@ -110,7 +110,7 @@ class ThinkSession:
         return parts
 
     def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
-        """See :class:`enginehouse.parsers.ReasoningSession`."""
+        """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
         if self._state == self._opening and not is_remnant(self._rest.lstrip(), is_cut):
             self._show(self._rest)
         elif self._state == self._inside and not is_remnant(self._rest, is_cut):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Literal
 
-from enginehouse.backend import Engine, Match, MemoryEstimate, ModelSource, Probe, Progress
-from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.backend import Engine, Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse_remote.options import RemoteOptions, base_url
 
 __all__ = ["RemoteBackend"]

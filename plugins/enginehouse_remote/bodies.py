@@ -12,8 +12,8 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.errors import UnsupportedParameter
-from enginehouse.types import (
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.types import (
     Chat,
     Constraint,
     EngineRequest,

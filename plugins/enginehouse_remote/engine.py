@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from enginehouse.backend import Generation
-from enginehouse.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
-from enginehouse.types import EngineRequest, EngineStats, Segment
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
+from enginehouse.contract.types import EngineRequest, EngineStats, Segment
 from enginehouse_remote.bodies import body_of
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response
 from enginehouse_remote.generation import RemoteGeneration
@@ -44,7 +44,7 @@ class _Text(msgspec.Struct):
 
 
 class RemoteEngine:
-    """Implements :class:`enginehouse.backend.Engine` over the servers of one model."""
+    """Implements :class:`enginehouse.contract.backend.Engine` over the servers of one model."""
 
     def __init__(self, found: Found, urls: Sequence[str], headers: Mapping[str, str], options: RemoteOptions) -> None:
         self.info = found.info

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import httpx
 import msgspec
 
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import httpx
 import msgspec
 
-from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed
-from enginehouse.types import Event, RequestFinished
+from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed
+from enginehouse.contract.types import Event, RequestFinished
 from enginehouse_remote.bodies import Body
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response, of_stream
 from enginehouse_remote.options import RemoteOptions
@@ -26,7 +26,7 @@ _End = EnginehouseError | None
 
 
 class RemoteGeneration:
-    """Implements :class:`enginehouse.backend.Generation`.
+    """Implements :class:`enginehouse.contract.backend.Generation`.
 
     A task of its own reads the answer, so that :meth:`cancel` closes the connection at once, whoever iterates: a
     server stops working when its client leaves.

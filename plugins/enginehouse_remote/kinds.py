@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from attrs import field, frozen
 
-from enginehouse.types import ConstraintKind
+from enginehouse.contract.types import ConstraintKind
 from enginehouse_remote.options import Kind
 
 __all__ = ["ALL_PARAMETERS", "KINDS", "KindOfServer"]

@@ -11,7 +11,7 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import ge, gt, optional
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 
 __all__ = ["Kind", "RemoteOptions", "base_url"]
 

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 from attrs import evolve, frozen
 
-from enginehouse.backend import Progress
-from enginehouse.errors import EngineDead, ModelLoadError
-from enginehouse.types import ConstraintKind, EngineCapabilities, ModelInfo
+from enginehouse.contract.backend import Progress
+from enginehouse.contract.errors import EngineDead, ModelLoadError
+from enginehouse.contract.types import ConstraintKind, EngineCapabilities, ModelInfo
 from enginehouse_remote.kinds import ALL_PARAMETERS, KINDS, KindOfServer
 from enginehouse_remote.options import Kind, RemoteOptions
 from enginehouse_remote.reading import IDENTITY, AnswerUnreadable, read_body

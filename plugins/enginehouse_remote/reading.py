@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 import httpx
 from attrs import frozen
 
-from enginehouse.types import EngineRequest
+from enginehouse.contract.types import EngineRequest
 
 __all__ = [
     "IDENTITY",

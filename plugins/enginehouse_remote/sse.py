@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from enginehouse.errors import GenerationFailed
+from enginehouse.contract.errors import GenerationFailed
 
 __all__ = ["read_events"]
 

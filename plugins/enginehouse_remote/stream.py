@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 from attrs import define, field
 from msgspec import structs
 
-from enginehouse.errors import EngineDead, GenerationFailed
-from enginehouse.types import (
+from enginehouse.contract.errors import EngineDead, GenerationFailed
+from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
     Event,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.commands import Command
-from enginehouse.router import Router
+from enginehouse.contract.commands import Command
+from enginehouse.contract.router import Router
 from enginehouse_router.options import RouterOptions as options
 from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
 

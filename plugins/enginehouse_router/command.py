@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import click
 
-from enginehouse.types import GenerateRequest, Message
+from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse_router.features import WEIGHTS, read_request
 from enginehouse_router.training import Fitted, Labelled, accuracy, cross_validated, fit
 

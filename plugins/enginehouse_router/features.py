@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-from enginehouse.types import GenerateRequest
+from enginehouse.contract.types import GenerateRequest
 
 __all__ = ["WEIGHTS", "Reading", "difficulty", "features_of", "has_code", "read_request"]
 

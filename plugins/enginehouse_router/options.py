@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.validators import ge, le, optional
 
-from enginehouse.router import MAX_PROBE_TOKENS
+from enginehouse.contract.router import MAX_PROBE_TOKENS
 from enginehouse_router.features import WEIGHTS
 
 __all__ = ["RouterOptions", "Rule"]

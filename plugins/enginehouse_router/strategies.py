@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from attrs import field, frozen
 
-from enginehouse.errors import ConfigError
-from enginehouse.router import Acceptance, Attempt, Candidate, Probe, Route, RouteQuestion
-from enginehouse.structuring import closest
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.router import Acceptance, Attempt, Candidate, Probe, Route, RouteQuestion
+from enginehouse.settings.structuring import closest
 from enginehouse_router.features import WEIGHTS, Reading, difficulty, features_of, has_code, read_request
 from enginehouse_router.options import RouterOptions, Rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.sampler import SamplerPlugin
+from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse_samplers.dry import DrySampler
 from enginehouse_samplers.dynatemp import DynatempSampler
 from enginehouse_samplers.mirostat import MirostatSampler

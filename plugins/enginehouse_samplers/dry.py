@@ -19,7 +19,7 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.sampler import History, TokenPenalties
+from enginehouse.contract.sampler import History, TokenPenalties
 from enginehouse_samplers.breakers import BreakerCache
 
 __all__ = ["DryFields", "DrySampler", "DryStep"]
@@ -75,7 +75,7 @@ class DryStep:
     breakers: BreakerCache
 
     def penalties(self, history: History) -> TokenPenalties | None:
-        """See :class:`enginehouse.sampler.PenaltyStep`."""
+        """See :class:`enginehouse.contract.sampler.PenaltyStep`."""
         fields = self.fields
         breakers = self.breakers.of(history.token_bytes, fields.dry_sequence_breakers)
         last_n = fields.dry_penalty_last_n
@@ -127,7 +127,7 @@ class DrySampler:
         self._breakers = BreakerCache()
 
     def create(self, fields: DryFields) -> DryStep | None:
-        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
         if not fields.dry_multiplier or not fields.dry_penalty_last_n:
             return None
         return DryStep(fields, self._breakers)

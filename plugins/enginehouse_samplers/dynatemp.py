@@ -44,7 +44,7 @@ class DynatempStep:
     exponent: float
 
     def temperature(self, logits: NDArray[np.float32], temperature: float) -> float:
-        """See :class:`enginehouse.sampler.TemperatureStep`."""
+        """See :class:`enginehouse.contract.sampler.TemperatureStep`."""
         if logits.size < 2:
             return temperature
         shifted = logits - logits.max()
@@ -67,5 +67,5 @@ class DynatempSampler:
     role = "temperature"
 
     def create(self, fields: DynatempFields) -> DynatempStep | None:
-        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
         return DynatempStep(fields.dynatemp_range, fields.dynatemp_exponent) if fields.dynatemp_range else None

@@ -18,7 +18,7 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.sampler import Candidates
+from enginehouse.contract.sampler import Candidates
 
 __all__ = ["MirostatFields", "MirostatSampler", "MirostatStep"]
 
@@ -77,7 +77,7 @@ class MirostatStep:
         return keep
 
     def accept(self, token_id: int, probability: float | None) -> None:
-        """See :class:`enginehouse.sampler.FollowingStep`."""
+        """See :class:`enginehouse.contract.sampler.FollowingStep`."""
         if probability:
             self.mu -= self._eta * (-log2(probability) - self._tau)
 
@@ -92,5 +92,5 @@ class MirostatSampler:
     role = "replacement"
 
     def create(self, fields: MirostatFields) -> MirostatStep | None:
-        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
         return MirostatStep(fields.mirostat_tau, fields.mirostat_eta) if fields.mirostat else None

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.sampler import Candidates
+from enginehouse.contract.sampler import Candidates
 
 __all__ = ["TopNSigmaFields", "TopNSigmaSampler", "TopNSigmaStep"]
 
@@ -57,5 +57,5 @@ class TopNSigmaSampler:
     order = 60
 
     def create(self, fields: TopNSigmaFields) -> TopNSigmaStep | None:
-        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
         return TopNSigmaStep(fields.top_n_sigma) if fields.top_n_sigma > 0 else None

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.sampler import Candidates
+from enginehouse.contract.sampler import Candidates
 
 __all__ = ["TypicalFields", "TypicalSampler", "TypicalStep"]
 
@@ -62,5 +62,5 @@ class TypicalSampler:
     aliases = ("typ_p", "typical")
 
     def create(self, fields: TypicalFields) -> TypicalStep | None:
-        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
         return None if fields.typical_p == 1.0 else TypicalStep(fields.typical_p)

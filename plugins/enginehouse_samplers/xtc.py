@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.sampler import Candidates
+from enginehouse.contract.sampler import Candidates
 
 __all__ = ["XtcFields", "XtcSampler", "XtcStep"]
 
@@ -60,5 +60,5 @@ class XtcSampler:
     order = 50
 
     def create(self, fields: XtcFields) -> XtcStep | None:
-        """See :class:`enginehouse.sampler.SamplerPlugin`."""
+        """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
         return XtcStep(fields.xtc_probability, fields.xtc_threshold) if fields.xtc_probability > 0 else None

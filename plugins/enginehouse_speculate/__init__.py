@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.drafting import Drafter
+from enginehouse.contract.drafter import Drafter
 from enginehouse_speculate.draft_model import DraftModelDrafter
 from enginehouse_speculate.layers import LayersDrafter
 from enginehouse_speculate.prediction import PredictionDrafter

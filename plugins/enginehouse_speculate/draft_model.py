@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import define, field, frozen
 from attrs.validators import ge, gt, le
 
-from enginehouse.drafting import BoundDrafter, DraftContext
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_speculate.second_model import SecondModel
 
 __all__ = ["DraftModelDrafter", "DraftModelOptions"]

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.drafting import NUM_GRADES, Draft
+from enginehouse.contract.drafter import NUM_GRADES, Draft
 
 __all__ = ["GreedyDraft", "write_greedily"]
 

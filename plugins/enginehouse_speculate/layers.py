@@ -15,9 +15,9 @@ from attrs import define, field, frozen
 from attrs.validators import ge, gt, le, optional
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner, Span
-from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
-from enginehouse.errors import CacheFull, ModelLoadError
+from enginehouse.contract.backend import Runner, Span
+from enginehouse.contract.drafter import BoundDrafter, Draft, DraftContext, DraftTask
+from enginehouse.contract.errors import CacheFull, ModelLoadError
 from enginehouse_speculate.greedy import GreedyDraft, write_greedily
 from enginehouse_speculate.second_model import SecondModel
 

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
 
-from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
+from enginehouse.contract.drafter import BoundDrafter, Draft, DraftContext, DraftTask
 from enginehouse_speculate.suffix_index import SuffixIndex, grade_of
 
 __all__ = ["PredictionDrafter", "PredictionOptions"]

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from attrs.validators import ge
 from numpy.typing import NDArray
 
-from enginehouse.drafting import BoundDrafter, Draft, DraftContext, DraftTask
+from enginehouse.contract.drafter import BoundDrafter, Draft, DraftContext, DraftTask
 from enginehouse_speculate.suffix_index import SuffixIndex, grade_of
 
 __all__ = ["PromptLookupDrafter", "PromptLookupOptions"]

@@ -13,9 +13,9 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner, Span
-from enginehouse.drafting import Draft, DraftTask
-from enginehouse.errors import CacheFull
+from enginehouse.contract.backend import Runner, Span
+from enginehouse.contract.drafter import Draft, DraftTask
+from enginehouse.contract.errors import CacheFull
 from enginehouse_speculate.greedy import GreedyDraft, write_greedily
 
 __all__ = ["SecondModel"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, field, frozen
 
-from enginehouse.drafting import NUM_GRADES
+from enginehouse.contract.drafter import NUM_GRADES
 
 __all__ = ["Match", "SuffixIndex", "grade_of"]
 

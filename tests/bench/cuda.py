@@ -26,9 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginehouse.backend import Draw, LastSampled, ModelSource, Span
+from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Span
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 from .cuda_early_exit import measure_early_exit

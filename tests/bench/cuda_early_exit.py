@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from enginehouse.early_exit import ExitContext
+from enginehouse.contract.exit_policy import ExitContext
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_early_exit.calibration import Measured, Setting, calibrate
 from enginehouse_early_exit.policies import EntropyPolicy, MarginPolicy, SaturationPolicy
 

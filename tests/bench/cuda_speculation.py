@@ -23,11 +23,18 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from enginehouse.backend import Draw, Span
-from enginehouse.drafting import BoundDrafter, DraftContext
+from enginehouse.contract.backend import Draw, Span
+from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import EnginehouseError
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_speculate.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 
 from .statistics import estimate, estimate_ratio

@@ -17,10 +17,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 from rich.console import Console
 
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import SamplingParams
+from enginehouse.settings.config import PluginsSettings
 
 from .plan import Plan
 from .record import Comparison, Key, Record

@@ -83,11 +83,11 @@ class EngineStepper:
     """``StepEngine``, greedy, without prefix cache so that every round finds an empty KV cache."""
 
     def __init__(self, model_file: Path, num_threads: int | None) -> None:
-        from enginehouse.backend import ModelSource, Runner
-        from enginehouse.config import PluginsSettings
+        from enginehouse.contract.backend import ModelSource, Runner
+        from enginehouse.contract.types import EngineSettings
         from enginehouse.engine.loop import StepEngine
         from enginehouse.plugins import PluginRegistry
-        from enginehouse.types import EngineSettings
+        from enginehouse.settings.config import PluginsSettings
 
         backend = PluginRegistry.load(PluginsSettings()).backends["llamacpp"]
         options = backend.options(context=8192, slots=_MAX_SEQUENCES, threads=num_threads)
@@ -98,7 +98,7 @@ class EngineStepper:
 
     def begin(self, prompts: NDArray[np.int32]) -> None:
         """See :class:`Stepper`."""
-        from enginehouse.types import EngineRequest, SamplingParams, StopParams, TextDelta
+        from enginehouse.contract.types import EngineRequest, SamplingParams, StopParams, TextDelta
 
         greedy, endless = SamplingParams(temperature=0.0), StopParams(ignore_eos=True)
         self._request_ids = [str(number) for number in range(len(prompts))]

@@ -13,7 +13,7 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
-from enginehouse.types import Message
+from enginehouse.contract.types import Message
 
 
 class _Generation(jinja2.ext.Extension):

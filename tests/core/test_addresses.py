@@ -21,8 +21,15 @@ import pytest
 from attrs import define, field
 
 from enginehouse.api.listening import listen
-from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.config import (
+    AuthSettings,
+    ModelSettings,
+    PluginsSettings,
+    ServerSettings,
+    Settings,
+    load_settings,
+)
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

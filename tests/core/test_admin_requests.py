@@ -13,9 +13,9 @@ from attrs import evolve
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
-from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.cli import main
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from enginehouse.admission import Admission, Ticket
 from enginehouse.admission.rates import Rate, Rates
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import RateLimited, ServerOverloaded
-from enginehouse.identity import Identity
+from enginehouse.contract.errors import RateLimited, ServerOverloaded
+from enginehouse.contract.identity import Identity
+from enginehouse.settings.config import LimitsSettings
 from enginehouse.throughput import Throughput
 
 ALICE, BOB = Identity(name="alice"), Identity(name="bob")

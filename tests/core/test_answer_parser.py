@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from enginehouse.errors import GenerationFailed
-from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import (
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.parsers import (
     AnswerPart,
     AnswerText,
     CallArguments,
@@ -18,6 +17,7 @@ from enginehouse.parsers import (
     PreparedChat,
     ReasoningText,
 )
+from enginehouse.output.answer_parser import AnswerParsing
 
 
 class Bracketed:

@@ -15,21 +15,21 @@ from enginehouse.api.doors import PUBLIC, SCOPES, scope_of
 from enginehouse.api.exchange import OpenExchanges
 from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState
-from enginehouse.auth import KeySettings
-from enginehouse.config import (
+from enginehouse.contract.errors import ConfigError
+from enginehouse.keys import KeyStore, hash_key, key_line
+from enginehouse.models import ModelManager
+from enginehouse.pipeline import Pipeline
+from enginehouse.plugins import PluginRegistry
+from enginehouse.prompt.renderer import Renderer
+from enginehouse.settings.auth import KeySettings
+from enginehouse.settings.config import (
     AuthSettings,
     ModelSettings,
     PluginsSettings,
     ServerSettings,
     Settings,
 )
-from enginehouse.errors import ConfigError
-from enginehouse.keys import KeyStore, hash_key, key_line
-from enginehouse.models import ModelManager
-from enginehouse.pipeline import Pipeline
-from enginehouse.plugins import PluginRegistry
-from enginehouse.profiles import PROFILES
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.settings.profiles import PROFILES
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.auth import KeySettings
-from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, RouterSettings, Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.auth import KeySettings
+from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, RouterSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from enginehouse.api.doors import PUBLIC, SCOPES
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.scripted import ScriptedBackend, ScriptedEngine
 from enginehouse_testkit.server import ServerProcess, started_server

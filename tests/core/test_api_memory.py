@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.server_thread import server_thread

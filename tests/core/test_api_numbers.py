@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from enginehouse.api.own_machine import foreign_sign
-from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from attrs import define, field
 
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.server_thread import server_thread

@@ -14,9 +14,9 @@ from attrs import evolve
 
 from enginehouse.api.caller import Caller
 from enginehouse.api.rights import may_see_prompts
-from enginehouse.auth import KeySettings
-from enginehouse.config import AuthSettings, ModelSettings, ServerSettings, Settings
-from enginehouse.profiles import PROFILES
+from enginehouse.settings.auth import KeySettings
+from enginehouse.settings.config import AuthSettings, ModelSettings, ServerSettings, Settings
+from enginehouse.settings.profiles import PROFILES
 from enginehouse_testkit.server_thread import server_thread
 
 ALICE, BOB, BOSS = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob", "boss"))

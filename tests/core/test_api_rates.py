@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

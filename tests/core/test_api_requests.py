@@ -14,8 +14,8 @@ from attrs.validators import ge, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

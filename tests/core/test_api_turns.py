@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
 
 BOSS = KeySettings(name="boss", key="boss", scopes=("admin",))

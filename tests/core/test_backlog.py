@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
+from enginehouse.contract.errors import ModelOverloaded, Overloaded, QueueTimeout
+from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.worker.backlog import Backlog
-from enginehouse.errors import ModelOverloaded, Overloaded, QueueTimeout
-from enginehouse.types import EngineSettings
 
 
 class Line:

@@ -11,12 +11,9 @@ from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
 from enginehouse.capabilities import Capability, Deciders, capabilities_of, check_parameters
 from enginehouse.chat_formats import ChatFormats, ModelFormats
-from enginehouse.config import ModelSettings, PluginsSettings
-from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import UnsupportedParameter
-from enginehouse.parsers import ChatFormat
-from enginehouse.plugins import PluginRegistry
-from enginehouse.types import (
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import (
     Constraint,
     EngineCapabilities,
     EngineSettings,
@@ -25,6 +22,9 @@ from enginehouse.types import (
     Tool,
     ToolUse,
 )
+from enginehouse.engine.loop import StepEngine
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_testkit.fake_runner import FakeRunner
 
 REGISTRY = PluginRegistry.load(PluginsSettings(allow=("samplers", "parsers", "llguidance")))

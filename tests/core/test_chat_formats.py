@@ -8,11 +8,11 @@ import pytest
 from attrs import define, evolve, field, frozen
 
 from enginehouse.chat_formats import ChatFormats, ModelFormats, plan_chat
-from enginehouse.config import ModelSettings, PluginsSettings
-from enginehouse.errors import ConfigError, UnsupportedParameter
-from enginehouse.parsers import ChatFormat, PreparedChat
+from enginehouse.contract.errors import ConfigError, UnsupportedParameter
+from enginehouse.contract.parsers import ChatFormat, PreparedChat
+from enginehouse.contract.types import Constraint, GenerateRequest, Message, Segment, Thinking, Tool, ToolCall, ToolUse
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import Constraint, GenerateRequest, Message, Segment, Thinking, Tool, ToolCall, ToolUse
+from enginehouse.settings.config import ModelSettings, PluginsSettings
 
 NOW = Tool(name="now", parameters={}, definition={"type": "function", "function": {"name": "now"}})
 ANSWER = Constraint(kind="json_object")

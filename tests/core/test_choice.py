@@ -12,16 +12,16 @@ import pytest
 from attrs import frozen
 from click.testing import CliRunner
 
-from enginehouse.backend import Match, ModelSource, Probe
 from enginehouse.cli import main
 from enginehouse.cli.choosing import choose_models
-from enginehouse.config import PluginsSettings, load_settings
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import Match, ModelSource, Probe
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.hub.cache import cached_snapshot, hub_folder
 from enginehouse.hub.quantizations import quantization_of
 from enginehouse.models.choice import choose_backend, judge_all
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings, load_settings
 from enginehouse_testkit.fake_runner import FakeBackend
 
 
@@ -113,7 +113,7 @@ def test_choosing_imports_no_library_of_a_backend(tmp_path: Path) -> None:
     safetensors(tmp_path / "plain")
     code = """
 import sys
-from enginehouse.config import PluginsSettings
+from enginehouse.settings.config import PluginsSettings
 from enginehouse.models.choice import judge_all
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry

@@ -17,13 +17,13 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner, Result
 
-from enginehouse.backend import ModelSource
 from enginehouse.cli import main
 from enginehouse.cli.choosing import choose_models
 from enginehouse.cli.startup import Startup
-from enginehouse.config import ModelSettings, PluginsSettings
-from enginehouse.errors import ConfigError, ModelLoadError
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_testkit.server import started_server
 
 

@@ -9,8 +9,8 @@ import pytest
 from attrs import field, frozen
 from attrs.validators import ge
 
-from enginehouse.config import ModelSettings, Settings, is_loopback, load_settings, structure_options
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.config import ModelSettings, Settings, is_loopback, load_settings, structure_options
 
 
 def load(tmp_path: Path, text: str, env: dict[str, str] | None = None, **overrides: dict[str, Any]) -> Settings:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.backend import Draw, ForwardOutput, LastSampled, Span
+from enginehouse.contract.backend import Draw, ForwardOutput, LastSampled, Span
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, StepAborted
+from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse.engine.device_draws import can_draw
 from enginehouse.engine.loop import EngineOutput, StepEngine
-from enginehouse.errors import EnginehouseError, GenerationFailed, StepAborted
-from enginehouse.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from enginehouse_testkit.fake_sampling import FakeDrawn
 

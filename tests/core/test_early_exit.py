@@ -13,18 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from enginehouse.backend import ForwardOutput, Span
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
-from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.early_exit import ExitContext, ExitView, LayerAccess
-from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.worker.early_exit import GuardedExitPolicy, use_exit_policy
-from enginehouse.engine.worker.messages import ExitPolicyLoad
-from enginehouse.errors import ConfigError, ModelLoadError
-from enginehouse.exit_settings import ExitPolicySettings
-from enginehouse.models.opening import plan_model
-from enginehouse.plugins import PluginRegistry
-from enginehouse.types import (
+from enginehouse.contract.backend import ForwardOutput, Span
+from enginehouse.contract.errors import ConfigError, ModelLoadError
+from enginehouse.contract.exit_policy import ExitContext, ExitView, LayerAccess
+from enginehouse.contract.types import (
     Constraint,
     EngineRequest,
     EngineSettings,
@@ -35,6 +27,14 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.early_exit import GuardedExitPolicy, use_exit_policy
+from enginehouse.engine.worker.messages import ExitPolicyLoad
+from enginehouse.models.opening import plan_model
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
+from enginehouse.settings.drafter import DrafterSettings
+from enginehouse.settings.exit_policy import ExitPolicySettings
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.server_thread import server_thread
 

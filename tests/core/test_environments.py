@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 import enginehouse.engine.worker.client as client_module
-from enginehouse.config import ModelSettings, PluginsSettings
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.engine.worker.handshake import PROTOCOL, check_hello, own_hello
 from enginehouse.engine.worker.messages import Hello
-from enginehouse.errors import ModelLoadError
-from enginehouse.types import EngineSettings
+from enginehouse.settings.config import ModelSettings, PluginsSettings
 
 from .environments import installed_plugin, make_environment, packages_of_this_one
 from .faults.rig import Rig, fake, rig, wait_until
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes nee
 # The backend of somebody else, whose library is in one environment only. It holds 200 MB.
 BORROWED = """
 import enginehouse
-from enginehouse.errors import MissingDependency
+from enginehouse.contract.errors import MissingDependency
 from enginehouse_testkit.fake_runner import FakeBackend, FakeRunner
 
 class Backend(FakeBackend):

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from enginehouse.backend import Backend, ForwardOutput, ModelSource, Runner, Span, Tokenizer
-from enginehouse.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.contract.backend import Backend, ForwardOutput, ModelSource, Runner, Span, Tokenizer
+from enginehouse.contract.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse_testkit.fake_runner import FakeBackend, FakeFaults, FakeOptions, FakeRunner
 
 
@@ -144,7 +144,7 @@ def test_faults_happen_at_their_step_only():
 def test_abort_fault_kills_the_process():
     code = (
         "import numpy as np, resource\n"
-        "from enginehouse.backend import Span\n"
+        "from enginehouse.contract.backend import Span\n"
         "from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "runner = FakeRunner(FakeOptions(faults=FakeFaults(abort_at_step=1)))\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.errors import UnsupportedParameter
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.types import ModelInfo
 from enginehouse.prompt.infill import find_infill_tokens, infill_segments
 from enginehouse.prompt.segments import encode_segments
-from enginehouse.types import ModelInfo
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")

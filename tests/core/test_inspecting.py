@@ -6,11 +6,8 @@ import sys
 import psutil
 import pytest
 
-from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.worker.figures import FigureReports, rss_bytes
-from enginehouse.engine.worker.messages import Figures, decode_from_worker, encode
-from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.types import (
+from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.types import (
     ChoiceFinished,
     EngineRequest,
     EngineSettings,
@@ -19,6 +16,9 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.figures import FigureReports, rss_bytes
+from enginehouse.engine.worker.messages import Figures, decode_from_worker, encode
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -13,13 +13,13 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.cli import main
-from enginehouse.config import ModelSettings, PluginsSettings, Settings, load_settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.keys import KeyStore, add_key, hash_key, key_line, read_key_file, revoke_key
 from enginehouse.keys.ring import KeyRing
 from enginehouse.keys.store import load_keys
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from enginehouse.auth import AuthSettings, KeySettings
 from enginehouse.cli import main
-from enginehouse.config import load_settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.keys import KeyRing, hash_key, key_line, load_keys, new_key, read_key_file
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import load_settings
 
 KEY = "a-key-that-nobody-guesses"
 

@@ -12,11 +12,11 @@ from attrs import evolve
 
 import enginehouse
 from enginehouse.api.listeners import Listeners
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
+from enginehouse.contract.server_events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.loader import PluginLoader
 from enginehouse.plugins.records import PluginRecord
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.prefix_cache import common_prefix_length
-from enginehouse.errors import ContextLengthExceeded, EngineDead, EnginehouseError, GenerationFailed, InvalidRequest
-from enginehouse.types import (
+from enginehouse.contract.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    EnginehouseError,
+    GenerationFailed,
+    InvalidRequest,
+)
+from enginehouse.contract.types import (
     ChoiceFinished,
     EngineRequest,
     EngineSettings,
@@ -22,6 +26,8 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.prefix_cache import common_prefix_length
 from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -7,10 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from enginehouse.backend import Span
-from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, UnsupportedParameter
-from enginehouse.types import (
+from enginehouse.contract.backend import Span
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.types import (
     ChoiceFinished,
     Constraint,
     EngineRequest,
@@ -22,6 +21,7 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import GenerationFailed
-from enginehouse.sampler import Candidates
-from enginehouse.types import (
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.sampler import Candidates
+from enginehouse.contract.types import (
     EngineRequest,
     EngineSettings,
     ReasoningParams,
@@ -17,6 +16,7 @@ from enginehouse.types import (
     SamplingParams,
     StopParams,
 )
+from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeRunner
 
 PROMPT = [ord(char) for char in "some prompt of the usual kind"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginehouse.backend import Span
+from enginehouse.contract.backend import Span
+from enginehouse.contract.types import EngineRequest, EngineSettings, PromptLogprobs, SamplingParams, StopParams
 from enginehouse.engine.loop import StepEngine
-from enginehouse.types import EngineRequest, EngineSettings, PromptLogprobs, SamplingParams, StopParams
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 PROMPT = [97 + place * place % 23 for place in range(90)]

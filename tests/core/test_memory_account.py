@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from enginehouse.admission import EVERYBODY, NOT_RECOGNISED, MemoryAccount, Reservation
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import RateLimited, ServerOverloaded
+from enginehouse.contract.errors import RateLimited, ServerOverloaded
+from enginehouse.settings.config import LimitsSettings
 
 MIB = 1024 * 1024
 OWNERS = ("alice", "bob", NOT_RECOGNISED, EVERYBODY)

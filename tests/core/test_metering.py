@@ -3,7 +3,7 @@
 import pytest
 
 from enginehouse.api.metering import estimate_tokens
-from enginehouse.types import GenerateRequest, Message, Tool, ToolUse
+from enginehouse.contract.types import GenerateRequest, Message, Tool, ToolUse
 
 
 def request(**fields) -> GenerateRequest:

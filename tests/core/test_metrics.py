@@ -15,13 +15,13 @@ from enginehouse.api.metrics.families import FAMILIES, FIGURES, family
 from enginehouse.api.metrics.request_metrics import RequestMetrics
 from enginehouse.api.metrics.values import Values
 from enginehouse.api.pace import GAP_BUCKETS_S, Pace
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.inspection import BATCH_SIZES, batch_size_bucket
+from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
+from enginehouse.contract.router import Attempt, Route, RouteQuestion
 from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router import Attempt, Route, RouteQuestion
-from enginehouse.router_settings import RouterSettings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.router import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -10,11 +10,11 @@ import pytest
 from attrs import evolve
 
 from enginehouse.chat_formats import ChatFormats
-from enginehouse.config import ModelSettings, PluginsSettings
+from enginehouse.contract.types import ModelInfo
 from enginehouse.model_card import ModelCard, ModelCards
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.model_templates import ModelTemplates
-from enginehouse.types import ModelInfo
+from enginehouse.settings.config import ModelSettings, PluginsSettings
 
 INFO = ModelInfo(
     backend="llamacpp",

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import ModelLoadError
-from enginehouse.model_folder import DEFAULT_CONTEXT, ModelFolder, check_weights, recommended_parameters, served_context
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.model_folder import (
+    DEFAULT_CONTEXT,
+    ModelFolder,
+    check_weights,
+    recommended_parameters,
+    served_context,
+)
 
 _CONFIG = {
     "hidden_size": 64,

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.backend import Match, ModelSource, Probe
-from enginehouse.config import LimitsSettings, ModelSettings, Settings
-from enginehouse.errors import ConfigError, EngineDead, ModelLoadError, ModelNotFound, ModelNotReady
+from enginehouse.contract.backend import Match, ModelSource, Probe
+from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError, ModelNotFound, ModelNotReady
+from enginehouse.contract.types import EngineRequest, Segment, StopParams, TextDelta
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.models.choice import choose_backend
 from enginehouse.models.opening import plan_model
 from enginehouse.models.restarts import RestartPolicy, Restarts
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineRequest, Segment, StopParams, TextDelta
+from enginehouse.settings.config import LimitsSettings, ModelSettings, Settings
 from enginehouse_testkit.fake_runner import FakeBackend
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failed_starts=3)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     ConfigError,
     ContextLengthExceeded,
     InvalidRequest,
@@ -14,12 +13,13 @@ from enginehouse.errors import (
     ModelNotFound,
     RenderError,
 )
+from enginehouse.contract.types import GenerateRequest, Message, TextDelta
 from enginehouse.models import ModelManager
 from enginehouse.parameters import Defaults, Layer, effective_parameters, read_defaults
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.types import GenerateRequest, Message, TextDelta
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 
 MESSAGES = (Message(role="user", content="hi"),)

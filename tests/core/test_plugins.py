@@ -13,16 +13,16 @@ import pytest
 from attrs import evolve, field, frozen
 
 import enginehouse
-from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe
 from enginehouse.cli import main
-from enginehouse.commands import OWN_COMMANDS, Command
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ConfigError, PluginError
-from enginehouse.hookspecs import API_VERSION
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe
+from enginehouse.contract.commands import OWN_COMMANDS, Command
+from enginehouse.contract.errors import ConfigError, PluginError
+from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.contract.sampler import role_of
 from enginehouse.plugins import PluginRecord, PluginRegistry
 from enginehouse.plugins.kinds import KINDS
-from enginehouse.sampler import role_of
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 
 HEADER = "import enginehouse\nfrom enginehouse import hookimpl\n"
 WORKING = HEADER + "@hookimpl\ndef register_model_sources(register):\n    register('{name}', lambda: None)\n"

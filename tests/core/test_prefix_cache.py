@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.backend import Span
+from enginehouse.contract.backend import Span
 from enginehouse.engine.prefix_cache import PrefixCache, common_prefix_length
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 

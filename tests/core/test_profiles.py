@@ -8,11 +8,11 @@ import pytest
 
 from enginehouse.api.caller import Caller, split_compat
 from enginehouse.api.details import optimization_headers
-from enginehouse.config import load_settings
+from enginehouse.contract.types import RequestFinished
 from enginehouse.keys import KeyRecord
 from enginehouse.parameters import read_defaults
-from enginehouse.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName
-from enginehouse.types import RequestFinished
+from enginehouse.settings.config import load_settings
+from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "profiles"
 

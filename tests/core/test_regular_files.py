@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.config import ModelSettings
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import ConfigError, DownloadError, ModelLoadError
+from enginehouse.contract.model_folder import ModelFolder, recommended_parameters
+from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_file import digest
-from enginehouse.errors import ConfigError, DownloadError, ModelLoadError
 from enginehouse.hub.cache import ModelCache, is_complete
 from enginehouse.hub.client import HubClient
 from enginehouse.hub.listing import HubFile
 from enginehouse.hub.reference import HubReference
 from enginehouse.hub.transfer import Transfer
 from enginehouse.keys.file import read_key_file
-from enginehouse.model_folder import ModelFolder, recommended_parameters
 from enginehouse.prompt.model_templates import ModelTemplates
-from enginehouse.regular_files import check_regular, open_regular, read_regular, read_regular_text
+from enginehouse.settings.config import ModelSettings
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")]
 

@@ -15,10 +15,10 @@ from time import monotonic, sleep
 import msgspec
 import pytest
 
-from enginehouse.errors import InvalidRequest, RenderError, ServerOverloaded
+from enginehouse.contract.errors import InvalidRequest, RenderError, ServerOverloaded
+from enginehouse.contract.types import Message, Segment
 from enginehouse.prompt.renderer import ChatPrompt, Renderer
 from enginehouse.prompt.templates import render
-from enginehouse.types import Message, Segment
 
 TIMEOUT_S = 1.5
 HANGS = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"

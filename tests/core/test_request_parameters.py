@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from enginehouse.contract.types import Constraint, GenerateRequest, Thinking, Tool, ToolUse
 from enginehouse.request_parameters import given_parameters, without_parameter
-from enginehouse.types import Constraint, GenerateRequest, Thinking, Tool, ToolUse
 
 STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
 LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))

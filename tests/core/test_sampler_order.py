@@ -3,11 +3,11 @@
 import pytest
 from attrs import frozen
 
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import ConfigError, InvalidRequest
+from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.parameters import Layer, effective_parameters, read_defaults
 from enginehouse.sampler_order import step_names
-from enginehouse.types import GenerateRequest
+from enginehouse.settings.config import LimitsSettings
 
 
 @frozen

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.errors import StateRefused
-from enginehouse.saved_states import HEAD_BYTES, check_head, state_body, write_head
+from enginehouse.contract.errors import StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, check_head, state_body, write_head
 
 _BODY = bytes(range(100))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import Backend, ModelSource
-from enginehouse.errors import (
+from enginehouse.contract.backend import Backend, ModelSource
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
     GenerationFailed,
@@ -15,7 +15,7 @@ from enginehouse.errors import (
     ModelLoadError,
     Overloaded,
 )
-from enginehouse.types import (
+from enginehouse.contract.types import (
     ChoiceFinished,
     EngineRequest,
     RequestFinished,

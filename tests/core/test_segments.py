@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import Message, Segment
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.control_strings import ControlStrings, control_strings
 from enginehouse.prompt.markers import Markers
 from enginehouse.prompt.segments import encode_segments
 from enginehouse.prompt.templates import render
-from enginehouse.types import Message, Segment
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.backend import ForwardOutput, Span
-from enginehouse.drafting import BoundDrafter, Draft, DraftTask
-from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import CacheFull, GenerationFailed, InvalidSpan
-from enginehouse.types import (
+from enginehouse.contract.backend import ForwardOutput, Span
+from enginehouse.contract.drafter import BoundDrafter, Draft, DraftTask
+from enginehouse.contract.errors import CacheFull, GenerationFailed, InvalidSpan
+from enginehouse.contract.types import (
     Constraint,
     EngineRequest,
     EngineSettings,
@@ -29,6 +28,7 @@ from enginehouse.types import (
     TextDelta,
     WorkCounts,
 )
+from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .test_loop import Result, drive, free_tokens, make_request, prompt_of, run

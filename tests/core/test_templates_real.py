@@ -13,10 +13,10 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import Message, Segment
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.templates import check, render
-from enginehouse.types import Message, Segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

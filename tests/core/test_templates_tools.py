@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from enginehouse.contract.types import Message, Segment, ToolCall
 from enginehouse.prompt.arguments import Arguments, read_arguments
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.templates import render
-from enginehouse.types import Message, Segment, ToolCall
 
 ARGUMENTS = '{"city": "Zürich", "days":2}'
 CONTROL = ("<|im_end|>", "</think>")

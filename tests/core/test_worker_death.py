@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.errors import EngineDead, ModelLoadError, WorkerDied
+from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams, TextDelta
 from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.engine.worker.carrier import ProcessCarrier, worker_command
 from enginehouse.engine.worker.endings import count_memory_kills, describe_exit, ending_of
 from enginehouse.engine.worker.link import frame, socket_pair
 from enginehouse.engine.worker.messages import encode
-from enginehouse.errors import EngineDead, ModelLoadError, WorkerDied
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams, TextDelta
+from enginehouse.settings.config import PluginsSettings
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -428,9 +428,9 @@ async def test_death_is_noticed_although_a_process_that_the_worker_started_holds
 
 SERVER = """
 import asyncio, sys
-from enginehouse.config import PluginsSettings
+from enginehouse.settings.config import PluginsSettings
 from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.types import EngineRequest, EngineSettings, Segment, StopParams
+from enginehouse.contract.types import EngineRequest, EngineSettings, Segment, StopParams
 
 async def main(backend, options, is_loading):
     load = Load(backend, "fake", None, options, "models.m", EngineSettings(), PluginsSettings())

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from enginehouse.backend import Engine, Generation
-from enginehouse.config import PluginsSettings
-from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.errors import (
+from enginehouse.contract.backend import Engine, Generation
+from enginehouse.contract.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
@@ -25,7 +23,7 @@ from enginehouse.errors import (
     ModelLoadError,
     Overloaded,
 )
-from enginehouse.types import (
+from enginehouse.contract.types import (
     ChoiceFinished,
     EngineRequest,
     EngineSettings,
@@ -36,6 +34,8 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.engine.worker import Load, WorkerEngine
+from enginehouse.settings.config import PluginsSettings
 
 ISOLATIONS = ("process", "thread")
 _ids = itertools.count()

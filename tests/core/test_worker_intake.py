@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from enginehouse.contract.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.worker.calls import NOBODY
 from enginehouse.engine.worker.intake import Intake
@@ -25,8 +27,6 @@ from enginehouse.engine.worker.messages import (
     Tokenize,
     Tokenized,
 )
-from enginehouse.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
-from enginehouse.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 

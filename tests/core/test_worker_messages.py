@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse import errors
+from enginehouse.contract import errors
 from enginehouse.engine.worker import messages
 from enginehouse.engine.worker.connection import Connection
 from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair

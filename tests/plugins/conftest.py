@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from enginehouse.backend import Runner, Span
+from enginehouse.contract.backend import Runner, Span
 
 
 @pytest.fixture(scope="session")

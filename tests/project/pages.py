@@ -15,17 +15,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
-from enginehouse import hookspecs
 from enginehouse.api.metrics.families import FAMILIES
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.compressor_settings import CompressorSettings
-from enginehouse.config import PluginsSettings, Settings
-from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.exit_settings import ExitPolicySettings
-from enginehouse.memory_budget import ByteCount, MemoryBudget
+from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
-from enginehouse.profiles import PROFILES, Profile
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.compressor import CompressorSettings
+from enginehouse.settings.config import PluginsSettings, Settings
+from enginehouse.settings.drafter import DrafterSettings
+from enginehouse.settings.exit_policy import ExitPolicySettings
+from enginehouse.settings.memory_budget import ByteCount, MemoryBudget
+from enginehouse.settings.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.options import LlguidanceOptions

@@ -16,14 +16,14 @@ import msgspec
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
 from enginehouse.api.unsupported import refused_fields
-from enginehouse.backend import DRAW_FIELDS
 from enginehouse.capabilities import Capability, Deciders, capabilities_of
 from enginehouse.chat_formats import ChatFormats
-from enginehouse.config import ModelSettings, PluginsSettings
+from enginehouse.contract.backend import DRAW_FIELDS
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import EngineCapabilities, EngineSettings, ModelInfo
 from enginehouse.engine.loop import StepEngine
-from enginehouse.parsers import ChatFormat
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineCapabilities, EngineSettings, ModelInfo
+from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_remote.kinds import KINDS
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_remote.probing import engine_capabilities, restricted

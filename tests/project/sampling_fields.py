@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 
 from enginehouse.api.openapi.fields import ClassSchemas
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
+from enginehouse.contract.types import SamplingParams, StopParams
 from enginehouse.parameters import ParameterFields
 from enginehouse.plugins import PluginRegistry
-from enginehouse.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.sampler_order import OFF_VALUES
-from enginehouse.types import SamplingParams, StopParams
+from enginehouse.settings.config import PluginsSettings
 
 __all__ = ["field_table", "step_table"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.config import load_settings
+from enginehouse.settings.config import load_settings
 
 from .repository import ROOT, pyproject
 

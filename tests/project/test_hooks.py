@@ -8,10 +8,10 @@ from pkgutil import resolve_name
 
 import pytest
 
-from enginehouse import hookspecs
-from enginehouse.config import PluginsSettings
+from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
+from enginehouse.settings.config import PluginsSettings
 
 from .pages import hook_names
 from .repository import ROOT, source_files, syntax_of

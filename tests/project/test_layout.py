@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.config import PluginsSettings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 
 from .repository import (
     ROOT,
@@ -112,7 +112,7 @@ def test_pluggy_stays_where_hooks_are_collected() -> None:
         if "pluggy" in set(imported_modules(syntax_of(path)))
     }
 
-    assert users <= {"enginehouse/__init__.py", "enginehouse/hookspecs.py", "enginehouse/plugins/loader.py"}
+    assert users <= {"enginehouse/__init__.py", "enginehouse/contract/hookspecs.py", "enginehouse/plugins/loader.py"}
 
 
 def test_every_tests_folder_is_run_by_tox() -> None:

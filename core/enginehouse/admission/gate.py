@@ -16,9 +16,9 @@ from attrs import define, evolve, field, frozen
 
 from enginehouse.admission.memory import MemoryAccount
 from enginehouse.admission.rates import Rate, Rates, RateState, Taken
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import RateLimited, ServerOverloaded
-from enginehouse.identity import Identity
+from enginehouse.contract.errors import RateLimited, ServerOverloaded
+from enginehouse.contract.identity import Identity
+from enginehouse.settings.config import LimitsSettings
 from enginehouse.throughput import Throughput
 
 __all__ = ["Admission", "Ticket"]

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from attrs import define
 
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import EnginehouseError, RateLimited, ServerOverloaded
+from enginehouse.contract.errors import EnginehouseError, RateLimited, ServerOverloaded
+from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["EVERYBODY", "NOT_RECOGNISED", "MemoryAccount", "Reservation"]
 

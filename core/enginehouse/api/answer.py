@@ -18,11 +18,8 @@ from enginehouse.api.access import AccessRecord
 from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
 from enginehouse.api.compressed import compression_figures
 from enginehouse.api.prompt_scores import PromptScores
-from enginehouse.errors import GenerationFailed
-from enginehouse.output.prediction import PredictionCount
-from enginehouse.pipeline import RunningRequest
-from enginehouse.profiles import PROFILES
-from enginehouse.types import (
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
     Event,
@@ -32,6 +29,9 @@ from enginehouse.types import (
     TextDelta,
     TokenLogprob,
 )
+from enginehouse.output.prediction import PredictionCount
+from enginehouse.pipeline import RunningRequest
+from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]
 

@@ -33,7 +33,7 @@ from enginehouse.api.route import route_route
 from enginehouse.api.security import Guard, note_outcome
 from enginehouse.api.state import ApiState
 from enginehouse.api.tokens import token_routes
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 
 __all__ = ["api_routes", "build_app"]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from enginehouse.api.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.exchange import Receive
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 
 __all__ = ["KEEPS_NULLS", "check_depth", "parse_object", "read_body", "read_empty_body", "without_nulls"]
 

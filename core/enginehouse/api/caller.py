@@ -10,8 +10,8 @@ from typing import cast
 from attrs import frozen
 from litestar.types import Scope
 
-from enginehouse.identity import Identity
-from enginehouse.profiles import PROFILES, Profile
+from enginehouse.contract.identity import Identity
+from enginehouse.settings.profiles import PROFILES, Profile
 
 __all__ = ["CALLER_KEY", "Caller", "caller_of", "split_compat"]
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from litestar.types import HTTPScope
 
 from enginehouse.api.origins import Headers
-from enginehouse.errors import PluginError
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.keys import KeyStore
 from enginehouse.plugins.authenticator import Authenticator
 

@@ -32,9 +32,9 @@ from enginehouse.api.tools import (
     read_tool_use,
 )
 from enginehouse.aside import aside
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
+from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["ChatBody", "chat_route"]
 
@@ -136,7 +136,7 @@ class ChatBody(GenerationBody):
         return {**super().stopping(), **limit}
 
     def chat(self) -> dict[str, Any]:
-        """The prompt and what goes with it, as fields of :class:`enginehouse.types.GenerateRequest`.
+        """The prompt and what goes with it, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
 
         Raises:
             RequestError: messages or tools are wrong.

@@ -12,7 +12,7 @@ from enginehouse.api.answer import Assembly, Choice, model_name
 from enginehouse.api.choice_parser import CallPiece, Piece
 from enginehouse.api.encoding import chat_logprobs, encode_json, encode_line
 from enginehouse.api.sse import event
-from enginehouse.profiles import Profile
+from enginehouse.settings.profiles import Profile
 
 __all__ = ["ChatDialect", "ChatOptions"]
 

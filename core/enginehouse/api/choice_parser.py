@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from enginehouse.contract.parsers import AnswerPart, AnswerText, CallArguments, CallStarted, ReasoningText
+from enginehouse.contract.types import CallDelta, FinishReason, TokenLogprob
 from enginehouse.output.answer_parser import AnswerParser
-from enginehouse.parsers import AnswerPart, AnswerText, CallArguments, CallStarted, ReasoningText
-from enginehouse.types import CallDelta, FinishReason, TokenLogprob
 
 __all__ = ["CallPiece", "ChoiceParser", "Piece", "call_piece"]
 

@@ -23,11 +23,11 @@ from enginehouse.api.generation import GenerationResponse
 from enginehouse.api.raw_prompt import read_prompts
 from enginehouse.api.state import ApiState
 from enginehouse.aside import aside
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.parameters import INT64_MAX
 from enginehouse.pipeline import RunningRequest
-from enginehouse.types import GenerateRequest
+from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["CompletionBody", "completion_route"]
 
@@ -103,7 +103,7 @@ class CompletionBody(GenerationBody):
         return {**super().sampling(), **({} if num_logprobs is None else {"num_logprobs": num_logprobs})}
 
     def prompts(self, max_prompts: int) -> list[dict[str, Any]]:
-        """Each prompt and what goes with it, as fields of :class:`enginehouse.types.GenerateRequest`.
+        """Each prompt and what goes with it, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
 
         Raises:
             InvalidRequest: a prompt has none of the forms.

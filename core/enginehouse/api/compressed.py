@@ -7,7 +7,7 @@ from typing import Any
 
 from enginehouse.compressing import Compressed
 from enginehouse.pipeline import RunningRequest
-from enginehouse.profiles import Profile
+from enginehouse.settings.profiles import Profile
 
 __all__ = ["compression_figures", "compression_headers", "shown_compressed"]
 

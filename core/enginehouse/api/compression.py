@@ -9,9 +9,9 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import gt, le, optional
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structuring import find_problems, strict_converter
-from enginehouse.types import Compression
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import Compression
+from enginehouse.settings.structuring import find_problems, strict_converter
 
 __all__ = ["find_ignored_in_compression", "read_compression"]
 

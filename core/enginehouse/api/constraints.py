@@ -16,9 +16,9 @@ from attrs import field, frozen
 
 from enginehouse.api.body import KEEPS_NULLS
 from enginehouse.api.unsupported import refuse
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import Constraint, ConstraintKind
 from enginehouse.parameters import ParameterFields
-from enginehouse.types import Constraint, ConstraintKind
 
 __all__ = ["ConstraintFields", "find_ignored_in_constraints"]
 

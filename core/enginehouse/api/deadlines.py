@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from enginehouse.api.exchange import Exchange
-from enginehouse.errors import EnginehouseError, FirstTokenTimeout, TotalTimeout
-from enginehouse.timeouts import Timeouts
+from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, TotalTimeout
+from enginehouse.settings.timeouts import Timeouts
 
 __all__ = ["deadlines"]
 

@@ -21,12 +21,12 @@ from enginehouse.api.constraints import ConstraintFields, find_ignored_in_constr
 from enginehouse.api.encoding import encode_json
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
 from enginehouse.aside import aside
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.parameters import read_extensions, request_converter
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.structuring import find_problems
-from enginehouse.types import GenerateRequest
+from enginehouse.settings.config import LimitsSettings
+from enginehouse.settings.structuring import find_problems
 
 __all__ = [
     "MAX_TOKEN_IDS",

@@ -19,9 +19,9 @@ from enginehouse.api.decoding import Decoded, GenerationBody
 from enginehouse.api.effective import shown_fields, shown_parameters
 from enginehouse.api.encoding import encode_json, encode_line
 from enginehouse.api.routed import shown_routed
-from enginehouse.errors import InvalidRequest
-from enginehouse.profiles import Profile
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.request_fields import RequestField
+from enginehouse.settings.profiles import Profile
 
 __all__ = ["DETAILS_HEADER", "AnswerDetails", "DetailedDialect", "asks_for_details", "optimization_headers"]
 

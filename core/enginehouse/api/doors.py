@@ -18,7 +18,7 @@ from enginehouse.api.access import record_of
 from enginehouse.api.caller import caller_of
 from enginehouse.api.errors import MissingScope, NotLocal
 from enginehouse.api.own_machine import foreign_sign
-from enginehouse.identity import Scope
+from enginehouse.contract.identity import Scope
 
 __all__ = [
     "API_PREFIXES",

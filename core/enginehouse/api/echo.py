@@ -10,9 +10,9 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.api.encoding import legacy_logprob, legacy_top_logprobs, token_text
-from enginehouse.errors import UnsupportedParameter
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.types import TokenLogprob
 from enginehouse.pipeline import Pipeline, RunningRequest
-from enginehouse.types import TokenLogprob
 
 __all__ = ["Echo", "read_echo"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from enginehouse.types import TokenLogprob
+from enginehouse.contract.types import TokenLogprob
 
 __all__ = [
     "LegacyLogprobs",

@@ -16,7 +16,7 @@ import msgspec
 from attrs import frozen
 from litestar.exceptions import HTTPException
 
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
@@ -45,7 +45,7 @@ from enginehouse.errors import (
     TotalTimeout,
     UnsupportedParameter,
 )
-from enginehouse.profiles import DEFAULT_PROFILE, Profile
+from enginehouse.settings.profiles import DEFAULT_PROFILE, Profile
 
 __all__ = [
     "BodyTooLarge",

@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from enginehouse.backend import Generation
-from enginehouse.errors import EnginehouseError, ServerStopping
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import EnginehouseError, ServerStopping
 
 if TYPE_CHECKING:
     from enginehouse.api.open_answers import OpenAnswer

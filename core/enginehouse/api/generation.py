@@ -29,10 +29,10 @@ from enginehouse.api.security import connection_of
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
 from enginehouse.aside import aside
+from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.output.prediction import PredictionCount
 from enginehouse.pipeline import RunningRequest
-from enginehouse.timeouts import Timeouts, timeouts_of
-from enginehouse.types import Event, GenerateRequest
+from enginehouse.settings.timeouts import Timeouts, timeouts_of
 
 __all__ = ["GenerationResponse"]
 

@@ -23,11 +23,11 @@ from enginehouse.api.origins import Headers
 from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState, ReloadReport
 from enginehouse.aside import apart
-from enginehouse.config import Settings
-from enginehouse.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
+from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
 from enginehouse.models.changing import ModelChanger
 from enginehouse.pipeline import Pipeline
 from enginehouse.prompt.renderer import Renderer
+from enginehouse.settings.config import Settings
 
 __all__ = ["Generations", "Reread", "keep_fixed"]
 

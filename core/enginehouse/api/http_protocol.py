@@ -25,9 +25,9 @@ from enginehouse.api.errors import ErrorAnswer, describe, http_error
 from enginehouse.api.generations import Generations
 from enginehouse.api.request_ids import new_request_id
 from enginehouse.api.security import CONNECTION_KEY
-from enginehouse.config import Settings
-from enginehouse.errors import EnginehouseError
-from enginehouse.profiles import DEFAULT_PROFILE
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.settings.config import Settings
+from enginehouse.settings.profiles import DEFAULT_PROFILE
 
 __all__ = ["HttpProtocol", "WireBounds"]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from queue import Full, Queue
 
-from enginehouse.events import ServerEvent, ServerStarted, ServerStopped
+from enginehouse.contract.server_events import ServerEvent, ServerStarted, ServerStopped
 
 __all__ = ["Listener", "Listeners"]
 

@@ -14,8 +14,8 @@ import stat
 import sys
 from pathlib import Path
 
-from enginehouse.config import ServerSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.config import ServerSettings
 
 __all__ = ["listen", "tls_context", "url_of"]
 

@@ -1,4 +1,4 @@
-"""Chat messages on the wire -> :class:`enginehouse.types.Message`.
+"""Chat messages on the wire -> :class:`enginehouse.contract.types.Message`.
 
 Text parts of one message are joined with a line break. ``developer`` is another name for ``system``. Parts that are
 no text are passed on unread: the pipeline reads them once it knows whether the model takes them. ``function_call`` and
@@ -15,8 +15,8 @@ from attrs import frozen
 
 from enginehouse.api.tool_turns import find_ignored_in_calls, read_tool_calls, with_function_names
 from enginehouse.api.unsupported import refuse
-from enginehouse.errors import InvalidRequest
-from enginehouse.types import MediaPart, Message
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import MediaPart, Message
 
 __all__ = ["PART_SEPARATOR", "MessageBody", "find_ignored_in_messages", "read_messages"]
 

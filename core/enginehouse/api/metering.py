@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from enginehouse.api.answer import Assembly
 from enginehouse.api.open_answers import OpenAnswer
-from enginehouse.types import GenerateRequest
+from enginehouse.contract.types import GenerateRequest
 
 __all__ = ["estimate_tokens", "used_tokens"]
 

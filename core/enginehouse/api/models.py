@@ -21,11 +21,11 @@ from enginehouse.api.rights import shown_as
 from enginehouse.api.state import ApiState
 from enginehouse.api.unsupported import refused_fields
 from enginehouse.capabilities import Capability
-from enginehouse.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.types import ModelInfo
 from enginehouse.model_card import ModelCard
 from enginehouse.models import ModelStatus
 from enginehouse.routing import AUTO
-from enginehouse.types import ModelInfo
 
 __all__ = ["all_capabilities", "model_routes"]
 

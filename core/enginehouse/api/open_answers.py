@@ -10,10 +10,10 @@ from enginehouse.api.access import AccessRecord
 from enginehouse.api.answer import Assembly
 from enginehouse.api.errors import NotThinking, RequestNotRunning
 from enginehouse.api.exchange import Exchange
-from enginehouse.backend import Engine
-from enginehouse.errors import InvalidRequest, RequestCancelled
-from enginehouse.inspection import Inspectable
-from enginehouse.types import GenerateRequest
+from enginehouse.contract.backend import Engine
+from enginehouse.contract.errors import InvalidRequest, RequestCancelled
+from enginehouse.contract.inspection import Inspectable
+from enginehouse.contract.types import GenerateRequest
 
 __all__ = ["OpenAnswer", "find_answer", "list_answers"]
 

@@ -14,7 +14,7 @@ from litestar.types import HTTPScope
 
 from enginehouse.api.errors import ErrorAnswer, http_error
 from enginehouse.api.rate_headers import RATE_HEADERS
-from enginehouse.profiles import PROFILES
+from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Headers", "Origins", "host_name", "is_preflight", "is_same_origin"]
 

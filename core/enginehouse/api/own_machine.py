@@ -11,7 +11,7 @@ from __future__ import annotations
 from litestar.types import Scope
 
 from enginehouse.api.origins import host_name, is_same_origin
-from enginehouse.config import is_loopback
+from enginehouse.settings.config import is_loopback
 
 __all__ = ["foreign_sign", "is_unix_socket"]
 

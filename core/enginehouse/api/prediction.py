@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from enginehouse.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 
 __all__ = ["check_prediction", "find_ignored_in_prediction", "read_prediction"]
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from enginehouse.api.encoding import encode_line
-from enginehouse.types import GenerateRequest
+from enginehouse.contract.types import GenerateRequest
 
 __all__ = ["log_prompts"]
 

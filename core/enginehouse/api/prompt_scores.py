@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from enginehouse.api.encoding import chat_logprobs, encode_json, finite_logprob
-from enginehouse.types import PromptLogprobs, TokenLogprob
+from enginehouse.contract.types import PromptLogprobs, TokenLogprob
 
 __all__ = ["PromptScores", "ScoreFields"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.parameters import INT64_MAX
-from enginehouse.structuring import without_fraction
+from enginehouse.settings.structuring import without_fraction
 
 __all__ = ["TEMPLATE_FIELDS", "check_raw_prompt", "read_prompts", "read_token_ids"]
 

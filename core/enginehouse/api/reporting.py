@@ -8,7 +8,7 @@ import attrs
 
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.listeners import Listeners
-from enginehouse.events import ModelChanged, RequestEnded
+from enginehouse.contract.server_events import ModelChanged, RequestEnded
 from enginehouse.models import ModelManager
 
 __all__ = ["forward_model_events", "request_ended"]

@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Iterable
 
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 
 __all__ = ["REQUEST_ID_HEADER", "new_request_id", "sent_request_id"]
 

@@ -19,7 +19,7 @@ from enginehouse.api.decoding import BodyDecoder
 from enginehouse.api.rights import check_model, check_priority
 from enginehouse.api.state import ApiState
 from enginehouse.aside import aside
-from enginehouse.router import Candidate
+from enginehouse.contract.router import Candidate
 from enginehouse.routing import AUTO, Plan
 
 __all__ = ["route_route"]

@@ -25,10 +25,10 @@ from enginehouse.api.errors import BodyTooLarge, ErrorAnswer, describe, http_err
 from enginehouse.api.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.rate_headers import rate_headers
 from enginehouse.api.request_ids import REQUEST_ID_HEADER, sent_request_id
-from enginehouse.config import Settings, is_loopback
-from enginehouse.errors import EnginehouseError, InvalidRequest
-from enginehouse.identity import Identity
-from enginehouse.profiles import PROFILES
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest
+from enginehouse.contract.identity import Identity
+from enginehouse.settings.config import Settings, is_loopback
+from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome"]
 

@@ -29,8 +29,7 @@ from enginehouse.api.listeners import Listeners
 from enginehouse.api.listening import listen, tls_context, url_of
 from enginehouse.api.reporting import forward_model_events
 from enginehouse.api.state import ApiState
-from enginehouse.config import Settings
-from enginehouse.errors import ServerStopping
+from enginehouse.contract.errors import ServerStopping
 from enginehouse.keys import KeyStore
 from enginehouse.model_card import release
 from enginehouse.models import ModelManager
@@ -38,6 +37,7 @@ from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.process import EndSignals, raise_file_limit
 from enginehouse.prompt.renderer import Renderer
+from enginehouse.settings.config import Settings
 
 __all__ = ["OnProgress", "run", "run_loop", "serve"]
 

@@ -16,9 +16,9 @@ from enginehouse.api.answer import Assembly, Dialect
 from enginehouse.api.choice_parser import Piece
 from enginehouse.api.errors import describe
 from enginehouse.api.exchange import Exchange
-from enginehouse.errors import EnginehouseError
-from enginehouse.profiles import Profile
-from enginehouse.types import Event
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import Event
+from enginehouse.settings.profiles import Profile
 
 __all__ = ["EVENT_STREAM_HEADERS", "PING", "EventStream", "event"]
 

@@ -11,13 +11,13 @@ from enginehouse.admission import Admission
 from enginehouse.api.exchange import OpenExchanges
 from enginehouse.api.listeners import Listeners
 from enginehouse.api.metrics import ServerMetrics
-from enginehouse.config import Settings
-from enginehouse.errors import ReloadRefused
+from enginehouse.contract.errors import ReloadRefused
 from enginehouse.keys import KeyStore
 from enginehouse.models import ModelManager
 from enginehouse.models.changes import ModelChanges
 from enginehouse.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import Settings
 
 __all__ = ["ApiState", "ReloadReport"]
 

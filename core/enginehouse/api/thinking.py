@@ -1,4 +1,4 @@
-"""Reasoning on the wire -> :class:`enginehouse.types.Thinking` and variables of the chat template.
+"""Reasoning on the wire -> :class:`enginehouse.contract.types.Thinking` and variables of the chat template.
 
 Several servers have several names for the same: ``enable_thinking``, ``reasoning_effort``, ``thinking_budget``,
 and the template variables ``enable_thinking`` and ``thinking`` in ``chat_template_kwargs``.
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.types import Thinking
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import Thinking
 
 __all__ = ["Effort", "check_template_variables", "read_thinking"]
 

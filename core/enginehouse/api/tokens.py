@@ -24,11 +24,11 @@ from enginehouse.api.raw_prompt import read_token_ids
 from enginehouse.api.rights import check_model
 from enginehouse.api.state import ApiState
 from enginehouse.aside import aside
-from enginehouse.config import LimitsSettings
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.models import LoadedModel
 from enginehouse.prompting import Prompt
-from enginehouse.types import GenerateRequest, Segment
+from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from attrs import evolve
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.types import Message, ToolCall
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import Message, ToolCall
 
 __all__ = ["find_ignored_in_calls", "read_tool_calls", "with_function_names"]
 

@@ -1,4 +1,4 @@
-"""Tools on the wire -> :class:`enginehouse.types.ToolUse`: which functions there are, and which may be called.
+"""Tools on the wire -> :class:`enginehouse.contract.types.ToolUse`: which functions there are, and which may be called.
 
 ``functions`` and ``function_call``, which OpenAI has replaced by these, are refused by name.
 """
@@ -12,8 +12,8 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.types import Tool, ToolUse
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import Tool, ToolUse
 
 __all__ = ["MAX_TOOLS", "FunctionBody", "ToolBody", "find_ignored_in_choice", "find_ignored_in_tools", "read_tool_use"]
 

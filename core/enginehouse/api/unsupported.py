@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from enginehouse.errors import UnsupportedParameter
+from enginehouse.contract.errors import UnsupportedParameter
 
 __all__ = ["find_unsupported", "is_known", "refuse", "refused_fields"]
 

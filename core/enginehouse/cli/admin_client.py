@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from enginehouse.addresses import connection_to, full_url
-from enginehouse.errors import EnginehouseError
+from enginehouse.contract.errors import EnginehouseError
 
 __all__ = ["ServerRefusal", "ask_server"]
 

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 from attrs import evolve
 
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.models.downloads import missing_download
 from enginehouse.models.opening import plan_model
 from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["choose_models"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from enginehouse.commands import Command
-from enginehouse.errors import ConfigError, EnginehouseError, PluginError
+from enginehouse.contract.commands import Command
+from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError
 from enginehouse.process import prepare_process
 
 __all__ = ["main"]
@@ -98,8 +98,8 @@ class _Members(click.Group):
 
 def _commands_of_plugins() -> Mapping[str, Command]:
     from enginehouse.cli.options import read_settings  # noqa: PLC0415 - core's own commands need no plugins
-    from enginehouse.config import PluginsSettings  # noqa: PLC0415
     from enginehouse.plugins import PluginRegistry  # noqa: PLC0415
+    from enginehouse.settings.config import PluginsSettings  # noqa: PLC0415
 
     named = os.environ.get("ENGINEHOUSE_CONFIG")
     try:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from enginehouse.cli.admin_client import ask_server
 from enginehouse.cli.options import json_option, server_options
-from enginehouse.memory_budget import format_bytes
+from enginehouse.settings.memory_budget import format_bytes
 
 __all__ = ["list_models", "load", "unload"]
 

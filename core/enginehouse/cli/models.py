@@ -14,10 +14,10 @@ from rich.text import Text
 
 from enginehouse.cli.model_orders import list_models, load, unload
 from enginehouse.cli.options import config_option, json_option, read_settings
-from enginehouse.config import ModelSettings
-from enginehouse.errors import EnginehouseError
+from enginehouse.contract.errors import EnginehouseError
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["models"]
 

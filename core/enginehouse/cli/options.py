@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from enginehouse.config import Settings, load_settings
+from enginehouse.settings.config import Settings, load_settings
 
 __all__ = ["config_option", "json_option", "read_settings", "server_options"]
 
@@ -38,7 +38,7 @@ def read_settings(config_file: Path | None, overrides: Mapping[str, Mapping[str,
     """The settings from the named or default file, the environment and the command line.
 
     Raises:
-        ConfigError: see :func:`enginehouse.config.load_settings`.
+        ConfigError: see :func:`enginehouse.settings.config.load_settings`.
     """
     if config_file is None and _DEFAULT_FILE.is_file():
         config_file = _DEFAULT_FILE

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from enginehouse.config import PluginsSettings
-from enginehouse.errors import PluginError
+from enginehouse.contract.errors import PluginError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.structuring import closest
+from enginehouse.settings.config import PluginsSettings
+from enginehouse.settings.structuring import closest
 
 __all__ = ["check"]
 

@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub import HubClient, HubReference, Pulled, parse_reference, pull
 from enginehouse.hub.listing import HubFile
 

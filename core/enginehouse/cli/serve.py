@@ -14,8 +14,8 @@ from enginehouse.cli.choosing import choose_models
 from enginehouse.cli.logs import drop_unwritable, write_logs
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.cli.startup import Startup
-from enginehouse.config import Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import Settings
 
 __all__ = ["serve"]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from enginehouse.compression import Compressor
-from enginehouse.compressor_settings import CompressorSettings
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ConfigError, InvalidRequest
-from enginehouse.structuring import closest
-from enginehouse.types import GenerateRequest
+from enginehouse.contract.compressor import Compressor
+from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.types import GenerateRequest
+from enginehouse.settings.compressor import CompressorSettings
+from enginehouse.settings.config import ModelSettings
+from enginehouse.settings.structuring import closest
 
 __all__ = ["DEFAULT_RATIO", "Choice", "check_settings", "choose", "choose_for_room"]
 

@@ -20,12 +20,12 @@ from attrs import frozen
 from enginehouse.compressing.choosing import Choice, check_settings, choose, choose_for_room
 from enginehouse.compressing.texts import find_texts, with_texts
 from enginehouse.compressing.tools import EngineTools
-from enginehouse.compression import CompressionTask, Compressor, Range, cut
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ModelNotReady
+from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
+from enginehouse.contract.errors import ModelNotReady
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.replay import Replays
-from enginehouse.types import GenerateRequest
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["Compressed", "PromptCompressor"]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from enginehouse.compression import CompressibleText, Range, joined
-from enginehouse.types import GenerateRequest, Message
+from enginehouse.contract.compressor import CompressibleText, Range, joined
+from enginehouse.contract.types import GenerateRequest, Message
 
 __all__ = ["RequestTexts", "find_texts", "with_texts"]
 

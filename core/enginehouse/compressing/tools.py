@@ -9,11 +9,18 @@ from collections.abc import Coroutine, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from enginehouse.compression import ScoredToken
-from enginehouse.errors import GenerationFailed
+from enginehouse.contract.compressor import ScoredToken
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
+    EngineRequest,
+    GenerateRequest,
+    PromptLogprobs,
+    SamplingParams,
+    Segment,
+    StopParams,
+)
 from enginehouse.models import LoadedModel
 from enginehouse.replay import Replays
-from enginehouse.types import EngineRequest, GenerateRequest, PromptLogprobs, SamplingParams, Segment, StopParams
 
 __all__ = ["EngineTools"]
 
@@ -24,7 +31,7 @@ _MAX_REMEMBERED = 4096
 
 
 class EngineTools:
-    """Implements :class:`enginehouse.compression.CompressionTools` for one compression.
+    """Implements :class:`enginehouse.contract.compressor.CompressionTools` for one compression.
 
     Args:
         model: whose tokens are counted.

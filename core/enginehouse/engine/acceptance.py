@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from enginehouse.drafting import NUM_GRADES
+from enginehouse.contract.drafter import NUM_GRADES
 
 __all__ = ["AcceptanceRates", "expected_tokens"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.errors import GenerationFailed
+from enginehouse.contract.errors import GenerationFailed
 
 __all__ = ["TokenMask"]
 
@@ -19,7 +19,7 @@ class TokenMask:
     """Allowed tokens.
 
     Attributes:
-        bitmask: (ceil(vocab_size / 32),) int32, as :meth:`enginehouse.structured.Matcher.fill_bitmask` writes
+        bitmask: (ceil(vocab_size / 32),) int32, as :meth:`enginehouse.contract.structured.Matcher.fill_bitmask` writes
             it; None allows every token.
         banned: ids that are not allowed either, unless the bitmask allows nothing else: a text that is complete can
             only end, however few tokens it has.

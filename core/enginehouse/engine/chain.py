@@ -13,12 +13,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.contract.sampler import CORE_ORDER
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.penalties import Penalties, RowPenalty
 from enginehouse.engine.plugin_steps import PluginStep
 from enginehouse.engine.token_history import TokenHistory
 from enginehouse.engine.truncation import MinP, Step, Temperature, TopK, TopP, bounded_temperature
-from enginehouse.sampler import CORE_ORDER
-from enginehouse.types import SamplingParams
 
 __all__ = ["Chain", "arrange"]
 

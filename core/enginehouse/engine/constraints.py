@@ -14,10 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Tokenizer
-from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, PluginError, UnsupportedParameter
-from enginehouse.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
-from enginehouse.types import Constraint, ConstraintKind
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.errors import (
+    EnginehouseError,
+    GenerationFailed,
+    InvalidRequest,
+    PluginError,
+    UnsupportedParameter,
+)
+from enginehouse.contract.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
+from enginehouse.contract.types import Constraint, ConstraintKind
 
 __all__ = ["ConstraintState", "Constraints", "Masks"]
 

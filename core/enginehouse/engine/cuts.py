@@ -6,7 +6,7 @@ at, and a recurrent state knows only its end. Knows nothing of who holds sequenc
 
 from __future__ import annotations
 
-from enginehouse.backend import CutPlanner, Runner
+from enginehouse.contract.backend import CutPlanner, Runner
 
 __all__ = ["Cuts"]
 

@@ -11,13 +11,8 @@ from collections.abc import Sequence as Tokens
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.engine.candidates import LogitRow
-from enginehouse.engine.logprobs import RawLogprobs
-from enginehouse.engine.sampling import Sampled
-from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.errors import GenerationFailed
-from enginehouse.output.text_stream import Piece
-from enginehouse.types import (
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
     HeldTokens,
     PromptLogprobs,
     RequestFinished,
@@ -26,6 +21,11 @@ from enginehouse.types import (
     TopLogprob,
     WorkCounts,
 )
+from enginehouse.engine.candidates import LogitRow
+from enginehouse.engine.logprobs import RawLogprobs
+from enginehouse.engine.sampling import Sampled
+from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.output.text_stream import Piece
 
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 

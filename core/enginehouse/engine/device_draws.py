@@ -18,13 +18,13 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import DeviceSampler, Draw, Drawn, Runner
+from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, Runner
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import EngineRequest, SamplingParams
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.draws import uniform
 from enginehouse.engine.forward import Computed, Fail, Rows
 from enginehouse.engine.sequence import Sequence
-from enginehouse.errors import EnginehouseError
-from enginehouse.types import EngineRequest, SamplingParams
 
 __all__ = ["DeviceDraws", "Flight", "can_draw", "launch"]
 

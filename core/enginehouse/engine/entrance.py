@@ -10,19 +10,19 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from enginehouse.backend import Runner
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume
 from enginehouse.engine.constraints import Constraints, ConstraintState
 from enginehouse.engine.device_draws import can_draw
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.resumption import restore
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.errors import ContextLengthExceeded, InvalidRequest
 from enginehouse.output.detokenizer import Detokenizer
 from enginehouse.output.text_stream import TextStream
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.structured import StructuredDecoder
-from enginehouse.types import EngineCapabilities, EngineRequest, Resume
 
 __all__ = ["Entrance"]
 

@@ -13,11 +13,11 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import DeviceOutput, ForwardOutput, Span
-from enginehouse.early_exit import ExitOutput
+from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Span
+from enginehouse.contract.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
+from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
 
 __all__ = ["Computed", "Fail", "Rows", "forward"]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginehouse.engine.scheduler import Scheduler
-from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.inspection import (
+from enginehouse.contract.inspection import (
     BATCH_SIZES,
     EngineFigures,
     EngineView,
@@ -15,7 +13,9 @@ from enginehouse.inspection import (
     SequenceView,
     batch_size_bucket,
 )
-from enginehouse.types import EngineStats
+from enginehouse.contract.types import EngineStats
+from enginehouse.engine.scheduler import Scheduler
+from enginehouse.engine.sequence import ActiveRequest, Sequence
 
 __all__ = ["StepCounts", "phase_of", "view_engine"]
 

@@ -15,9 +15,23 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner, Sampled
-from enginehouse.drafting import BoundDrafter
-from enginehouse.early_exit import LayerAccess
+from enginehouse.contract.backend import Runner, Sampled
+from enginehouse.contract.drafter import BoundDrafter
+from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, QueueTimeout
+from enginehouse.contract.exit_policy import LayerAccess
+from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.types import (
+    ChoiceFinished,
+    EngineCapabilities,
+    EngineRequest,
+    EngineSettings,
+    EngineStats,
+    Event,
+    FinishReason,
+    Resume,
+)
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
 from enginehouse.engine.device_draws import DeviceDraws, Flight, launch
@@ -28,21 +42,7 @@ from enginehouse.engine.inspecting import StepCounts, view_engine
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.speculation import Speculation
-from enginehouse.errors import EngineDead, EnginehouseError, GenerationFailed, QueueTimeout
-from enginehouse.inspection import EngineFigures, EngineView
 from enginehouse.output.text_stream import Piece
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.structured import StructuredDecoder
-from enginehouse.types import (
-    ChoiceFinished,
-    EngineCapabilities,
-    EngineRequest,
-    EngineSettings,
-    EngineStats,
-    Event,
-    FinishReason,
-    Resume,
-)
 
 __all__ = ["EngineOutput", "StepEngine"]
 

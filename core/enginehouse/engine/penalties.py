@@ -13,9 +13,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.engine.candidates import Head, LogitRow
 from enginehouse.engine.truncation import Uniform
-from enginehouse.errors import InvalidRequest
 
 __all__ = ["LogitBias", "Penalties", "RowPenalty"]
 

@@ -15,13 +15,9 @@ from attrs import frozen
 from cattrs import Converter
 from numpy.typing import NDArray
 
-from enginehouse.engine.candidates import Head, LogitRow
-from enginehouse.engine.penalties import RowPenalty
-from enginehouse.engine.token_history import TokenHistory
-from enginehouse.engine.truncation import Step, Uniform, bounded_temperature
-from enginehouse.errors import GenerationFailed, InvalidRequest
-from enginehouse.logits_processor import ProcessorSession
-from enginehouse.sampler import (
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.logits_processor import ProcessorSession
+from enginehouse.contract.sampler import (
     Candidates,
     FollowingStep,
     PenaltyStep,
@@ -32,8 +28,12 @@ from enginehouse.sampler import (
     TruncationStep,
     role_of,
 )
-from enginehouse.structuring import find_problems, strict_converter
-from enginehouse.types import SamplingParams
+from enginehouse.contract.types import SamplingParams
+from enginehouse.engine.candidates import Head, LogitRow
+from enginehouse.engine.penalties import RowPenalty
+from enginehouse.engine.token_history import TokenHistory
+from enginehouse.engine.truncation import Step, Uniform, bounded_temperature
+from enginehouse.settings.structuring import find_problems, strict_converter
 
 __all__ = ["PluginStep", "build_steps"]
 
@@ -86,7 +86,7 @@ class PluginStep:
         return isinstance(self.step, FollowingStep)
 
     def accept(self, token_id: int, probability: float | None) -> None:
-        """The sequence grew; see :class:`enginehouse.sampler.FollowingStep`."""
+        """The sequence grew; see :class:`enginehouse.contract.sampler.FollowingStep`."""
         _call(self.plugin, self.step.accept, token_id, probability)
 
 

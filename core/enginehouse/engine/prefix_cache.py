@@ -16,9 +16,9 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.inspection import PrefixView
 from enginehouse.engine.cuts import Cuts
-from enginehouse.inspection import PrefixView
 
 __all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "common_prefix_length"]
 

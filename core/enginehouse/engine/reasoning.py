@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from enginehouse.contract.types import ReasoningParams
 from enginehouse.output.detokenizer import Detokenizer
-from enginehouse.types import ReasoningParams
 
 __all__ = ["ReasoningGate"]
 

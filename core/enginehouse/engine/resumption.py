@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from enginehouse.contract.types import Resume, ResumedChoice
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.types import Resume, ResumedChoice
 
 __all__ = ["restore"]
 

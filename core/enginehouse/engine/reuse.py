@@ -10,11 +10,11 @@ from collections.abc import Sequence as Neighbours
 
 from attrs import frozen
 
-from enginehouse.backend import Runner
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.errors import CacheFull
 from enginehouse.engine.cuts import Cuts
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
 from enginehouse.engine.sequence import Sequence
-from enginehouse.errors import CacheFull
 
 __all__ = ["PrefixReuse", "Source"]
 

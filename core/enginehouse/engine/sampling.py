@@ -19,7 +19,9 @@ from math import inf, isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Sampled
+from enginehouse.contract.backend import Sampled
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.candidates import Head, LogitRow
 from enginehouse.engine.chain import arrange
@@ -28,8 +30,6 @@ from enginehouse.engine.logprobs import RawLogprobs
 from enginehouse.engine.penalties import LogitBias, Penalties
 from enginehouse.engine.plugin_steps import PluginStep, build_steps
 from enginehouse.engine.token_history import TokenHistory
-from enginehouse.errors import GenerationFailed
-from enginehouse.types import SamplingParams
 
 __all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
 

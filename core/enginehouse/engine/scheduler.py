@@ -15,13 +15,13 @@ import logging
 import numpy as np
 from attrs import frozen
 
-from enginehouse.backend import LastSampled, Outputs, Runner, Span
+from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
+from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.disk import DiskTier, Recall
 from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.prefix_cache import PrefixCache
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.types import CacheMiss, EngineSettings
 
 __all__ = ["Batch", "Scheduler"]
 

@@ -16,13 +16,13 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from enginehouse.contract.types import CacheMiss, EngineRequest, TokenLogprob
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.constraints import ConstraintState
 from enginehouse.engine.disk import StateRead
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler
 from enginehouse.output.text_stream import Piece, TextStream
-from enginehouse.types import CacheMiss, EngineRequest, TokenLogprob
 
 if TYPE_CHECKING:
     from enginehouse.engine.speculation import SequenceDrafts

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from enginehouse.backend import Runner
-from enginehouse.drafting import NUM_GRADES, BoundDrafter, Draft, DraftTask
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.drafter import NUM_GRADES, BoundDrafter, Draft, DraftTask
 from enginehouse.engine.acceptance import AcceptanceRates
 from enginehouse.engine.draft_ledger import DraftLedger
 from enginehouse.engine.draft_length import MAX_DRAFT_TOKENS, Candidate, choose_lengths

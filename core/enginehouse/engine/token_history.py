@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.sampler import History
+from enginehouse.contract.sampler import History
 
 __all__ = ["TokenHistory"]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 from attrs import frozen
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.regular_files import read_regular, read_regular_text
 from enginehouse.hub.quantizations import choose_gguf, parts_of
-from enginehouse.regular_files import read_regular, read_regular_text
 
 __all__ = ["ModelCache", "cached_snapshot", "hub_folder", "is_complete", "is_offline", "user_folder"]
 

@@ -19,12 +19,12 @@ from urllib.parse import quote, urlsplit
 
 from attrs import field, frozen
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
+from enginehouse.contract.regular_files import read_regular_text
 from enginehouse.hub.cache import user_folder
 from enginehouse.hub.listing import Listing, read_listing
 from enginehouse.hub.reference import HubReference
 from enginehouse.hub.refusals import HubUnreachable, refusal
-from enginehouse.regular_files import read_regular_text
 
 __all__ = ["Content", "HubClient"]
 

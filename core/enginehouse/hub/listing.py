@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from enginehouse.errors import DownloadError, ModelLoadError
+from enginehouse.contract.errors import DownloadError, ModelLoadError
 from enginehouse.hub.quantizations import choose_name, parts_of
 from enginehouse.hub.reference import HubReference
 

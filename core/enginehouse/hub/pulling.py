@@ -15,7 +15,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub.cache import ModelCache, cached_snapshot, hub_folder, is_complete, is_offline
 from enginehouse.hub.client import HubClient
 from enginehouse.hub.listing import HubFile, needed_files

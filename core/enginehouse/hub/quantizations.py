@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 
 __all__ = ["choose_gguf", "choose_name", "is_quantization", "parts_of", "quantization_of"]
 

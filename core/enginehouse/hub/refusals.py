@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub.reference import HubReference
 
 __all__ = ["HubUnreachable", "refusal"]

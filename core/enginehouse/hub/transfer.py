@@ -17,7 +17,7 @@ from typing import IO
 
 from attrs import frozen
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub.cache import ModelCache
 from enginehouse.hub.client import HubClient
 from enginehouse.hub.listing import HubFile

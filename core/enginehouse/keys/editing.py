@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.keys.file import KEY_FILE_PATH, MAX_KEY_FILE_BYTES, records_in
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
-from enginehouse.regular_files import read_regular_text
+from enginehouse.contract.regular_files import read_regular_text
 
 __all__ = ["add_key", "revoke_key"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.regular_files import read_regular_text
 from enginehouse.keys.lines import read_line
 from enginehouse.keys.ring import KeyRecord
-from enginehouse.regular_files import read_regular_text
 
 __all__ = ["KEY_FILE_PATH", "MAX_KEY_FILE_BYTES", "read_key_file", "records_in"]
 

@@ -6,8 +6,8 @@ import hashlib
 import re
 import secrets
 
-from enginehouse.auth import MAX_KEY_BYTES
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.auth import MAX_KEY_BYTES
 
 __all__ = ["SALT_BYTES", "digest_of", "hash_key", "new_key", "read_hash"]
 

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 from attrs import fields, frozen
 
-from enginehouse.errors import ConfigError
-from enginehouse.identity import Scope, read_moment
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.identity import Scope, read_moment
 from enginehouse.keys.hashing import read_hash
 from enginehouse.keys.ring import KeyRecord
-from enginehouse.profiles import PROFILES
-from enginehouse.structuring import closest
+from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.structuring import closest
 
 __all__ = ["KeyOptions", "key_line", "read_line"]
 

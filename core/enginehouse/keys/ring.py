@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from attrs import field, frozen
 
-from enginehouse.auth import MAX_KEY_BYTES
-from enginehouse.identity import Identity
+from enginehouse.contract.identity import Identity
 from enginehouse.keys.hashing import digest_of
+from enginehouse.settings.auth import MAX_KEY_BYTES
 
 __all__ = ["KeyRecord", "KeyRing"]
 

@@ -11,12 +11,12 @@ import secrets
 import threading
 from pathlib import Path
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.errors import ConfigError
-from enginehouse.identity import read_moment
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.identity import read_moment
 from enginehouse.keys.file import read_key_file
 from enginehouse.keys.hashing import SALT_BYTES, digest_of
 from enginehouse.keys.ring import KeyRecord, KeyRing
+from enginehouse.settings.auth import AuthSettings, KeySettings
 
 __all__ = ["KeyStore", "load_keys"]
 

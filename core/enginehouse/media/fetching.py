@@ -15,8 +15,8 @@ from urllib.parse import urljoin
 import h11
 from attrs import frozen
 
-from enginehouse.config import MediaSettings
 from enginehouse.media.addresses import AddressRefused, Target, check_addresses, is_allowed_host, read_url
+from enginehouse.settings.config import MediaSettings
 
 __all__ = ["FetchFailed", "ImageFetcher", "Resolve", "resolve_host"]
 

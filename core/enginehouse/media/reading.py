@@ -13,12 +13,12 @@ from typing import Any, Literal, cast
 
 from attrs import evolve
 
-from enginehouse.config import MediaSettings
-from enginehouse.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.types import EngineCapabilities, Image, MediaPart, Message
 from enginehouse.media.addresses import AddressRefused
 from enginehouse.media.fetching import FetchFailed, ImageFetcher, Resolve, resolve_host
 from enginehouse.media.image_header import NoImage, read_image_header
-from enginehouse.types import EngineCapabilities, Image, MediaPart, Message
+from enginehouse.settings.config import MediaSettings
 
 __all__ = ["MediaReader", "check_media"]
 

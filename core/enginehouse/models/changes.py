@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import attrs
 from attrs import evolve, frozen
 
-from enginehouse.config import ModelSettings
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["ModelChanges", "find_changes", "on_same_worker"]
 

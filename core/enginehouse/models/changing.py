@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from enginehouse.config import Settings
-from enginehouse.errors import EnginehouseError, ModelTooLarge
+from enginehouse.contract.errors import EnginehouseError, ModelTooLarge
 from enginehouse.models.changes import ModelChanges, find_changes, on_same_worker
 from enginehouse.models.events import EventKind, ModelEvent
 from enginehouse.models.manager import ModelManager, budget_of
@@ -21,6 +20,7 @@ from enginehouse.models.memory import footprint_apart
 from enginehouse.models.opening import ModelPlan, plan_apart
 from enginehouse.models.orders import load_model
 from enginehouse.models.served import ServedModel
+from enginehouse.settings.config import Settings
 
 __all__ = ["ModelChanger", "PlannedChanges"]
 

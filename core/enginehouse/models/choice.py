@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from enginehouse.backend import Backend, ModelSource
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import Backend, ModelSource
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.plugins import plugin_border
 
 __all__ = ["BackendChoice", "Verdict", "choose_backend", "judge_all", "suits"]

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from attrs import define
 
-from enginehouse.errors import ModelUnloaded
+from enginehouse.contract.errors import ModelUnloaded
 from enginehouse.models.condition import Condition
 from enginehouse.models.leases import Uses, Waiters
 

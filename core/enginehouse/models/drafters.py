@@ -8,16 +8,16 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from enginehouse.backend import Backend, ModelSource
-from enginehouse.config import ModelSettings, structure_options
-from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.drafting import LayerBackend, LayerDrafter
+from enginehouse.contract.backend import Backend, ModelSource
+from enginehouse.contract.drafter import LayerBackend, LayerDrafter
+from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.engine.worker import DrafterLoad, ModelLoad
-from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.models.choice import choose_backend
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry, plugin_border
-from enginehouse.structuring import closest
+from enginehouse.settings.config import ModelSettings, structure_options
+from enginehouse.settings.drafter import DrafterSettings
+from enginehouse.settings.structuring import closest
 
 __all__ = ["DrafterPlan", "SecondModel", "plan_drafters"]
 

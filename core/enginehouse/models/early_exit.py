@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enginehouse.backend import Backend
-from enginehouse.config import ModelSettings, structure_options
+from enginehouse.contract.backend import Backend
+from enginehouse.contract.errors import ConfigError
 from enginehouse.engine.worker import ExitPolicyLoad
-from enginehouse.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.structuring import closest
+from enginehouse.settings.config import ModelSettings, structure_options
+from enginehouse.settings.structuring import closest
 
 __all__ = ["plan_exit_policy"]
 

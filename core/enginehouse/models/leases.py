@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
-from enginehouse.backend import Generation
-from enginehouse.errors import EngineError, EnginehouseError
-from enginehouse.types import Event
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import EngineError, EnginehouseError
+from enginehouse.contract.types import Event
 
 __all__ = ["Lease", "LeasedGeneration", "Uses", "Waiters"]
 
@@ -23,7 +23,7 @@ _M = TypeVar("_M")
 
 
 class LeasedGeneration:
-    """A generation whose end is the end of a lease. Implements :class:`enginehouse.backend.Generation`."""
+    """A generation whose end is the end of a lease. Implements :class:`enginehouse.contract.backend.Generation`."""
 
     def __init__(self, generation: Generation, on_end: Callable[[], None]) -> None:
         self.num_prompt_tokens = generation.num_prompt_tokens

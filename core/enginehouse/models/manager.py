@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary, WeakSet
 
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     ConfigError,
     EnginehouseError,
     ModelNotFound,
@@ -23,7 +22,6 @@ from enginehouse.errors import (
     ServerStopping,
 )
 from enginehouse.hub import HubReference
-from enginehouse.memory_budget import MemoryBudget
 from enginehouse.models.downloads import download, missing_download
 from enginehouse.models.events import ModelEvent, ModelEvents
 from enginehouse.models.leases import Lease
@@ -34,6 +32,8 @@ from enginehouse.models.room import Room
 from enginehouse.models.served import LoadedModel, ModelCheck, ServedModel
 from enginehouse.models.status import ModelStatus
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.memory_budget import MemoryBudget
 
 __all__ = ["ModelManager", "OnProgress", "budget_of"]
 

@@ -15,10 +15,10 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.aside import apart
-from enginehouse.backend import Backend, ModelSource
-from enginehouse.config import structure_options
-from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
+from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.models.opening import ModelPlan
+from enginehouse.settings.config import structure_options
+from enginehouse.settings.memory_budget import MAIN_MEMORY, MemoryBudget
 
 __all__ = ["ESTIMATE_TIMEOUT_S", "Footprint", "default_budget", "footprint_apart", "footprint_of"]
 

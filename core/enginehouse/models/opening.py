@@ -14,10 +14,10 @@ import attrs
 from attrs import evolve, frozen
 
 from enginehouse.aside import apart
-from enginehouse.backend import Backend, Engine, ModelSource, Progress, Runner
-from enginehouse.config import ModelSettings, Settings, structure_options
+from enginehouse.contract.backend import Backend, Engine, ModelSource, Progress, Runner
+from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
+from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.worker import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
-from enginehouse.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.models.choice import choose_backend, suits
 from enginehouse.models.drafters import DrafterPlan, plan_drafters
 from enginehouse.models.early_exit import plan_exit_policy
@@ -25,7 +25,7 @@ from enginehouse.models.own_engine import check_own_engine
 from enginehouse.models.prefix_disk import plan_prefix_disk
 from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry, plugin_border
-from enginehouse.types import EngineSettings
+from enginehouse.settings.config import ModelSettings, Settings, structure_options
 
 __all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "open_engine", "plan_apart", "plan_model"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginehouse.errors import ModelConflict
+from enginehouse.contract.errors import ModelConflict
 from enginehouse.models.manager import ModelManager
 from enginehouse.models.opening import plan_apart
 from enginehouse.models.status import ModelStatus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import fields
 
-from enginehouse.backend import Backend
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.backend import Backend
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["check_own_engine"]
 

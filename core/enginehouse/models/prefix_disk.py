@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
-from enginehouse.backend import Backend
-from enginehouse.config import ModelSettings
+from enginehouse.contract.backend import Backend
+from enginehouse.contract.errors import ConfigError
 from enginehouse.engine.worker import PrefixDiskLoad
-from enginehouse.errors import ConfigError
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["plan_prefix_disk"]
 

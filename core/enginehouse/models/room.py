@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from enginehouse.errors import InsufficientMemory, ModelTooLarge
-from enginehouse.memory_budget import MemoryBudget, format_bytes
+from enginehouse.contract.errors import InsufficientMemory, ModelTooLarge
 from enginehouse.models.memory import Footprint
+from enginehouse.settings.memory_budget import MemoryBudget, format_bytes
 
 __all__ = ["Room", "Tenant", "choose_leavers"]
 

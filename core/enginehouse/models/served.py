@@ -10,9 +10,8 @@ from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.backend import Engine
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import (
+from enginehouse.contract.backend import Engine
+from enginehouse.contract.errors import (
     EnginehouseError,
     InsufficientMemory,
     ModelLoadError,
@@ -21,6 +20,7 @@ from enginehouse.errors import (
     ModelUnloaded,
     ServerStopping,
 )
+from enginehouse.contract.types import ModelInfo
 from enginehouse.models.condition import Condition
 from enginehouse.models.departure import Departure
 from enginehouse.models.events import Publish
@@ -31,7 +31,7 @@ from enginehouse.models.restarts import Restarts
 from enginehouse.models.room import Room
 from enginehouse.models.status import ModelState, ModelStatus
 from enginehouse.models.workers import Workers
-from enginehouse.types import ModelInfo
+from enginehouse.settings.config import ModelSettings, Settings
 
 __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.hub.cache import cached_snapshot
 from enginehouse.hub.quantizations import choose_gguf
 from enginehouse.hub.reference import HubReference, parse_reference

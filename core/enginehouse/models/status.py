@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from enginehouse.types import ModelInfo
+from enginehouse.contract.types import ModelInfo
 
 __all__ = ["ModelState", "ModelStatus"]
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 
 from attrs import define
 
-from enginehouse.backend import Engine
+from enginehouse.contract.backend import Engine
+from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelLoadError, ResourcesExhausted
 from enginehouse.engine.worker import WorkerEngine
-from enginehouse.errors import EngineDead, EnginehouseError, ModelLoadError, ResourcesExhausted
 from enginehouse.models.condition import Condition
 from enginehouse.models.opening import OpenEngine
 from enginehouse.models.restarts import Restarts

@@ -1,7 +1,7 @@
 """From one choice's text to its parts: reasoning, text and tool calls, the same however the text was cut.
 
 Used in the server, once per choice, for streamed and whole answers alike. The formats themselves are
-plugins (:mod:`enginehouse.parsers`); here is what holds for all of them: what happens to white space around
+plugins (:mod:`enginehouse.contract.parsers`); here is what holds for all of them: what happens to white space around
 calls, how many calls there may be, and what becomes of an answer when a parser fails.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-from enginehouse.errors import GenerationFailed
-from enginehouse.parsers import (
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.parsers import (
     AnswerPart,
     AnswerText,
     CallFinished,
@@ -26,11 +26,11 @@ from enginehouse.parsers import (
     ToolPart,
     ToolSession,
 )
-from enginehouse.types import Tool
+from enginehouse.contract.types import Tool
 
 __all__ = ["AnswerParser", "AnswerParsing"]
 
-_log = logging.getLogger("enginehouse.parsers")
+_log = logging.getLogger("enginehouse.contract.parsers")
 
 
 @frozen(kw_only=True)
@@ -119,7 +119,7 @@ class _Calls:
         self._white = ""  # that nobody needs if a call follows
 
     def push(self, text: str) -> list[AnswerPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         if self._session is None:
             return [AnswerText(text)]
         try:
@@ -129,7 +129,7 @@ class _Calls:
         return self._kept(parts)
 
     def flush(self, is_cut: bool) -> list[AnswerPart]:
-        """See :class:`enginehouse.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`."""
         if self._session is None:
             return []
         try:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.errors import EnginehouseError, PluginError
-from enginehouse.identity import Credentials, Identity
-from enginehouse.profiles import PROFILES
+from enginehouse.contract.errors import EnginehouseError, PluginError
+from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Authenticator"]
 

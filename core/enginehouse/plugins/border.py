@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from enginehouse.errors import EnginehouseError, PluginError
+from enginehouse.contract.errors import EnginehouseError, PluginError
 
 __all__ = ["plugin_border"]
 

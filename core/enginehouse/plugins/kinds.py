@@ -13,20 +13,20 @@ from typing import Any, get_args, get_origin
 import attrs
 from attrs import frozen
 
-from enginehouse.backend import Backend, ModelSource
-from enginehouse.commands import OWN_COMMANDS, Command
-from enginehouse.compression import Compressor
-from enginehouse.drafting import Drafter
-from enginehouse.early_exit import ExitPolicy
-from enginehouse.errors import PluginError
-from enginehouse.hookspecs import API_VERSION
-from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
-from enginehouse.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.backend import Backend, ModelSource
+from enginehouse.contract.commands import OWN_COMMANDS, Command
+from enginehouse.contract.compressor import Compressor
+from enginehouse.contract.drafter import Drafter
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.exit_policy import ExitPolicy
+from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.contract.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.router import Router
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.types import ConstraintKind
 from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.router import Router
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.structured import StructuredDecoder
-from enginehouse.types import ConstraintKind
 
 __all__ = ["KINDS", "FindSource", "Kind", "PluginObjects"]
 

@@ -18,13 +18,13 @@ import attrs
 import pluggy
 from attrs import define, evolve, field
 
-from enginehouse import hookspecs
-from enginehouse.config import PluginsSettings, structure_options
-from enginehouse.errors import ConfigError, PluginError
+from enginehouse.contract import hookspecs
+from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.plugins.kinds import KINDS, Kind
 from enginehouse.plugins.records import PluginRecord, PluginRecords
 from enginehouse.plugins.registration import Registration
-from enginehouse.structuring import closest
+from enginehouse.settings.config import PluginsSettings, structure_options
+from enginehouse.settings.structuring import closest
 
 __all__ = ["TEST_BACKENDS", "PluginLoader"]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.errors import ConfigError, PluginError
+from enginehouse.contract.errors import ConfigError, PluginError
 
 __all__ = ["PluginRecord", "PluginRecords"]
 

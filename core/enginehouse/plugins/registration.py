@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from attrs import define, field
 
-from enginehouse.errors import PluginError
+from enginehouse.contract.errors import PluginError
 from enginehouse.plugins.kinds import KINDS, Kind
 from enginehouse.request_fields import CORE_FIELDS, RequestField, fields_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from enginehouse.types import Message
+from enginehouse.contract.types import Message
 
 __all__ = ["ChatPrompt"]
 

@@ -68,7 +68,7 @@ def fallback_template(special_tokens: Container[str]) -> str:
     """The template for a model without one.
 
     Args:
-        special_tokens: its control-token strings (:attr:`enginehouse.types.ModelInfo.special_tokens`).
+        special_tokens: its control-token strings (:attr:`enginehouse.contract.types.ModelInfo.special_tokens`).
     """
     if "<|im_start|>" in special_tokens:
         return CHATML

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.regular_files import read_regular
 from enginehouse.prompt.segments import bytes_per_token
-from enginehouse.regular_files import read_regular
 
 __all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
 
@@ -102,7 +102,7 @@ class BackendTokenizer(Protocol):
 
 
 class FastTokenizer:
-    """Implements :class:`enginehouse.backend.Tokenizer`; thread-safe, since nothing changes after ``__init__``."""
+    """Implements ``Tokenizer``; thread-safe, since nothing changes after ``__init__``."""
 
     def __init__(self, tokenizer: BackendTokenizer, vocab_size: int, end_token_ids: Iterable[int]) -> None:
         """Wrap ``tokenizer``, which is not changed.

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 
 from attrs import frozen
 
-from enginehouse.errors import UnsupportedParameter
-from enginehouse.types import ModelInfo, Segment
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.types import ModelInfo, Segment
 
 __all__ = ["NO_INFILL", "InfillTokens", "find_infill_tokens", "infill_segments"]
 

@@ -28,9 +28,9 @@ from collections.abc import Collection, Iterator
 from itertools import groupby
 from typing import Any
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import Segment
 from enginehouse.prompt.control_strings import ControlStrings
-from enginehouse.types import Segment
 
 __all__ = ["Markers"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from enginehouse.config import ModelSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.regular_files import read_regular_text
+from enginehouse.contract.types import ModelInfo
 from enginehouse.prompt.fallback import fallback_template
-from enginehouse.regular_files import read_regular_text
-from enginehouse.types import ModelInfo
+from enginehouse.settings.config import ModelSettings
 
 __all__ = ["ModelTemplates"]
 

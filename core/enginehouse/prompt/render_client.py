@@ -11,10 +11,10 @@ import sys
 
 import msgspec
 
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.render_frames import HEADER_BYTES, CheckTemplate, Ready, Remember, Render, Reply, pack
-from enginehouse.structuring import find_wide_integer
+from enginehouse.settings.structuring import find_wide_integer
 
 __all__ = ["ProcessLost", "RenderClient"]
 

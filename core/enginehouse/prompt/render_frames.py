@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from enginehouse.contract.types import Segment
 from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.types import Segment
 
 __all__ = [
     "HEADER_BYTES",

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
 from enginehouse.prompt.render_frames import (
     HEADER_BYTES,
     Checked,

@@ -15,11 +15,11 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
-from enginehouse.errors import RenderError, ServerOverloaded
+from enginehouse.contract.errors import RenderError, ServerOverloaded
+from enginehouse.contract.types import Segment
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.render_client import ProcessLost, RenderClient
 from enginehouse.prompt.render_frames import Failed, Rendered, Reply
-from enginehouse.types import Segment
 
 __all__ = ["ChatPrompt", "Renderer"]
 

@@ -27,7 +27,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
 
 __all__ = ["ChatTemplate", "TemplateExhausted", "TemplateRefused", "compile_template"]
 

@@ -1,7 +1,7 @@
 """Rendered segments to token ids: user text never forms control tokens.
 
 Called in the worker, on its intake thread, for every prompt. Knows the tokenizer's contract
-(:class:`enginehouse.backend.Tokenizer`); knows no templates.
+(:class:`enginehouse.contract.backend.Tokenizer`); knows no templates.
 
 Text between two control tokens is encoded as one string, whatever the borders of trust inside it, so a
 tokenizer sees the same pieces as everywhere else. A prompt without untrusted segments is encoded as a
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from enginehouse.backend import Tokenizer
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.types import Segment
 from enginehouse.prompt.control_strings import ControlStrings, control_strings
-from enginehouse.types import Segment
 
 __all__ = ["bytes_per_token", "encode_segments", "min_tokens"]
 

@@ -27,13 +27,13 @@ from typing import Any
 
 import attrs
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import Message, Segment, ToolCall
 from enginehouse.prompt.arguments import Arguments, read_arguments
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.control_strings import ControlStrings, control_strings
 from enginehouse.prompt.markers import Markers
 from enginehouse.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
-from enginehouse.types import Message, Segment, ToolCall
 
 __all__ = ["check", "render"]
 

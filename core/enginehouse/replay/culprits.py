@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from enginehouse.contract.types import EngineRequest
 from enginehouse.replay.work import Work
-from enginehouse.types import EngineRequest
 
 __all__ = ["Culprits", "Offences"]
 

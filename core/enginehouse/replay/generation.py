@@ -6,12 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
+from enginehouse.contract.errors import EnginehouseError, WorkerDied
+from enginehouse.contract.types import CacheMiss, EngineRequest, Event
 from enginehouse.engine.worker import Stage, WorkerGeneration
-from enginehouse.errors import EnginehouseError, WorkerDied
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.transcript import Transcript
 from enginehouse.replay.work import Work
-from enginehouse.types import CacheMiss, EngineRequest, Event
 
 __all__ = ["ReplayedGeneration"]
 
@@ -20,7 +20,7 @@ _RETRY_S = 0.05
 
 
 class ReplayedGeneration(Work):
-    """Implements :class:`enginehouse.backend.Generation`, and is told what happens to the request in its worker.
+    """Implements ``Generation``, and is told what happens to the request in its worker.
 
     Args:
         request: what is answered.

@@ -8,8 +8,15 @@ import logging
 import weakref
 from functools import partial
 
+from enginehouse.contract.errors import (
+    EngineDead,
+    ModelLoadError,
+    ModelNotReady,
+    ModelUnloaded,
+    Overloaded,
+    RequestKillsWorker,
+)
 from enginehouse.engine.worker import WorkerEngine
-from enginehouse.errors import EngineDead, ModelLoadError, ModelNotReady, ModelUnloaded, Overloaded, RequestKillsWorker
 from enginehouse.models.served import LoadedModel, ServedModel
 from enginehouse.replay.culprits import Culprits, Offences
 from enginehouse.replay.quarantine import Quarantine

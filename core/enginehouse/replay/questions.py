@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from enginehouse.contract.errors import EnginehouseError, WorkerDied
+from enginehouse.contract.types import EngineRequest
 from enginehouse.engine.worker import Stage
-from enginehouse.errors import EnginehouseError, WorkerDied
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.work import Work
-from enginehouse.types import EngineRequest
 
 __all__ = ["Ask", "Question"]
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from enginehouse.backend import Generation
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.inspection import EngineView, Inspectable
+from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.engine.worker import WorkerEngine
-from enginehouse.inspection import EngineView, Inspectable
 from enginehouse.models import LoadedModel
 from enginehouse.models.served import ServedModel
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Ask, Question
-from enginehouse.types import EngineRequest, Segment
 
 __all__ = ["Replays"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 from attrs import define, field
 
-from enginehouse.types import (
+from enginehouse.contract.types import (
     CacheMiss,
     ChoiceFinished,
     EngineRequest,

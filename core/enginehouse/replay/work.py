@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 
+from enginehouse.contract.errors import RequestKillsWorker, WorkerNotBack
+from enginehouse.contract.types import EngineRequest
 from enginehouse.engine.worker import Stage, WorkerEngine
-from enginehouse.errors import RequestKillsWorker, WorkerNotBack
-from enginehouse.types import EngineRequest
 
 __all__ = ["State", "Work"]
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from attrs import evolve, frozen
 
-from enginehouse.backend import Generation
-from enginehouse.errors import (
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineError,
     EnginehouseError,
@@ -25,11 +25,11 @@ from enginehouse.errors import (
     RequestKillsWorker,
     UnsupportedParameter,
 )
-from enginehouse.router import Acceptance, Attempt, Probe
+from enginehouse.contract.router import Acceptance, Attempt, Probe
+from enginehouse.contract.types import ChoiceFinished, GenerateRequest, RequestFinished, TextDelta
 from enginehouse.routing.begun import BegunGeneration, num_tokens_of
 from enginehouse.routing.experience import Experience, Trial
 from enginehouse.routing.planning import Plan
-from enginehouse.types import ChoiceFinished, GenerateRequest, RequestFinished, TextDelta
 
 __all__ = ["FailedAttempt", "OnDiscarded", "Routed", "Submit", "run_attempts", "with_logprobs"]
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from enginehouse.backend import Generation
-from enginehouse.errors import EnginehouseError
-from enginehouse.types import CallDelta, Event, ReasoningDelta, TextDelta
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import CallDelta, Event, ReasoningDelta, TextDelta
 
 __all__ = ["BegunGeneration", "num_tokens_of"]
 
@@ -21,7 +21,7 @@ def num_tokens_of(event: Event) -> int:
 
 
 class BegunGeneration:
-    """A generation whose first batches may have been read already. Implements :class:`enginehouse.backend.Generation`.
+    """A generation whose first batches may have been read already. Implements ``Generation``.
 
     Args:
         shows_logprobs: the log-probabilities are the client's, and not only a probe's.

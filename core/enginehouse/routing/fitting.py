@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from enginehouse.errors import ContextLengthExceeded, EnginehouseError
+from enginehouse.contract.errors import ContextLengthExceeded, EnginehouseError
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.models import LoadedModel, ModelManager
-from enginehouse.types import GenerateRequest
 
 __all__ = ["CountTokens", "find_too_long"]
 

@@ -13,15 +13,15 @@ from types import MappingProxyType
 from attrs import evolve, field, frozen
 
 from enginehouse.capabilities import Capability, check_parameters
-from enginehouse.config import Settings
-from enginehouse.errors import ConfigError, ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
+from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.media import check_media
 from enginehouse.models import ModelManager, ModelStatus
 from enginehouse.plugins import plugin_border
-from enginehouse.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
 from enginehouse.routing.experience import Experience
-from enginehouse.structuring import closest
-from enginehouse.types import GenerateRequest, ModelInfo
+from enginehouse.settings.config import Settings
+from enginehouse.settings.structuring import closest
 
 __all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner", "TooLong"]
 

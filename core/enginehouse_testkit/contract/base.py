@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from enginehouse.backend import Runner, RunnerCapabilities
+from enginehouse.contract.backend import Runner, RunnerCapabilities
 from enginehouse_testkit.contract.driver import Rows, RunnerDriver, largest_difference
 from enginehouse_testkit.contract.opening import ModelUnderTest
 

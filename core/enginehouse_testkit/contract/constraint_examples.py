@@ -6,8 +6,8 @@ import json
 
 from attrs import frozen
 
-from enginehouse.composition import InOrder, Matching, Repeated, Text, compose
-from enginehouse.types import Constraint, ConstraintKind
+from enginehouse.contract.composition import InOrder, Matching, Repeated, Text, compose
+from enginehouse.contract.types import Constraint, ConstraintKind
 
 __all__ = ["EXAMPLES", "MALFORMED", "ConstraintExample"]
 

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Outputs, Runner, Span
+from enginehouse.contract.backend import Outputs, Runner, Span
 
 __all__ = ["Rows", "RunnerDriver", "largest_difference", "repeated"]
 
@@ -33,7 +33,7 @@ class RunnerDriver:
         return sequence
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """See :class:`enginehouse.backend.Runner`."""
+        """See :class:`enginehouse.contract.backend.Runner`."""
         sequence, shared = self.runner.fork(source, length)
         return self._track(sequence), shared
 

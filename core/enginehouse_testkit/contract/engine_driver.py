@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
-from enginehouse.backend import Engine, Generation
-from enginehouse.errors import EnginehouseError
-from enginehouse.types import (
+from enginehouse.contract.backend import Engine, Generation
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import (
     ChoiceFinished,
     Constraint,
     EngineRequest,

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from enginehouse.errors import RequestError
-from enginehouse.types import ChoiceFinished, RequestFinished, Segment, TextDelta
+from enginehouse.contract.errors import RequestError
+from enginehouse.contract.types import ChoiceFinished, RequestFinished, Segment, TextDelta
 from enginehouse_testkit.contract.engine_base import EngineContractBase
 from enginehouse_testkit.contract.engine_driver import EngineDriver
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from enginehouse.backend import Generation
-from enginehouse.errors import GenerationFailed, RequestError
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import GenerationFailed, RequestError
 from enginehouse_testkit.contract.engine_base import EngineContractBase, StumblingSampler
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
 

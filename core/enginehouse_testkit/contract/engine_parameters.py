@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from enginehouse.errors import EnginehouseError, RequestError
-from enginehouse.types import Constraint, ConstraintKind, TokenLogprob
+from enginehouse.contract.errors import EnginehouseError, RequestError
+from enginehouse.contract.types import Constraint, ConstraintKind, TokenLogprob
 from enginehouse_testkit.contract.engine_base import EngineContractBase
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
 

@@ -11,8 +11,8 @@ import pytest
 from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner
-from enginehouse.early_exit import ExitOutput, ExitView, LayerAccess
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.exit_policy import ExitOutput, ExitView, LayerAccess
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver
 
@@ -28,7 +28,7 @@ class LeaveAt:
     shown: list[tuple[tuple[int, ...], ...]] = field(factory=list)
 
     def leaves(self, view: ExitView) -> list[bool]:
-        """See :class:`enginehouse.early_exit.BoundExitPolicy`."""
+        """See :class:`enginehouse.contract.exit_policy.BoundExitPolicy`."""
         arrays = [_on_host(array) for array in (view.hidden, view.previous_hidden, view.logits())]
         assert all(array.dtype == np.float32 for array in arrays)
         self.shown.append(tuple(array.shape for array in arrays))

@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.backend import Outputs, Span
-from enginehouse.errors import CacheFull, InvalidSpan, StepAborted
+from enginehouse.contract.backend import Outputs, Span
+from enginehouse.contract.errors import CacheFull, InvalidSpan, StepAborted
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver, repeated
 

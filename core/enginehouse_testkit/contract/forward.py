@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.backend import Outputs
-from enginehouse.errors import InvalidSpan
+from enginehouse.contract.backend import Outputs
+from enginehouse.contract.errors import InvalidSpan
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver
 

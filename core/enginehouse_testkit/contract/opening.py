@@ -7,7 +7,7 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
-from enginehouse.backend import Backend, Engine, ModelSource, Runner
+from enginehouse.contract.backend import Backend, Engine, ModelSource, Runner
 
 __all__ = ["ModelUnderTest"]
 

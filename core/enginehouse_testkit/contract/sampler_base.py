@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.types import SamplingParams
 
 __all__ = ["VOCAB_SIZE", "SamplerContractBase", "rows", "tries_of"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
+from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
+from enginehouse.contract.types import SamplingParams
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
-from enginehouse.sampler import CORE_ORDER, SamplerPlugin, role_of
-from enginehouse.structuring import strict_converter
-from enginehouse.types import SamplingParams
+from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.sampler_base import SamplerContractBase
 
 __all__ = ["SamplerFieldContract"]

@@ -6,10 +6,10 @@ import itertools
 
 import msgspec
 
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import EnginehouseError
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse_testkit.contract.sampler_base import SamplerContractBase
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 

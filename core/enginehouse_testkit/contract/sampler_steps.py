@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.sampler import Candidates, History, PenaltyStep, SamplerPlugin, TemperatureStep, role_of
-from enginehouse.structuring import strict_converter
-from enginehouse.types import SamplingParams
+from enginehouse.contract.sampler import Candidates, History, PenaltyStep, SamplerPlugin, TemperatureStep, role_of
+from enginehouse.contract.types import SamplingParams
+from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, SamplerContractBase, rows
 
 __all__ = ["SamplerStepContract"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from enginehouse.backend import CutPlanner, Runner
-from enginehouse.errors import CacheFull
+from enginehouse.contract.backend import CutPlanner, Runner
+from enginehouse.contract.errors import CacheFull
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver
 

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from enginehouse.backend import Runner, StateKeeper
-from enginehouse.errors import CacheFull, StateRefused
+from enginehouse.contract.backend import Runner, StateKeeper
+from enginehouse.contract.errors import CacheFull, StateRefused
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver
 

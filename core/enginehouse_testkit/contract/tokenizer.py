@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from enginehouse.backend import Runner, Tokenizer
+from enginehouse.contract.backend import Runner, Tokenizer
+from enginehouse.contract.types import Segment
 from enginehouse.prompt.segments import min_tokens
-from enginehouse.types import Segment
 from enginehouse_testkit.contract.base import ContractBase
 
 __all__ = ["TokenizerContract"]

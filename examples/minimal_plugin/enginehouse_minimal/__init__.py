@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.backend import Backend
-from enginehouse.router import Router
-from enginehouse.sampler import SamplerPlugin
+from enginehouse.contract.backend import Backend
+from enginehouse.contract.router import Router
+from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse_minimal.backend import MinimalBackend
 from enginehouse_minimal.router import LengthRouter
 from enginehouse_minimal.sampler import CutoffSampler

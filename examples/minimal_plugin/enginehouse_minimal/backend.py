@@ -10,10 +10,10 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, RunnerCapabilities, Span
-from enginehouse.errors import ModelLoadError
-from enginehouse.slot_table import SlotTable
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, RunnerCapabilities, Span
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.slot_table import SlotTable
+from enginehouse.contract.types import ModelInfo
 
 __all__ = ["MinimalBackend", "MinimalOptions", "MinimalRunner"]
 
@@ -56,7 +56,7 @@ class Rows:
 
 
 class MinimalRunner:
-    """Implements :class:`enginehouse.backend.Runner`; ``logits`` is a row for each last byte."""
+    """Implements :class:`enginehouse.contract.backend.Runner`; ``logits`` is a row for each last byte."""
 
     def __init__(self, logits: NDArray[np.float32], context: int, slots: int) -> None:
         self.tokenizer = ByteTokenizer()
@@ -97,7 +97,7 @@ class MinimalRunner:
 
 
 class MinimalBackend:
-    """Implements :class:`enginehouse.backend.Backend`."""
+    """Implements :class:`enginehouse.contract.backend.Backend`."""
 
     name = "minimal"
     api_version = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginehouse.router import Attempt, Route, RouteQuestion
+from enginehouse.contract.router import Attempt, Route, RouteQuestion
 
 __all__ = ["LengthRouter"]
 
@@ -10,7 +10,7 @@ _LONG_CHARS = 200
 
 
 class LengthRouter:
-    """Implements :class:`enginehouse.router.Router`."""
+    """Implements :class:`enginehouse.contract.router.Router`."""
 
     name = "minimal_by_length"
     api_version = 1

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
-from enginehouse.sampler import Candidates
+from enginehouse.contract.sampler import Candidates
 
 __all__ = ["CutoffFields", "CutoffSampler"]
 
@@ -25,7 +25,7 @@ class CutoffFields:
 
 
 class CutoffSampler:
-    """Implements :class:`enginehouse.sampler.SamplerPlugin`."""
+    """Implements :class:`enginehouse.contract.sampler.SamplerPlugin`."""
 
     name = "minimal_cutoff"
     api_version = 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_minimal.backend import MinimalBackend, MinimalOptions
 from enginehouse_minimal.router import LengthRouter
 from enginehouse_minimal.sampler import CutoffSampler

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from enginehouse.early_exit import BoundExitPolicy
+from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse_hf.cuda.packing import PackedSpans
 from enginehouse_hf.cuda.parts import NetworkParts, TokenBatch
 
@@ -48,7 +48,7 @@ class Exited:
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.early_exit.ExitView`; keeps the logits that the policy has asked for."""
+    """See :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy has asked for."""
 
     layer: int
     _parts: NetworkParts

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from enginehouse.backend import Progress, RunnerCapabilities, Span
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import Progress, RunnerCapabilities, Span
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size

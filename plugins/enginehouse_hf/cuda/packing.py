@@ -16,7 +16,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import LastSampled, Span
+from enginehouse.contract.backend import LastSampled, Span
 
 __all__ = ["Lane", "PackedSpans", "flatten", "pack"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import RunnerCapabilities, Span
-from enginehouse.errors import CacheFull
-from enginehouse.slot_table import SequenceTable, checked_length
+from enginehouse.contract.backend import RunnerCapabilities, Span
+from enginehouse.contract.errors import CacheFull
+from enginehouse.contract.slot_table import SequenceTable, checked_length
 
 __all__ = ["PositionPool"]
 

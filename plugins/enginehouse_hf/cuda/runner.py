@@ -14,10 +14,10 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
-from enginehouse.early_exit import BoundExitPolicy
-from enginehouse.errors import EngineError, ModelLoadError
-from enginehouse.types import ModelInfo
+from enginehouse.contract.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.errors import EngineError, ModelLoadError
+from enginehouse.contract.exit_policy import BoundExitPolicy
+from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs
 from enginehouse_hf.cuda.networks import Network
@@ -84,10 +84,10 @@ class _Group:
 
 
 class CudaRunner:
-    """Implements :class:`enginehouse.backend.DeviceSampler`; ``forward`` and ``sample`` return before they are done.
+    """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
-    Also a :class:`enginehouse.backend.StateKeeper`: saving waits for what was launched before it. And
-    :class:`enginehouse.early_exit.LayerAccess`: with a policy, ``forward`` waits for what the policy looks at.
+    Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for what was launched before it. And
+    ``LayerAccess``: with a policy, ``forward`` waits for what the policy looks at.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class CudaRunner:
             raise EngineError(f"hf: the forward pass failed: {error}") from error
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """See :class:`enginehouse.early_exit.LayerAccess`; records what it needs."""
+        """See :class:`enginehouse.contract.exit_policy.LayerAccess`; records what it needs."""
         self._exits = None
         if policy is None:
             return
@@ -239,7 +239,7 @@ class CudaRunner:
             return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
-        """Launch the draws; see :class:`enginehouse.backend.DeviceSampler`."""
+        """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
         assert isinstance(output, DeviceRows)
         with torch.inference_mode():
             return sample(output, draws, self._loaded.state.last)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from enginehouse.backend import DRAW_FIELDS, Draw, Sampled
+from enginehouse.contract.backend import DRAW_FIELDS, Draw, Sampled
 from enginehouse_hf.cuda.draws import draw_rows
 
 __all__ = ["SUPPORTED", "DeviceDrawn", "DeviceRows", "sample"]

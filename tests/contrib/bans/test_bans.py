@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.contract.sampler import History
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.errors import GenerationFailed
-from enginehouse.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.plugins import PluginRegistry
-from enginehouse.sampler import History
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_bans.bad_words import BadWords, BadWordsFields
 from enginehouse_bans.repeated_ngrams import RepeatedNgrams, RepeatedNgramsFields
 from enginehouse_testkit.fake_runner import FakeRunner

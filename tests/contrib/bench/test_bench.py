@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from enginehouse.cli import main
-from enginehouse.config import ModelSettings, Settings
+from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_bench.driving import Answered, Run, Served, drive
 from enginehouse_bench.figures import Figures, Goals, figures_of
 from enginehouse_bench.workload import Lengths, Workload, parse_lengths

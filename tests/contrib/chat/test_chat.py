@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from attrs import define, evolve
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import ModelSettings, ServerSettings, Settings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_chat.conversation import ChatFailed, Conversation, Piece
 from enginehouse_chat.slash_commands import run_command
 from enginehouse_testkit.server_thread import server_thread

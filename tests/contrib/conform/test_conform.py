@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from enginehouse.cli import main
 from enginehouse.cli.target import Target, connect
-from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_conform.catalogue import CHECKS
 from enginehouse_conform.check import Result
 from enginehouse_conform.report import summary, to_json, to_markdown

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import ModelSettings, PluginsSettings, Settings, structure_options
-from enginehouse.errors import ConfigError, PluginError
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.errors import ConfigError, PluginError
+from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings, structure_options
 from enginehouse_jwt import authenticate
 from enginehouse_jwt.options import JwtOptions
 from enginehouse_testkit.authenticator_contract import AuthenticatorContract

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.auth import AuthSettings
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import PluginError
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.settings.auth import AuthSettings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_jwt import authenticate
 from enginehouse_jwt.options import JwtOptions
 from enginehouse_testkit.script import write_script

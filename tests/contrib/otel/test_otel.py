@@ -13,10 +13,10 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ConfigError
-from enginehouse.events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.server_events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_otel import listening
 from enginehouse_otel.options import OtelOptions
 from enginehouse_testkit.script import write_script

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import enginehouse_starter
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_starter.source import find_starter_model
 
 

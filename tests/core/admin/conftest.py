@@ -10,8 +10,8 @@ import httpx
 import pytest
 from attrs import define, evolve
 
-from enginehouse.config import Settings, load_settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import Settings, load_settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -19,12 +19,12 @@ import pytest
 from attrs import evolve
 
 from enginehouse.api.generations import keep_fixed
-from enginehouse.backend import ModelSource, Probe
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.hookspecs import API_VERSION
+from enginehouse.contract.backend import ModelSource, Probe
+from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.router import Attempt, Route, RouteQuestion
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router import Attempt, Route, RouteQuestion
-from enginehouse.router_settings import RouterSettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.router import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.scripted import ScriptedBackend, ScriptedOptions
 from enginehouse_testkit.server import started_server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.server_thread import server_thread

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from enginehouse.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread

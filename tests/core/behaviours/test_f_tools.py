@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

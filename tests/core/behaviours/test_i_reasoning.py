@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from enginehouse.compression import CompressionTask, CompressionTools, Range
-from enginehouse.hookspecs import API_VERSION
+from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range
+from enginehouse.contract.hookspecs import API_VERSION
 
 
 class Halving:

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.compressor_settings import CompressorSettings
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.compressor import CompressorSettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from enginehouse.compression import Compressor
-from enginehouse.compressor_settings import CompressorSettings
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelUnloaded, RequestError
+from enginehouse.contract.compressor import Compressor
+from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelUnloaded, RequestError
+from enginehouse.contract.types import Compression, GenerateRequest, Message
 from enginehouse.models import ModelManager
 from enginehouse.models.orders import unload_model
 from enginehouse.pipeline import Pipeline, RunningRequest
 from enginehouse.plugins import PluginRegistry
 from enginehouse.prompt.renderer import Renderer
-from enginehouse.types import Compression, GenerateRequest, Message
+from enginehouse.settings.compressor import CompressorSettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 
 from .methods import Confused, Failing, Forgetful, Gated, Halving, Scoring, Slow, Unbudgeted

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from enginehouse.compressing.texts import RequestTexts, find_texts, with_texts
-from enginehouse.compression import cut
-from enginehouse.types import GenerateRequest, MediaPart, Message, ToolCall
+from enginehouse.contract.compressor import cut
+from enginehouse.contract.types import GenerateRequest, MediaPart, Message, ToolCall
 
 CALL = ToolCall(id="c", name="f", arguments="{}")
 

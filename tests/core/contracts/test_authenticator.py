@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.errors import PluginError
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse_testkit.authenticator_contract import AuthenticatorContract
 

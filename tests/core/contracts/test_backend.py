@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_testkit.backend_contract import BackendContract
 from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.engine_contract import EngineContract

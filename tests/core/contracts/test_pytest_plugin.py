@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from attrs import field, frozen
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
 from enginehouse_testkit.engine_contract import EngineContract
 from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions, FakeRunner

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.backend import Span
+from enginehouse.contract.backend import Span
 from enginehouse.engine.disk import DiskTier, Recall, StateFolder
 from enginehouse.engine.disk.state_file import digest
 from enginehouse.engine.prefix_cache import PrefixCache

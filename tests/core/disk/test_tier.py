@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
+from enginehouse.contract.errors import RunnerError
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.disk import DiskTier, StateFolder
 from enginehouse.engine.disk.state_file import digest
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import RunnerError
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

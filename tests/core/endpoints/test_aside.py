@@ -18,7 +18,7 @@ from enginehouse.api.choice_parser import Piece
 from enginehouse.api.completion_dialect import CompletionDialect
 from enginehouse.api.completions import CompletionBody
 from enginehouse.aside import aside
-from enginehouse.types import TokenLogprob
+from enginehouse.contract.types import TokenLogprob
 
 from .conftest import Endpoints
 

@@ -45,7 +45,7 @@ def test_long_names_are_compared_with_nothing(fake: Endpoints, monkeypatch: pyte
     def compare(*_: Any, **__: Any) -> None:
         raise AssertionError("compared")
 
-    monkeypatch.setattr("enginehouse.structuring.get_close_matches", compare)
+    monkeypatch.setattr("enginehouse.settings.structuring.get_close_matches", compare)
     error = fake.refusal("/v1/chat/completions", messages=MESSAGES, samplers=["temperatur" * 1000])
 
     assert error["param"] == "samplers"

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 
 from enginehouse.api.doors import API_PREFIXES, PUBLIC, SCOPES
 from enginehouse.api.openapi import build_document
-from enginehouse.config import LimitsSettings, PluginsSettings, Settings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import LimitsSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 
 from .conftest import LIMITS, PLUGINS, Endpoints, ModelSettings, serve

@@ -11,7 +11,7 @@ import pytest
 
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.prompt_scores import PromptScores
-from enginehouse.types import PromptLogprobs, TokenLogprob
+from enginehouse.contract.types import PromptLogprobs, TokenLogprob
 
 from .conftest import Endpoints
 

@@ -10,7 +10,7 @@ import pytest
 import schemathesis
 from schemathesis.generation import GenerationMode
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 
 from .conftest import PLUGINS, Endpoints, serve
 from .test_openapi import DOCUMENT

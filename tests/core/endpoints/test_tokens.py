@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from enginehouse.config import AuthSettings, Settings
+from enginehouse.settings.config import AuthSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
 
 from .conftest import CONTEXT, Endpoints

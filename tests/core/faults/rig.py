@@ -16,8 +16,8 @@ import httpx
 import psutil
 from attrs import define, field
 
-from enginehouse.auth import AuthSettings
-from enginehouse.config import LimitsSettings, ModelSettings, ServerSettings, Settings
+from enginehouse.settings.auth import AuthSettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
 
 __all__ = ["Answer", "Rig", "fake", "rig", "wait_until"]

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from enginehouse.cli import main
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.keys.editing import add_key
 
 FULL = Path("/dev/full")

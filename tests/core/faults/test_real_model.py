@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from enginehouse.config import ModelSettings
+from enginehouse.settings.config import ModelSettings
 
 from .rig import Answer, Rig, rig
 

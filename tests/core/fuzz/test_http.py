@@ -12,7 +12,7 @@ import httpx
 import pytest
 from hypothesis import strategies as st
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from enginehouse.errors import PluginError
-from enginehouse.identity import Credentials, Identity
+from enginehouse.contract.errors import PluginError
+from enginehouse.contract.identity import Credentials, Identity
 
 from .damage import Amount, amounts, damage_bytes, damage_json, damaged_document, run_damaged
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import EnginehouseError
-from enginehouse.gguf_reader import check_gguf
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.gguf_reader import check_gguf
+from enginehouse.contract.model_folder import ModelFolder, recommended_parameters, served_context
 from enginehouse.hub.cache import is_complete
-from enginehouse.model_folder import ModelFolder, recommended_parameters, served_context
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.layer_files import find_or_write

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import strategies as st
 
-from enginehouse.parsers import ChatFormat
+from enginehouse.contract.parsers import ChatFormat
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

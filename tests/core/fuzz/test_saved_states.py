@@ -8,10 +8,10 @@ from random import Random
 
 import numpy as np
 
+from enginehouse.contract.errors import StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, check_head, write_head
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_file import digest
-from enginehouse.errors import StateRefused
-from enginehouse.saved_states import HEAD_BYTES, check_head, write_head
 
 from .damage import Amount, amounts, damage_bytes, run_damaged
 

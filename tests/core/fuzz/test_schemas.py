@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases, some_members

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import EngineError, EnginehouseError, GenerationFailed
-from enginehouse.types import Event
+from enginehouse.contract.errors import EngineError, EnginehouseError, GenerationFailed
+from enginehouse.contract.types import Event
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_remote.sse import read_events
 from enginehouse_remote.stream import AnswerStream
 from enginehouse_testkit.server_thread import server_thread

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from enginehouse.errors import RenderError
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import Message, Segment, ToolCall
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.templates import render
-from enginehouse.types import Message, Segment, ToolCall
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from attrs import define, field
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import EnginehouseError
-from enginehouse.types import Chat, EngineRequest, Event, Message, SamplingParams, Segment, StopParams
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import Chat, EngineRequest, Event, Message, SamplingParams, Segment, StopParams
 
 from .damage import Amount, amounts, damage_bytes, damage_json, damaged_document, run_damaged
 

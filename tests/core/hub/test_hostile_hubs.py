@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from attrs import define
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub.client import HubClient
 from enginehouse.hub.reference import HubReference
 from enginehouse.hub.refusals import HubUnreachable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub import parse_reference
 from enginehouse.hub.listing import HubFile, Listing, needed_files, read_listing
 

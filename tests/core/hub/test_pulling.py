@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.errors import DownloadError
+from enginehouse.contract.errors import DownloadError
 from enginehouse.hub import HubClient, HubUnreachable, Pulled, parse_reference, pull
 from enginehouse.hub.listing import HubFile
 from enginehouse.models.sources import find_source

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from enginehouse.config import MediaSettings
 from enginehouse.media.addresses import AddressRefused
 from enginehouse.media.fetching import FetchFailed, ImageFetcher
+from enginehouse.settings.config import MediaSettings
 
 
 @define

@@ -12,9 +12,8 @@ import attrs
 import pytest
 from attrs import evolve
 
-from enginehouse.backend import Probe
-from enginehouse.config import ModelSettings, ServerSettings, Settings
-from enginehouse.errors import (
+from enginehouse.contract.backend import Probe
+from enginehouse.contract.errors import (
     ConfigError,
     ModelConflict,
     ModelLoadError,
@@ -29,6 +28,7 @@ from enginehouse.models.changing import ModelChanger
 from enginehouse.models.downloads import OnShare
 from enginehouse.models.events import ModelEvent
 from enginehouse.models.orders import load_model, unload_model
+from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 
 from .test_orders import all_events, endless, read
 from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until

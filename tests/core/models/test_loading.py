@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     InsufficientMemory,
     ModelLoadError,
     ModelNotFound,

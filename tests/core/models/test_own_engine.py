@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.models.opening import ModelPlan, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.drafter import DrafterSettings
 
 
 def plan(source: str, backend: str, **fields: Any) -> ModelPlan:

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from enginehouse.backend import Match, MemoryEstimate, ModelSource
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource
 from enginehouse.models import memory, opening
 
 from .tiny import TinyBackend, TinyOptions, open_tiny, settings_of, states, tiny

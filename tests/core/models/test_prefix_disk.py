@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from enginehouse.config import ModelSettings, Settings, load_settings
+from enginehouse.contract.errors import ConfigError, ModelLoadError
+from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.worker.disk import model_digest
 from enginehouse.engine.worker.messages import Load
-from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.models.opening import ModelPlan, open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineSettings
+from enginehouse.settings.config import ModelSettings, Settings, load_settings
 
 
 def plan(name: str = "m", **fields: Any) -> tuple[ModelPlan, ModelSettings, Settings]:

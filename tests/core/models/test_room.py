@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from enginehouse.config import Settings
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     InsufficientMemory,
     ModelConflict,
     ModelLoadError,
@@ -24,12 +23,13 @@ from enginehouse.errors import (
     ModelUnloaded,
     ServerStopping,
 )
-from enginehouse.memory_budget import MemoryBudget, format_bytes, read_bytes
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.models.changing import ModelChanger
 from enginehouse.models.leases import Lease
 from enginehouse.models.orders import load_model, unload_model
 from enginehouse.models.room import choose_leavers
+from enginehouse.settings.config import Settings
+from enginehouse.settings.memory_budget import MemoryBudget, format_bytes, read_bytes
 
 from .test_changing import change
 from .tiny import TinyBackend, open_tiny, registry_of, settings_of, tiny, until

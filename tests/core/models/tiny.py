@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ModelLoadError
-from enginehouse.hookspecs import API_VERSION
-from enginehouse.memory_budget import MAIN_MEMORY, MemoryBudget
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.memory_budget import MAIN_MEMORY, MemoryBudget
 from enginehouse_testkit.script import Script, ScriptToken
 from enginehouse_testkit.scripted import ScriptedEngine
 

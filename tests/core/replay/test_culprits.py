@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from enginehouse.contract.types import Constraint, EngineRequest, SamplingParams, Segment, StopParams
 from enginehouse.replay.culprits import (
     _FIRST_PAUSE_S,
     _MAX_PAUSE_S,
@@ -14,7 +15,6 @@ from enginehouse.replay.culprits import (
     Offences,
 )
 from enginehouse.replay.work import Work
-from enginehouse.types import Constraint, EngineRequest, SamplingParams, Segment, StopParams
 
 LONG = "drink this " * _MIN_UNCOMMON_BYTES
 

@@ -12,13 +12,8 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.engine.worker import Recorder, WorkerEngine, WorkerGeneration, WorkObserver
-from enginehouse.errors import EngineDead, RequestKillsWorker, WorkerDied
-from enginehouse.replay.culprits import _MAX_PAUSE_S
-from enginehouse.replay.generation import ReplayedGeneration
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.questions import Question
-from enginehouse.types import (
+from enginehouse.contract.errors import EngineDead, RequestKillsWorker, WorkerDied
+from enginehouse.contract.types import (
     ChoiceFinished,
     Constraint,
     EngineRequest,
@@ -28,6 +23,11 @@ from enginehouse.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.engine.worker import Recorder, WorkerEngine, WorkerGeneration, WorkObserver
+from enginehouse.replay.culprits import _MAX_PAUSE_S
+from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.model_work import ModelWork
+from enginehouse.replay.questions import Question
 
 _RESTART_S = 2.0
 _STEP_S = 0.05

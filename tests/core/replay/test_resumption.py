@@ -11,13 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from enginehouse.config import PluginsSettings
-from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.worker.messages import StepOutputs, Submit, decode_from_worker, decode_to_worker, encode
-from enginehouse.errors import EnginehouseError
-from enginehouse.plugins import PluginRegistry
-from enginehouse.replay.transcript import Transcript
-from enginehouse.types import (
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import (
     CacheMiss,
     ChoiceFinished,
     Constraint,
@@ -35,6 +30,11 @@ from enginehouse.types import (
     TextDelta,
     WorkCounts,
 )
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.worker.messages import StepOutputs, Submit, decode_from_worker, decode_to_worker, encode
+from enginehouse.plugins import PluginRegistry
+from enginehouse.replay.transcript import Transcript
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from attrs import define, field
 
-from enginehouse.errors import (
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
@@ -23,11 +23,11 @@ from enginehouse.errors import (
     QueueTimeout,
     UnsupportedParameter,
 )
-from enginehouse.router import Acceptance, Attempt, Probe, Route
-from enginehouse.router_settings import RouterSettings
+from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
+from enginehouse.contract.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
 from enginehouse.routing import Plan, Routed, run_attempts
 from enginehouse.routing.experience import Experience
-from enginehouse.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.settings.router import RouterSettings
 
 
 @define

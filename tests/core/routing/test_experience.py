@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.router_settings import RouterSettings
 from enginehouse.routing.experience import Experience
+from enginehouse.settings.router import RouterSettings
 
 
 def test_model_is_left_aside_after_failures_in_a_row_and_tried_again_later() -> None:

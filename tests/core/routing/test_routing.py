@@ -13,12 +13,12 @@ import httpx
 import pytest
 from attrs import evolve, field, frozen
 
-from enginehouse.auth import AuthSettings, KeySettings
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.router import Attempt, Route, RouteQuestion
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router import Attempt, Route, RouteQuestion
-from enginehouse.router_settings import RouterSettings
+from enginehouse.settings.auth import AuthSettings, KeySettings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.router import RouterSettings
 from enginehouse_testkit.server_thread import server_thread
 
 SMALL_KEY, NO_KEY = "key-of-one-for-small-only", "key-of-one-for-nothing-routed"

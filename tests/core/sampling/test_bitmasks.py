@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from enginehouse.contract.errors import GenerationFailed
 from enginehouse.engine.bitmasks import TokenMask
-from enginehouse.errors import GenerationFailed
 
 
 def allowed(mask, num_tokens=40):

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.sampling import SequenceSampler
-from enginehouse.types import SamplingParams
 
 PROBABILITIES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 ROW = np.log(PROBABILITIES).astype(np.float32)

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.penalties import LogitBias, Penalties
-from enginehouse.errors import InvalidRequest
-from enginehouse.types import SamplingParams
 
 from .reference import changed_logits
 

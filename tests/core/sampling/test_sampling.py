@@ -4,9 +4,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler
-from enginehouse.errors import GenerationFailed, InvalidRequest
-from enginehouse.types import SamplingParams
 
 from .reference import changed_logits, chi_square_z, distribution, draw, ordered
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.compression import CompressibleText, CompressionTask, Compressor, cut
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, cut
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_compress.options import CompressOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.compression import CompressibleText, CompressionTask, cut
+from enginehouse.contract.compressor import CompressibleText, CompressionTask, cut
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_testkit.fake_compression import FakeCompressionTools
 

@@ -13,12 +13,12 @@ import pytest
 from attrs import evolve, frozen
 
 from enginehouse.compressing import Compressed, PromptCompressor
-from enginehouse.compression import CompressibleText, CompressionTask, Compressor, cut
-from enginehouse.config import ModelSettings, Settings
+from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, cut
+from enginehouse.contract.types import Compression, GenerateRequest, Message
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
-from enginehouse.types import Compression, GenerateRequest, Message
+from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from enginehouse.backend import Span
 from enginehouse.cli import main
-from enginehouse.config import load_settings
+from enginehouse.contract.backend import Span
+from enginehouse.settings.config import load_settings
 from enginehouse_early_exit.calibration import THRESHOLDS, Measured, Setting, calibrate, grid, passages
 from enginehouse_early_exit.command import best_setting
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner

@@ -10,10 +10,10 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.config import PluginsSettings, structure_options
-from enginehouse.early_exit import ExitContext, ExitPolicy
-from enginehouse.errors import ConfigError, ModelLoadError
+from enginehouse.contract.errors import ConfigError, ModelLoadError
+from enginehouse.contract.exit_policy import ExitContext, ExitPolicy
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_early_exit.policies import (
     EntropyPolicy,
     MarginPolicy,

@@ -67,7 +67,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def open_family(random_model: Callable[[str], Path], way: dict[str, Any]) -> Callable[[str], Any]:
     """A function from a model type to a runner of a tiny model of it, run in one of the ways."""
-    from enginehouse.backend import ModelSource
+    from enginehouse.contract.backend import ModelSource
     from enginehouse_hf.backend import HfBackend, HfOptions
 
     def open_one(family: str) -> Any:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import Backend, ModelSource, Runner
-from enginehouse.config import PluginsSettings
-from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.backend import Backend, ModelSource, Runner
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 pytestmark = pytest.mark.hf
@@ -32,8 +32,8 @@ _WITHOUT = """
 import sys
 from pathlib import Path
 sys.modules[sys.argv[1]] = None
-from enginehouse.backend import ModelSource
-from enginehouse.errors import MissingDependency
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import MissingDependency
 from enginehouse_hf.backend import HfBackend, HfOptions
 try:
     path = Path(sys.argv[2])

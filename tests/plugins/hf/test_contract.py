@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
 from enginehouse_testkit.engine_contract import EngineContract

@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import Draw, ModelSource, Runner, Span
-from enginehouse.drafting import DraftContext
+from enginehouse.contract.backend import Draw, ModelSource, Runner, Span
+from enginehouse.contract.drafter import DraftContext
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.draws import uniform
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling import SequenceSampler
-from enginehouse.errors import ModelLoadError
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
 from enginehouse_testkit.runner_contract import RunnerContract

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.config import ModelSettings, ServerSettings, Settings
-from enginehouse.exit_settings import ExitPolicySettings
+from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
+from enginehouse.settings.exit_policy import ExitPolicySettings
 from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.hf, pytest.mark.slow, pytest.mark.timeout(600)]

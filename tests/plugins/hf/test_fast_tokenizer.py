@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.prompt.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
 
 pytestmark = pytest.mark.hf

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Runner, Span
-from enginehouse.errors import ModelLoadError
+from enginehouse.contract.backend import ModelSource, Runner, Span
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 pytestmark = pytest.mark.hf

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from enginehouse.backend import ModelSource
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.errors import EnginehouseError, ModelLoadError
-from enginehouse.types import EngineSettings
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 TinyModel = Callable[[str], Path]

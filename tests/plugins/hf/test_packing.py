@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.backend import LastSampled, Outputs, Span
+from enginehouse.contract.backend import LastSampled, Outputs, Span
 from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
 
 pytestmark = pytest.mark.hf

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from enginehouse.backend import LastSampled, RunnerCapabilities, Span
-from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
+from enginehouse.contract.backend import LastSampled, RunnerCapabilities, Span
+from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
 from enginehouse_hf.cuda.positions import PositionPool
 
 pytestmark = pytest.mark.hf

@@ -12,9 +12,9 @@ import httpx
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import InvalidSpan, StateRefused
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.errors import InvalidSpan, StateRefused
+from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_hf.runner import HfRunner
 from enginehouse_testkit.server_thread import server_thread

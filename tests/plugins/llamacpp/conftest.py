@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from enginehouse.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
+from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
 from enginehouse_llamacpp.library import load_library
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.backend import ModelSource, Runner
+from enginehouse.contract.backend import ModelSource, Runner
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import EnginehouseError, ModelLoadError
-from enginehouse.gguf_reader import check_gguf
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.gguf_reader import check_gguf
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.gguf import read_header, shard_paths

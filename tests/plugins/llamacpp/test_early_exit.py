@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import ModelLoadError
-from enginehouse.exit_settings import ExitPolicySettings
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.models.opening import open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.exit_policy import ExitPolicySettings
 
 pytestmark = pytest.mark.llamacpp
 

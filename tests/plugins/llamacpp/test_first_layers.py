@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.drafting import LayerBackend
-from enginehouse.errors import ModelLoadError
-from enginehouse.gguf_reader import GgufReader
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.drafter import LayerBackend
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.gguf_reader import GgufReader
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
 from enginehouse_llamacpp.layer_files import find_or_write

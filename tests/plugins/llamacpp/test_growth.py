@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text

@@ -10,16 +10,23 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.backend import ForwardOutput, Span
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.drafting import BoundDrafter, DraftContext
+from enginehouse.contract.backend import ForwardOutput, Span
+from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.errors import ConfigError, EnginehouseError, ModelLoadError
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import ConfigError, EnginehouseError, ModelLoadError
 from enginehouse.models.memory import footprint_of
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.drafter import DrafterSettings
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 from enginehouse_testkit.server_thread import server_thread

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_testkit.server import ServerProcess, started_server

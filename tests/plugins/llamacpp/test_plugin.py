@@ -11,10 +11,10 @@ import attrs
 import pytest
 
 import enginehouse_llamacpp
-from enginehouse.backend import Backend, ModelSource
-from enginehouse.config import PluginsSettings
-from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.backend import Backend, ModelSource
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_llamacpp import library
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.gguf import read_header, shard_paths
@@ -40,7 +40,7 @@ def test_llama_cpp_is_not_imported_before_open(smollm_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import enginehouse_llamacpp\n"
         "from enginehouse_llamacpp.backend import LlamaCppBackend\n"
-        "from enginehouse.backend import ModelSource\n"
+        "from enginehouse.contract.backend import ModelSource\n"
         "backend, source = LlamaCppBackend(), ModelSource('m', Path(sys.argv[1]))\n"
         "assert backend.probe().available and backend.match(source).score == 1.0\n"
         "assert backend.estimate(source, backend.options()).weights_bytes > 0\n"
@@ -107,7 +107,7 @@ def test_shards_are_found_by_name(tmp_path: Path) -> None:
 _MEASURE = """
 import sys
 from pathlib import Path
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.options import LlamaCppOptions

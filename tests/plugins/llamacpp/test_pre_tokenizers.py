@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_llamacpp import pre_tokenizers
 from enginehouse_llamacpp import tokenizer as tokenizer_module
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
@@ -56,7 +56,7 @@ UNITS = (
 _ON_A_SMALL_STACK = """
 import sys, threading
 from pathlib import Path
-from enginehouse.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 from vocabularies import open_tokenizer
 method, path, names = sys.argv[1], Path(sys.argv[2]), sys.argv[4:]
 units = [bytes.fromhex(unit).decode() for unit in sys.argv[3].split(",")]

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.backend import Outputs, Span
-from enginehouse.errors import InvalidSpan, ModelLoadError, StepAborted
+from enginehouse.contract.backend import Outputs, Span
+from enginehouse.contract.errors import InvalidSpan, ModelLoadError, StepAborted
 from enginehouse_llamacpp.runner import LlamaCppRunner
 
 pytestmark = pytest.mark.llamacpp
@@ -169,8 +169,8 @@ _DANGERS = """
 import sys
 from pathlib import Path
 import numpy as np
-from enginehouse.backend import ModelSource, Span
-from enginehouse.errors import CacheFull, InvalidSpan
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.errors import CacheFull, InvalidSpan
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 
@@ -234,7 +234,7 @@ def test_bad_files_are_load_errors(tmp_path: Path, smollm_path: Path, open_runne
 
 def test_failed_progress_ends_the_loading(smollm_path: Path) -> None:
     """An exception from the caller's progress function comes out; nothing stays loaded."""
-    from enginehouse.backend import ModelSource
+    from enginehouse.contract.backend import ModelSource
     from enginehouse_llamacpp.backend import LlamaCppBackend
     from enginehouse_llamacpp.options import LlamaCppOptions
 
@@ -246,7 +246,7 @@ def test_failed_progress_ends_the_loading(smollm_path: Path) -> None:
 
 
 def test_progress_grows_to_one(smollm_path: Path) -> None:
-    from enginehouse.backend import ModelSource
+    from enginehouse.contract.backend import ModelSource
     from enginehouse_llamacpp.backend import LlamaCppBackend
     from enginehouse_llamacpp.options import LlamaCppOptions
 

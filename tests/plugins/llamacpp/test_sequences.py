@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.backend import Span
-from enginehouse.errors import CacheFull
+from enginehouse.contract.backend import Span
+from enginehouse.contract.errors import CacheFull
 from enginehouse_llamacpp import sequences
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.runner import LlamaCppRunner

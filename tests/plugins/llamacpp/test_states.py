@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.backend import Outputs, Span
-from enginehouse.errors import CacheFull, InvalidSpan, StateRefused
-from enginehouse.saved_states import HEAD_BYTES, write_head
+from enginehouse.contract.backend import Outputs, Span
+from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, write_head
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.states import num_checked_bytes, state_array
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import settings
 
-from enginehouse.structured import GrammarCompiler
+from enginehouse.contract.structured import GrammarCompiler
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer

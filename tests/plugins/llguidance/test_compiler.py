@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.composition import InOrder, Matching, Text, compose
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import Grammar, GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.composition import InOrder, Matching, Text, compose
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import Grammar, GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer

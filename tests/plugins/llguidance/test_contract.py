@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.structured import StructuredDecoder
+from enginehouse.contract.structured import StructuredDecoder
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_testkit.structured_decoder_contract import StructuredDecoderContract

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 

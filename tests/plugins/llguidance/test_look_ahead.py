@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.patterns import PatternError, translate_pattern
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 

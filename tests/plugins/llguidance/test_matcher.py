@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.errors import GenerationFailed
-from enginehouse.structured import GrammarCompiler, Matcher
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.structured import GrammarCompiler, Matcher
+from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from enginehouse.config import PluginsSettings
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 
 WITHOUT_LIBRARY = """
 import sys
 sys.modules["llguidance"] = None  # not installed
-from enginehouse.config import PluginsSettings
-from enginehouse.errors import MissingDependency
+from enginehouse.settings.config import PluginsSettings
+from enginehouse.contract.errors import MissingDependency
 from enginehouse.plugins import PluginRegistry
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 

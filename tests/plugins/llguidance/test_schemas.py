@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas import SchemaProblem, prepare_schema
 from enginehouse_llguidance.schemas.numbers import number_keywords

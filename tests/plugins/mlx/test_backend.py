@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import Backend, ModelSource, Runner
-from enginehouse.config import PluginsSettings
-from enginehouse.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.backend import Backend, ModelSource, Runner
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 
 pytestmark = pytest.mark.mlx
@@ -33,8 +33,8 @@ _WITHOUT = """
 import sys
 from pathlib import Path
 sys.modules["mlx_lm"] = None
-from enginehouse.backend import ModelSource
-from enginehouse.errors import MissingDependency
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import MissingDependency
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 try:
     path = Path(sys.argv[1])
@@ -142,7 +142,7 @@ def test_broken_sources_are_load_errors(tiny_model: TinyModel, tmp_path: Path) -
 def test_low_precision_weights_are_served_as_float32_rows(tiny_model: TinyModel) -> None:
     import numpy as np
 
-    from enginehouse.backend import Span
+    from enginehouse.contract.backend import Span
 
     runner = _open(tiny_model("llama"), MlxOptions(dtype="bfloat16", context=64))
     sequence = runner.open_sequence()

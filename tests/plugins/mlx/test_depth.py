@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.drafting import BoundDrafter, DraftContext
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import find_layers

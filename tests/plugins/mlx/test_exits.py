@@ -12,13 +12,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.early_exit import ExitOutput
-from enginehouse.errors import ModelLoadError
-from enginehouse.exit_settings import ExitPolicySettings
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.models.opening import open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.exit_policy import ExitPolicySettings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.exiting import ExitingRunner
 from enginehouse_testkit.contract.exits import LeaveAt

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Runner, Span
+from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.config import older_keys
 
@@ -33,7 +33,7 @@ _HF_ROWS = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from enginehouse.backend import ModelSource, Span
+from enginehouse.contract.backend import ModelSource, Span
 from enginehouse_hf.backend import HfBackend, HfOptions
 options = HfOptions(context=128, slots=1, threads=1)
 rows = {}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 
 TinyModel = Callable[[str], Path]

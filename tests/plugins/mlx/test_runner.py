@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.runner import MlxRunner, groups_of
 from enginehouse_testkit.server_thread import server_thread

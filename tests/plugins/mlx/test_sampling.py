@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import Draw, LastSampled, ModelSource, Runner, Span
+from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Runner, Span
+from enginehouse.contract.errors import InvalidSpan
+from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse.engine.bitmasks import TokenMask
 from enginehouse.engine.draws import uniform
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling import SequenceSampler
-from enginehouse.errors import InvalidSpan
-from enginehouse.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.backend_contract import ModelUnderTest
 from enginehouse_testkit.engine_contract import EngineContract

@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.config import ModelSettings, Settings
-from enginehouse.errors import InvalidSpan, StateRefused
-from enginehouse.saved_states import HEAD_BYTES, write_head
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.errors import InvalidSpan, StateRefused
+from enginehouse.contract.saved_states import HEAD_BYTES, write_head
+from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.server_thread import server_thread
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ReasoningText
+from enginehouse.contract.types import Tool
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ReasoningText
-from enginehouse.types import Tool
 
 __all__ = ["LAMP", "NOW", "SAY", "TOOLS", "cuts", "make_tool", "told"]
 

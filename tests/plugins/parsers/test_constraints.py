@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from enginehouse.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.parsers import ChatFormat, ToolFormat
+from enginehouse.contract.structured import Grammar
+from enginehouse.contract.types import Constraint, Tool
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import ChatFormat, ToolFormat
-from enginehouse.structured import Grammar
-from enginehouse.types import Constraint, Tool
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from enginehouse.parsers import ChatFormat, ReasoningParser, ToolParser
+from enginehouse.contract.parsers import ChatFormat, ReasoningParser, ToolParser
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

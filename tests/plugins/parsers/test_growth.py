@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
+from enginehouse.contract.parsers import ChatFormat
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import ChatFormat
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.parsers import ChatFormat, ToolParser
-from enginehouse.types import Message, ToolCall
+from enginehouse.contract.parsers import ChatFormat, ToolParser
+from enginehouse.contract.types import Message, ToolCall
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.errors import RenderError
-from enginehouse.parsers import ChatFormat, ToolParser
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.parsers import ChatFormat, ToolParser
+from enginehouse.contract.types import Message, Tool, ToolCall
 from enginehouse.prompt.chat_prompt import ChatPrompt
 from enginehouse.prompt.templates import render
-from enginehouse.types import Message, Tool, ToolCall
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

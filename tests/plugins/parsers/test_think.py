@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginehouse.contract.parsers import ChatFormat
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import ChatFormat
 from enginehouse_parsers.tagged_json import HermesToolParser
 from enginehouse_parsers.think import ThinkParser
 

@@ -12,8 +12,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginehouse.contract.parsers import AnswerText, CallArguments, CallStarted, ChatFormat
 from enginehouse.output.answer_parser import AnswerParsing
-from enginehouse.parsers import AnswerText, CallArguments, CallStarted, ChatFormat
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

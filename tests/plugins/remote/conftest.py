@@ -12,7 +12,7 @@ import httpx
 import pytest
 from attrs import define, field
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import ServerThread, server_thread
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from enginehouse.errors import GenerationFailed
-from enginehouse.types import CallDelta
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import CallDelta
 from enginehouse_remote.stream import AnswerStream
 
 pytestmark = pytest.mark.remote

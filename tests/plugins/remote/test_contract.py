@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.backend import ModelSource
+from enginehouse.contract.backend import ModelSource
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest

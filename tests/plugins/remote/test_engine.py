@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from enginehouse.backend import ModelSource
-from enginehouse.errors import (
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
     GenerationFailed,
@@ -20,7 +20,7 @@ from enginehouse.errors import (
     Overloaded,
     UnsupportedParameter,
 )
-from enginehouse.types import (
+from enginehouse.contract.types import (
     CallDelta,
     Chat,
     ChoiceFinished,

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from attrs import define, field
 
-from enginehouse.backend import ModelSource
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.errors import EnginehouseError, Overloaded
-from enginehouse.types import Chat, EngineRequest, Message, Segment, StopParams
+from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.errors import EnginehouseError, Overloaded
+from enginehouse.contract.types import Chat, EngineRequest, Message, Segment, StopParams
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.engine import RemoteEngine
 from enginehouse_remote.options import RemoteOptions

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from attrs import define, field
 
-from enginehouse.config import MediaSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.router_settings import RouterSettings
+from enginehouse.settings.config import MediaSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.router import RouterSettings
 from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = pytest.mark.remote

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.server_thread import ServerThread, server_thread
 
 pytestmark = pytest.mark.remote

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.types import GenerateRequest, Message
+from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse_router.features import features_of, has_code, read_request
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text

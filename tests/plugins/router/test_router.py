@@ -14,11 +14,11 @@ from attrs import evolve
 from click.testing import CliRunner, Result
 
 from enginehouse.cli import main
-from enginehouse.config import PluginsSettings, structure_options
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.router import Candidate, ChecksModels, Probe, RouteQuestion, Router
+from enginehouse.contract.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse.plugins import PluginRegistry
-from enginehouse.router import Candidate, ChecksModels, Probe, RouteQuestion, Router
-from enginehouse.types import Constraint, GenerateRequest, Message, Tool, ToolUse
+from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_router.features import WEIGHTS
 from enginehouse_router.options import RouterOptions
 from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter

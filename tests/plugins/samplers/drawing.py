@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.types import SamplingParams
 
 
 def params_of(fields: Mapping[str, Any], plugins: Mapping[str, SamplerPlugin], **more: Any) -> SamplingParams:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from enginehouse.sampler import SamplerPlugin
+from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse_samplers.dry import DrySampler
 from enginehouse_samplers.dynatemp import DynatempSampler
 from enginehouse_samplers.mirostat import MirostatSampler

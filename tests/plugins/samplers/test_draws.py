@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.config import PluginsSettings
 from enginehouse.engine.draws import uniform
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 
 from .drawing import sampler_for
 from .reference import OWN_ORDER, distribution, next_mu

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.sampler import History
+from enginehouse.contract.sampler import History
 from enginehouse_samplers.dry import DryFields, DrySampler
 
 SAMPLER = DrySampler()

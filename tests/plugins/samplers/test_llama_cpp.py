@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.sampler import History
 from enginehouse.plugins import PluginRegistry
-from enginehouse.sampler import History
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_samplers.dry import DryFields, DrySampler
 from enginehouse_samplers.dynatemp import DynatempFields, DynatempSampler
 from enginehouse_samplers.mirostat import MirostatFields, MirostatSampler

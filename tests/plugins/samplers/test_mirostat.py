@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler, build_steps
-from enginehouse.types import SamplingParams
 from enginehouse_samplers.mirostat import MirostatFields, MirostatSampler
 
 SAMPLER = MirostatSampler()

@@ -6,9 +6,9 @@ Seeds are fixed, so a test fails always or never. Real logits are those of SmolL
 import numpy as np
 import pytest
 
-from enginehouse.backend import ModelSource, Span
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
 
 from .drawing import count_draws, sampler_for
 from .reference import chi_square_p, distribution, next_mu

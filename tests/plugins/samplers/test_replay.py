@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.types import EngineRequest, EngineSettings, StopParams, TextDelta
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineRequest, EngineSettings, StopParams, TextDelta
+from enginehouse.settings.config import PluginsSettings
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .drawing import params_of

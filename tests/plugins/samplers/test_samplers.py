@@ -7,11 +7,11 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.config import PluginsSettings
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.plugins import PluginRegistry
-from enginehouse.sampler import SamplerPlugin
-from enginehouse.types import SamplingParams
+from enginehouse.settings.config import PluginsSettings
 
 VOCAB_SIZE = 3000
 ROW = np.random.default_rng(0).normal(0, 2, VOCAB_SIZE).astype(np.float32)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.backend import Span
-from enginehouse.config import PluginsSettings, structure_options
-from enginehouse.drafting import DraftContext, Drafter, DraftTask, LayerDrafter
+from enginehouse.contract.backend import Span
+from enginehouse.contract.drafter import DraftContext, Drafter, DraftTask, LayerDrafter
+from enginehouse.contract.errors import ConfigError, ModelLoadError
+from enginehouse.contract.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
 from enginehouse.engine.loop import StepEngine
-from enginehouse.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
+from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_speculate.draft_model import DraftModelDrafter, DraftModelOptions
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 from enginehouse_speculate.prediction import PredictionDrafter

@@ -15,11 +15,18 @@ import pytest
 from attrs import evolve
 from numpy.typing import NDArray
 
-from enginehouse.backend import ForwardOutput, Span
-from enginehouse.config import structure_options
-from enginehouse.drafting import DraftContext, Drafter
+from enginehouse.contract.backend import ForwardOutput, Span
+from enginehouse.contract.drafter import DraftContext, Drafter
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineSettings,
+    RequestFinished,
+    SamplingParams,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.engine.loop import StepEngine
-from enginehouse.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams, TextDelta
+from enginehouse.settings.config import structure_options
 from enginehouse_speculate.draft_model import DraftModelDrafter
 from enginehouse_speculate.layers import LayersDrafter
 from enginehouse_speculate.prediction import PredictionDrafter

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from enginehouse.config import ModelSettings, PluginsSettings
-from enginehouse.drafter_settings import DrafterSettings
-from enginehouse.errors import ConfigError
+from enginehouse.contract.errors import ConfigError
 from enginehouse.models.drafters import DrafterPlan
 from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings, PluginsSettings
+from enginehouse.settings.drafter import DrafterSettings
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginehouse.drafting import Draft, DraftContext, DraftTask
+from enginehouse.contract.drafter import Draft, DraftContext, DraftTask
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
 from enginehouse_testkit.fake_runner import FakeRunner
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.drafting import NUM_GRADES
+from enginehouse.contract.drafter import NUM_GRADES
 from enginehouse_speculate.suffix_index import SuffixIndex, grade_of
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)

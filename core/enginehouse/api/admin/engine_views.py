@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from enginehouse.backend import Engine
-from enginehouse.errors import EnginehouseError
-from enginehouse.inspection import EngineView
+from enginehouse.contract.backend import Engine
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.inspection import EngineView
 from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.replay import Replays
 

@@ -14,8 +14,8 @@ import msgspec
 
 from enginehouse.api.answer import Choice
 from enginehouse.api.open_answers import OpenAnswer
-from enginehouse.inspection import EngineView, Phase, RequestView, SequenceView
-from enginehouse.types import ChoiceFinished, GenerateRequest
+from enginehouse.contract.inspection import EngineView, Phase, RequestView, SequenceView
+from enginehouse.contract.types import ChoiceFinished, GenerateRequest
 
 __all__ = ["describe_answer", "describe_partial", "prompts_of"]
 

@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from enginehouse.api.admin.engine_views import Engines
 from enginehouse.api.caller import caller_of
 from enginehouse.api.state import ApiState
-from enginehouse.inspection import EngineView, Inspectable, PrefixView
+from enginehouse.contract.inspection import EngineView, Inspectable, PrefixView
 
 __all__ = ["slot_route"]
 

@@ -20,9 +20,9 @@ from enginehouse.api.listeners import Listeners
 from enginehouse.api.metrics.request_metrics import RequestMetrics
 from enginehouse.api.metrics.values import Values
 from enginehouse.api.open_answers import list_answers
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.inspection import BATCH_SIZES, EngineFigures, Inspectable
 from enginehouse.engine.worker.figures import rss_bytes
-from enginehouse.errors import EnginehouseError
-from enginehouse.inspection import BATCH_SIZES, EngineFigures, Inspectable
 from enginehouse.models import ModelManager, ModelState, ModelStatus
 
 __all__ = ["ServerMetrics"]

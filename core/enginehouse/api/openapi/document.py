@@ -11,10 +11,10 @@ from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
 from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
 from enginehouse.api.rate_headers import RATE_HEADERS
-from enginehouse.config import LimitsSettings
+from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.model_card import release
-from enginehouse.profiles import PROFILES
-from enginehouse.sampler import SamplerPlugin
+from enginehouse.settings.config import LimitsSettings
+from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["build_document"]
 

@@ -12,9 +12,9 @@ from enginehouse.api.decoding import MAX_TOKEN_IDS
 from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
 from enginehouse.api.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.tools import MAX_TOOLS
-from enginehouse.config import LimitsSettings
+from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.parameters import MAX_STOP_CHARS, MAX_STOP_TOKENS
-from enginehouse.sampler import SamplerPlugin
+from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["request_schemas"]
 

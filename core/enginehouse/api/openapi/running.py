@@ -6,7 +6,7 @@ from typing import get_args
 
 from enginehouse.api.openapi.answers import object_of, reference
 from enginehouse.api.openapi.fields import JsonSchema
-from enginehouse.inspection import Phase
+from enginehouse.contract.inspection import Phase
 
 __all__ = ["RUNNING_SCHEMAS"]
 

@@ -12,10 +12,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from enginehouse.contract.errors import CacheFull
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState
 from enginehouse.engine.disk.tier import DiskTier, StateRead
 from enginehouse.engine.prefix_cache import PrefixCache
-from enginehouse.errors import CacheFull
 
 __all__ = ["Recall"]
 

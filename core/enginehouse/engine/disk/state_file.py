@@ -16,7 +16,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.regular_files import open_regular
+from enginehouse.contract.regular_files import open_regular
 
 __all__ = ["DIGEST_BYTES", "DamagedFile", "StateHead", "digest", "read_head", "read_state", "write_state"]
 

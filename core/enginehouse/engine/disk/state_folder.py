@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from enginehouse.engine.disk.state_file import DamagedFile, StateHead, digest, read_head, read_state, write_state
 from enginehouse.engine.prefix_cache import common_prefix_length
-from enginehouse.memory_budget import format_bytes
+from enginehouse.settings.memory_budget import format_bytes
 
 __all__ = ["MIN_SAVED_TOKENS", "FolderTaken", "SavedState", "StateFolder"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define
 from numpy.typing import NDArray
 
-from enginehouse.backend import StateKeeper
+from enginehouse.contract.backend import StateKeeper
 from enginehouse.engine.disk.pace import Pace
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, StateFolder
 from enginehouse.engine.prefix_cache import PrefixCache

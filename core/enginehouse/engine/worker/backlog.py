@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from attrs import define
 
-from enginehouse.errors import EnginehouseError, ModelOverloaded, Overloaded, QueueTimeout
+from enginehouse.contract.errors import EnginehouseError, ModelOverloaded, Overloaded, QueueTimeout
+from enginehouse.contract.types import EngineSettings
 from enginehouse.throughput import Throughput
-from enginehouse.types import EngineSettings
 
 __all__ = ["Backlog"]
 

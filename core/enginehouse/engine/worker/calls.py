@@ -6,9 +6,9 @@ import asyncio
 import itertools
 from typing import Any
 
+from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.engine.worker.generation import WorkObserver
 from enginehouse.engine.worker.messages import Begun, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
-from enginehouse.errors import EnginehouseError, WorkerDied
 
 __all__ = ["NOBODY", "Answer", "Calls", "settle"]
 

@@ -17,10 +17,10 @@ import sys
 import threading
 from typing import Protocol
 
+from enginehouse.contract.errors import ModelLoadError, ResourcesExhausted
 from enginehouse.engine.worker.endings import Ending, count_memory_kills, ending_of
 from enginehouse.engine.worker.host import WorkerHost
 from enginehouse.engine.worker.link import Link, socket_pair
-from enginehouse.errors import ModelLoadError, ResourcesExhausted
 
 __all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worker_command"]
 

@@ -1,4 +1,4 @@
-"""The server's side: an :class:`enginehouse.backend.Engine` whose work happens behind a link.
+"""The server's side: an :class:`enginehouse.contract.backend.Engine` whose work happens behind a link.
 
 Lives on the event loop. Each step of the worker is one message and wakes each request in it once.
 """
@@ -11,7 +11,17 @@ from typing import Any
 
 import msgspec
 
-from enginehouse.backend import Progress
+from enginehouse.contract.backend import Progress
+from enginehouse.contract.errors import (
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    ModelOverloaded,
+    PluginError,
+    WorkerDied,
+)
+from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.calls import NOBODY, Calls, settle
 from enginehouse.engine.worker.carrier import Carrier, start_carrier
@@ -54,16 +64,6 @@ from enginehouse.engine.worker.messages import (
 )
 from enginehouse.engine.worker.requests import Requests
 from enginehouse.engine.worker.watchdog import Watchdog
-from enginehouse.errors import (
-    EngineDead,
-    InvalidRequest,
-    ModelLoadError,
-    ModelOverloaded,
-    PluginError,
-    WorkerDied,
-)
-from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
 
 __all__ = ["WorkerEngine"]
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import msgspec
 
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.engine.worker.link import FrameCutter, FrameTooLarge, frame
 from enginehouse.engine.worker.messages import FromWorker, ToWorker, decode_from_worker, encode
-from enginehouse.errors import InvalidRequest
 
 __all__ = ["Connection"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from enginehouse.backend import Runner, StateKeeper
+from enginehouse.contract.backend import Runner, StateKeeper
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
 from enginehouse.engine.worker.messages import Load, PrefixDiskLoad
-from enginehouse.errors import ModelLoadError
-from enginehouse.regular_files import open_regular
 
 __all__ = ["model_digest", "open_disk"]
 

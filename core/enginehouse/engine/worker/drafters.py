@@ -8,12 +8,12 @@ from typing import cast
 
 from attrs import define
 
-from enginehouse.backend import Backend, ModelSource, Progress, Runner
-from enginehouse.config import structure_options
-from enginehouse.drafting import BoundDrafter, DraftContext
+from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
+from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.engine.worker.messages import DrafterLoad, Load, ModelLoad
-from enginehouse.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import structure_options
 
 __all__ = ["bind_drafters", "find_backend", "open_runner"]
 

@@ -7,12 +7,12 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.backend import Runner
-from enginehouse.config import structure_options
-from enginehouse.early_exit import BoundExitPolicy, ExitContext, ExitView, LayerAccess
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
 from enginehouse.engine.worker.messages import ExitPolicyLoad
-from enginehouse.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import structure_options
 
 __all__ = ["GuardedExitPolicy", "use_exit_policy"]
 

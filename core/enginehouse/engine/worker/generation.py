@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import CacheMiss, Event, RequestFinished
 from enginehouse.engine.worker.messages import Stage
-from enginehouse.errors import EnginehouseError
-from enginehouse.types import CacheMiss, Event, RequestFinished
 
 __all__ = ["Recorder", "WorkObserver", "WorkerGeneration"]
 
@@ -54,7 +54,7 @@ class Recorder(WorkObserver, Protocol):
 
 
 class WorkerGeneration:
-    """Implements :class:`enginehouse.backend.Generation`.
+    """Implements :class:`enginehouse.contract.backend.Generation`.
 
     Events wait here while the client is slow; the model's context bounds how many there can be.
 

@@ -13,8 +13,8 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.engine.worker.messages import Hello
-from enginehouse.errors import ModelLoadError
 
 __all__ = ["PROTOCOL", "check_hello", "explain", "own_hello"]
 

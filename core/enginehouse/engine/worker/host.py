@@ -16,8 +16,10 @@ from queue import Empty, SimpleQueue
 import msgspec
 from attrs import frozen
 
-from enginehouse.backend import Runner
-from enginehouse.drafting import BoundDrafter
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.drafter import BoundDrafter
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError
+from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
@@ -57,9 +59,7 @@ from enginehouse.engine.worker.messages import (
     failure_of,
     printable,
 )
-from enginehouse.errors import EnginehouseError, GenerationFailed, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.types import EngineRequest, Resume
 
 __all__ = ["WorkerHost"]
 

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from enginehouse.backend import Tokenizer
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.worker.calls import NOBODY
 from enginehouse.engine.worker.link import FrameTooLarge
@@ -29,9 +31,7 @@ from enginehouse.engine.worker.messages import (
     Tokenized,
     failure_of,
 )
-from enginehouse.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
 from enginehouse.prompt.segments import encode_segments, min_tokens
-from enginehouse.types import EngineRequest, Resume
 
 __all__ = ["Intake"]
 

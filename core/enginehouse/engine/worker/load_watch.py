@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from enginehouse.backend import Progress
+from enginehouse.contract.backend import Progress
 
 __all__ = ["LoadWatch"]
 

@@ -9,10 +9,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from enginehouse.config import PluginsSettings
-from enginehouse.errors import EnginehouseError, error_from_fields
-from enginehouse.inspection import EngineFigures, EngineView
-from enginehouse.types import CacheMiss, EngineRequest, EngineSettings, EngineStats, Event, ModelInfo, Resume, Segment
+from enginehouse.contract.errors import EnginehouseError, error_from_fields
+from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.types import (
+    CacheMiss,
+    EngineRequest,
+    EngineSettings,
+    EngineStats,
+    Event,
+    ModelInfo,
+    Resume,
+    Segment,
+)
+from enginehouse.settings.config import PluginsSettings
 
 __all__ = [
     "Accepted",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from enginehouse.contract.errors import EngineDead, WorkerDied
+from enginehouse.contract.types import RequestFinished
 from enginehouse.engine.worker.backlog import Backlog
 from enginehouse.engine.worker.generation import WorkerGeneration
 from enginehouse.engine.worker.messages import Accepted, Begun, Entered, Failure, Left, Rejected, Started, StepOutputs
-from enginehouse.errors import EngineDead, WorkerDied
-from enginehouse.types import RequestFinished
 
 __all__ = ["Requests"]
 

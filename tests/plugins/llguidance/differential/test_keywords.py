@@ -10,9 +10,9 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 from jsonschema_specifications import REGISTRY
 
-from enginehouse.errors import GenerationFailed, InvalidRequest
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer

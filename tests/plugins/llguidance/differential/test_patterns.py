@@ -10,9 +10,9 @@ import warnings
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .walks import walk

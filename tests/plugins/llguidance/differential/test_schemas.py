@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from enginehouse.errors import InvalidRequest
-from enginehouse.structured import Grammar, GrammarCompiler
-from enginehouse.types import Constraint
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import Grammar, GrammarCompiler
+from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .strategies import schemas

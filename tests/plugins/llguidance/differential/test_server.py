@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, currently_in_test_context, example, given, n
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
-from enginehouse.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_testkit.server_thread import server_thread
 

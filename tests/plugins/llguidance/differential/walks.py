@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from enginehouse.backend import Tokenizer
-from enginehouse.structured import Grammar, Matcher
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.structured import Grammar, Matcher
 
 __all__ = ["allowed_ids", "walk"]
 

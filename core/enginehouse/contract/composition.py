@@ -1,0 +1,83 @@
+"""Answers made of several parts: fixed text, markers, and parts with constraints of their own.
+
+Tool parsers describe the calls of their format in this small language, structured decoders turn it into their
+own. A :class:`Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from enginehouse.contract.types import Constraint
+
+__all__ = [
+    "Composition",
+    "FreeText",
+    "InOrder",
+    "Marker",
+    "Matching",
+    "OneOf",
+    "Repeated",
+    "Text",
+    "compose",
+    "read_composition",
+]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """Exactly this text; not empty."""
+
+    text: str
+
+
+class Marker(msgspec.Struct, frozen=True, tag="marker"):
+    """The control token of this name, or the same as text where the model has no such control token."""
+
+    text: str
+
+
+class FreeText(msgspec.Struct, frozen=True, tag="free"):
+    """Any text; with ``until`` it ends with that marker's first occurrence, marker included."""
+
+    until: str | None = None
+
+
+class Matching(msgspec.Struct, frozen=True, tag="matching"):
+    """A text that another constraint describes; errors name that constraint's request field."""
+
+    constraint: Constraint
+
+
+class InOrder(msgspec.Struct, frozen=True, tag="in order"):
+    """One part behind the other."""
+
+    parts: tuple[Composition, ...]
+
+
+class OneOf(msgspec.Struct, frozen=True, tag="one of"):
+    """Any one of the parts."""
+
+    parts: tuple[Composition, ...]
+
+
+class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
+    """The part ``at_least`` to ``at_most`` times."""
+
+    part: Composition
+    at_least: int
+    at_most: int
+
+
+Composition = Text | Marker | FreeText | Matching | InOrder | OneOf | Repeated
+
+_decoder: msgspec.json.Decoder[Composition] = msgspec.json.Decoder(Composition)
+
+
+def compose(composition: Composition, param: str) -> Constraint:
+    """The constraint of a composition; ``param`` is the request field that asked for it."""
+    return Constraint(kind="composition", text=msgspec.json.encode(composition).decode(), param=param)
+
+
+def read_composition(text: str) -> Composition:
+    """The composition in a constraint's text."""
+    return _decoder.decode(text)

@@ -1,0 +1,268 @@
+"""The container format of GGUF files: keys with their values, then what the file holds of tensors, with places.
+
+For backends, which estimate memory in the server itself: so what is kept and what is looked at is bounded. Knows the
+bytes, not what keys mean. Long texts and arrays (the vocabulary) are skipped.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+from attrs import frozen
+
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.regular_files import open_regular
+
+__all__ = [
+    "ARRAY",
+    "GGUF_MAGIC",
+    "Entry",
+    "GgufReader",
+    "TensorPlace",
+    "Value",
+    "check_gguf",
+    "item_bytes",
+    "layout_of",
+    "reading",
+]
+
+GGUF_MAGIC = b"GGUF"
+ARRAY = 9
+
+Value = int | float | bool | str | list[int]
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING = 8
+_INTEGER_TYPES = {0, 1, 2, 3, 4, 5, 7, 10, 11}
+_MAX_ARRAY = 4096
+_MAX_NAME_BYTES = 65535
+_MAX_TEXT_BYTES = 4 * 2**20
+_MAX_KEPT_BYTES = 8 * 2**20
+_MAX_ENTRIES = 65536
+_MAX_TENSORS = 2**18
+_MAX_TEXTS = 2**21  # in all arrays; the largest vocabularies have less than half of that, merges included
+_MAX_DIMENSIONS = 8
+_READ_BYTES = 256  # less is read faster than skipped
+
+
+@frozen
+class Entry:
+    """One key with its value, and where the two lie in the file.
+
+    Attributes:
+        kind: number of the value's type; ``ARRAY`` is an array, then ``item_kind`` is that of its items.
+        value: None for texts that are long, and for arrays that are long or not of integers.
+        length: items of an array; 1 for everything else.
+        begin, value_begin, end: places in the file of the key, of the number of its type, and behind the value.
+    """
+
+    key: str
+    kind: int
+    item_kind: int
+    value: Value | None
+    length: int
+    begin: int
+    value_begin: int
+    end: int
+
+
+@frozen
+class TensorPlace:
+    """What the file says of one tensor.
+
+    Attributes:
+        description: name, shape and type as they stand in the file.
+        offset: of its data, behind the place where all data begins.
+    """
+
+    name: str
+    description: bytes
+    offset: int
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers in the tensor: the product of its dimensions."""
+        (name_bytes,) = struct.unpack_from("<Q", self.description)
+        (num_dimensions,) = struct.unpack_from("<I", self.description, 8 + name_bytes)
+        return math.prod(struct.unpack_from(f"<{num_dimensions}Q", self.description, 12 + name_bytes))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[BufferedReader]:
+    """The open file; what is wrong with it becomes an error that names it.
+
+    Raises:
+        ModelLoadError: the file cannot be read, is no GGUF file, or ends too early.
+    """
+    try:
+        with open_regular(path) as file:
+            yield file
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, OverflowError) as error:
+        raise ModelLoadError(f"{path}: not a valid GGUF file: {error}") from error
+
+
+def check_gguf(path: Path) -> None:
+    """Read everything that a file says of itself, before a library does that has no bounds.
+
+    Raises:
+        ModelLoadError: see :func:`reading`, or it has no measure.
+    """
+    with reading(path) as file:
+        reader = GgufReader(file)
+        for _ in reader.entries():
+            pass
+        for _ in reader.tensors():
+            pass
+
+
+def layout_of(kind: int) -> str:
+    """The ``struct`` format of a number of this type; raises ValueError for another type."""
+    layout = _SCALARS.get(kind)
+    if layout is None:
+        raise ValueError(f"values of type {kind} are not supported")
+    return layout
+
+
+def item_bytes(kind: int) -> int:
+    """Size of a number of this type."""
+    return struct.calcsize(layout_of(kind))
+
+
+class GgufReader:
+    """A cursor over a file; raises ValueError or struct.error on anything that is not GGUF, or has no measure.
+
+    Attributes:
+        version: of the format.
+        num_tensors: that the file says it holds.
+    """
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        if file.read(4) != GGUF_MAGIC:
+            raise ValueError("the magic bytes are missing")
+        self.version = self._number(4)
+        if self.version not in (2, 3):
+            raise ValueError(f"version {self.version} is not supported")
+        self.num_tensors, self._num_entries = self._number(10), self._number(10)
+        if self.num_tensors > _MAX_TENSORS or self._num_entries > _MAX_ENTRIES:
+            raise ValueError(f"it claims to hold {self.num_tensors} tensors and {self._num_entries} values")
+        self._num_bytes = os.fstat(file.fileno()).st_size
+        self._num_kept_bytes = self._num_texts = 0
+
+    @property
+    def position(self) -> int:
+        """Where the next byte is read."""
+        return self._file.tell()
+
+    def entries(self) -> Iterator[Entry]:
+        """All keys, once; they come first."""
+        for _ in range(self._num_entries):
+            begin = self._file.tell()
+            key = self._name()
+            value_begin = self._file.tell()
+            kind = item_kind = self._number(4)
+            value: Value | None
+            if kind == ARRAY:
+                item_kind, length, value = self._array()
+            else:
+                length, value = 1, self._text() if kind == _STRING else self._scalar(kind)
+            if self._file.tell() > self._num_bytes:
+                raise ValueError("it ends too early")
+            yield Entry(key, kind, item_kind, value, length, begin, value_begin, self._file.tell())
+
+    def tensors(self) -> Iterator[TensorPlace]:
+        """What is said of each tensor, once, behind the keys."""
+        for _ in range(self.num_tensors):
+            begin = self._file.tell()
+            name = self._name()
+            num_dimensions = self._number(4)
+            if num_dimensions > _MAX_DIMENSIONS:
+                raise ValueError(f"the tensor {name!r} has {num_dimensions} dimensions")
+            self._read(8 * num_dimensions + 4)
+            end = self._file.tell()
+            offset = self._number(10)
+            self._file.seek(begin)
+            yield TensorPlace(name, self._read(end - begin), offset)
+            self._file.seek(end + 8)
+
+    def _array(self) -> tuple[int, int, list[int] | None]:
+        """Type and number of an array's items, and the items when these are few integers."""
+        kind, length = self._number(4), self._number(10)
+        if kind == _STRING:
+            self._num_texts += length
+            if self._num_texts > _MAX_TEXTS:
+                raise ValueError(f"its arrays hold more than {_MAX_TEXTS} texts")
+            self._skip_texts(length)
+            return kind, length, None
+        if kind not in _SCALARS:
+            raise ValueError(f"arrays of type {kind} are not supported")
+        size = item_bytes(kind) * length
+        if kind not in _INTEGER_TYPES or length > _MAX_ARRAY:
+            self._skip(size)
+            return kind, length, None
+        self._keep(8 * length)
+        return kind, length, list(struct.unpack(f"<{length}{_SCALARS[kind][1]}", self._read(size)))
+
+    def _scalar(self, kind: int) -> int | float | bool:
+        layout = layout_of(kind)
+        value: int | float | bool = struct.unpack(layout, self._read(struct.calcsize(layout)))[0]
+        return value
+
+    def _number(self, kind: int) -> int:
+        return int(self._scalar(kind))
+
+    def _name(self) -> str:
+        length = self._number(10)
+        if length > _MAX_NAME_BYTES:
+            raise ValueError(f"a name of {length} bytes")
+        self._keep(length)
+        return self._read(length).decode(errors="replace")
+
+    def _text(self) -> str | None:
+        """A value; None, and skipped, where it is long: some files hold a whole tokenizer.json."""
+        length = self._number(10)
+        if length > _MAX_TEXT_BYTES:
+            self._skip(length)
+            return None
+        self._keep(length)
+        return self._read(length).decode(errors="replace")
+
+    def _keep(self, num_bytes: int) -> None:
+        self._num_kept_bytes += num_bytes
+        if self._num_kept_bytes > _MAX_KEPT_BYTES:
+            raise ValueError(f"its names, texts and short arrays have more than {_MAX_KEPT_BYTES} bytes")
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = self._file.read(num_bytes)
+        if len(data) != num_bytes:
+            raise ValueError("it ends too early")
+        return data
+
+    def _skip_texts(self, count: int) -> None:
+        """The vocabulary is most of what is read of a file, so this does nothing twice."""
+        read, unpack = self._file.read, struct.Struct("<Q").unpack
+        for _ in range(count):
+            (length,) = unpack(read(8))
+            if length < _READ_BYTES:
+                read(length)
+            else:
+                self._skip(length)
+
+    def _skip(self, num_bytes: int) -> None:
+        if num_bytes < _READ_BYTES:
+            self._read(num_bytes)
+        else:
+            end = self._file.tell() + num_bytes
+            if end > self._num_bytes:
+                raise ValueError("it ends too early")
+            self._file.seek(end)

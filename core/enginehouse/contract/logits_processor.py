@@ -1,0 +1,74 @@
+"""The contract of logits processors: they change a whole row of logits before anything is drawn from it.
+
+They run first, behind the logit bias and before penalties, masks and truncations, in the order of their names, whatever
+order of steps a request asks for: what a processor bans stays banned. A processor sees tokens and numbers only, so it
+works on every backend. It must do the same for the same arguments, for a token can be drawn again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from enginehouse.contract.sampler import History, SamplerRole
+
+__all__ = ["LogitsProcessor", "ProcessorSampler", "ProcessorSession"]
+
+_ORDER = -1000  # before every step
+
+
+@runtime_checkable
+class ProcessorSession(Protocol):
+    """What a processor does for one sequence."""
+
+    def process(self, logits: NDArray[np.float32], history: History) -> None:
+        """Change the row; called at most once per position.
+
+        Args:
+            logits: (vocab_size,) float32, changed in place: ``-inf`` bans a token; NaN and ``+inf`` are mistakes.
+            history: the tokens before this position.
+        """
+        ...
+
+
+@runtime_checkable
+class LogitsProcessor(Protocol):
+    """What ``register_logits_processors`` hands over.
+
+    Attributes:
+        name: unique among processors and samplers; the key of its fields in ``SamplingParams.extensions``.
+        request_fields: attrs class; each attribute is a top-level request field whose default means "off".
+            Ranges are attrs validators; metadata ``description`` goes to the API document.
+    """
+
+    name: str
+    api_version: int
+    request_fields: type[Any]
+
+    def create(self, fields: Any) -> ProcessorSession | None:
+        """The session of one sequence, or None when ``fields`` (an instance of ``request_fields``) is off."""
+        ...
+
+
+@define(eq=False)
+class ProcessorSampler:
+    """A processor as the first of all sampling steps, so that its fields are handled like those of samplers."""
+
+    processor: LogitsProcessor
+    order: int = _ORDER
+    role: SamplerRole = "processor"
+    name: str = field(init=False)
+    api_version: int = field(init=False)
+    request_fields: type[Any] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """All else is the processor's."""
+        self.name, self.api_version = self.processor.name, self.processor.api_version
+        self.request_fields = self.processor.request_fields
+
+    def create(self, fields: Any) -> Any:
+        """See :class:`LogitsProcessor`."""
+        return self.processor.create(fields)

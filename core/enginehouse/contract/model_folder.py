@@ -1,0 +1,234 @@
+"""A Hugging Face style model folder: ``config.json`` beside ``*.safetensors``, read without any library.
+
+Called by backends that load such folders, to match a source and to estimate memory before their library
+is imported. It knows names and sizes of files and a few keys of the configuration, nothing of weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from enginehouse.contract.backend import MemoryEstimate, ModelSource
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.regular_files import open_regular, read_regular_text
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "ModelFolder",
+    "check_model_files",
+    "check_weights",
+    "describe_pickles",
+    "pickled_weights",
+    "recommended_parameters",
+    "served_context",
+]
+
+DEFAULT_CONTEXT = 4096
+"""Longest sequence in tokens when neither the user nor a shorter model says so."""
+
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+"""What ``generation_config.json`` calls as request fields do, and applies to drawing only."""
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_MAX_LAYERS = 10_000
+_MAX_SIZE = 2**31
+_MIB = 2**20
+_MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; those of models with 60,000 tensors have half of that
+_MAX_FILE_BYTES = {
+    "config.json": 4 * _MIB,
+    "generation_config.json": 4 * _MIB,
+    "tokenizer.json": 128 * _MIB,
+    ".json": 64 * _MIB,
+    ".model": 64 * _MIB,
+    ".tiktoken": 64 * _MIB,
+    ".txt": 64 * _MIB,
+    ".jinja": 4 * _MIB,
+}
+"""Of a file of that name, else of that suffix. The largest in use have about a quarter of it."""
+
+
+@frozen
+class ModelFolder:
+    """A folder that holds a model. ``config`` is the decoded ``config.json``."""
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def find(cls, source: ModelSource) -> ModelFolder | None:
+        """The folder of ``source``, or None when it is anything else.
+
+        Raises:
+            ModelLoadError: there is a ``config.json`` but it cannot be read, or see :func:`check_model_files`.
+        """
+        path = source.path
+        if path is None or not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+            return None
+        check_model_files(path)
+        try:
+            config = _read_json(path / "config.json")
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelLoadError(f"{path / 'config.json'} cannot be read: {error}") from error
+        if not isinstance(config, dict):
+            raise ModelLoadError(f"{path / 'config.json'} is not a JSON object")
+        return cls(path, config)
+
+    @property
+    def is_mlx_quantized(self) -> bool:
+        """Whether the weights are packed in MLX's own format, which only MLX reads."""
+        return "quantization" in self.config
+
+    def estimate(self, context_tokens: int, dtype: str | None) -> MemoryEstimate:
+        """Memory of the weights in ``dtype`` (None: as stored) and of ``context_tokens`` KV positions.
+
+        Raises:
+            ModelLoadError: the configuration lacks the sizes.
+        """
+        text = self.config.get("text_config") or self.config
+        if not isinstance(text, dict):
+            raise ModelLoadError(f"{self.path / 'config.json'}: text_config is not a JSON object")
+        stored = str(text.get("dtype", text.get("torch_dtype", "float32")))
+        size_bytes = _BYTES.get(dtype or stored, 4)
+        weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        if not self.is_mlx_quantized:
+            weights = weights * size_bytes // _BYTES.get(stored, 4)
+        heads = self._size(text, "num_attention_heads")
+        kv_heads = self._size(text, "num_key_value_heads", heads)
+        head_dim = self._size(text, "head_dim", 0) or self._size(text, "hidden_size") // max(heads, 1)
+        per_token = 2 * self._size(text, "num_hidden_layers") * kv_heads * head_dim * size_bytes
+        return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+
+    def _size(self, text: Mapping[str, Any], key: str, default: int | None = None) -> int:
+        """A size of the configuration, checked before it is computed with: Python multiplies texts, too."""
+        value = text.get(key)
+        if value is None or (value == 0 and default is not None):
+            if default is None:
+                raise ModelLoadError(f"{self.path / 'config.json'} has no {key!r}")
+            return default
+        most = _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise ModelLoadError(f"{self.path / 'config.json'} has sizes that are none: {key} is {str(value)[:40]!r}")
+        return value
+
+
+def check_model_files(path: Path) -> None:
+    """Check that what a library will open in a model's folder can be opened, and has an end.
+
+    Raises:
+        ModelLoadError: there is a pipe, a socket or a device in it, or a settings file that is too large.
+    """
+    for folder in (path, path / "additional_chat_templates"):
+        for file in folder.iterdir() if folder.is_dir() else ():
+            try:
+                found = file.stat()
+            except OSError:  # a link that leads nowhere
+                continue
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+                raise ModelLoadError(f"{file} is not a regular file; remove it from the model's folder")
+            most = _MAX_FILE_BYTES.get(file.name, _MAX_FILE_BYTES.get(file.suffix))
+            if most is not None and found.st_size > most and stat.S_ISREG(found.st_mode):
+                raise ModelLoadError(
+                    f"{file} has {found.st_size} bytes, more than {most}: it is no such file of a model"
+                )
+
+
+def check_weights(path: Path) -> None:
+    """Check the headers of the safetensors files in a folder, before a library makes objects of what they list.
+
+    Raises:
+        ModelLoadError: a header is longer than any model needs.
+    """
+    for file in path.glob("*.safetensors"):
+        try:
+            with open_regular(file) as weights:
+                num_bytes = int.from_bytes(weights.read(8), "little")
+        except OSError as error:
+            raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+        if num_bytes > _MAX_HEADER_BYTES:
+            raise ModelLoadError(f"{file}: its header would have {num_bytes} bytes; it is damaged")
+
+
+def _read_json(file: Path) -> Any:
+    """A JSON file of a model. Raises OSError, ValueError or RecursionError."""
+    return json.loads(read_regular_text(file, _MAX_FILE_BYTES["config.json"]))
+
+
+def pickled_weights(path: Path | None) -> tuple[str, ...]:
+    """Names of the files with weights in a model's folder that are pickles, where it has no safetensors; else none.
+
+    Reading a pickle runs whatever code its author put into it.
+    """
+    if path is None or not (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+        return ()
+    return tuple(sorted(file.name for pattern in _PICKLES for file in path.glob(pattern)))
+
+
+def describe_pickles(names: tuple[str, ...]) -> str:
+    """Why such weights are not read."""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"its weights ({shown}) are pickles, which run code when they are read; convert them to safetensors"
+
+
+def recommended_parameters(folder: Path) -> dict[str, Any]:
+    """Request fields that the folder's ``generation_config.json`` recommends; empty where it says nothing.
+
+    With ``do_sample`` off the values for drawing have no effect in transformers either. Lengths are not taken: how
+    long an answer may be is for the server and its clients to say.
+    """
+    try:
+        config = _read_json(folder / "generation_config.json")
+    except (OSError, ValueError, RecursionError):
+        return {}  # an optional file, which other programs read as carefully
+    if not isinstance(config, dict):
+        return {}
+    names = ("repetition_penalty", *(() if config.get("do_sample") is False else _RECOMMENDED))
+    return {name: config[name] for name in names if _is_number(config.get(name))}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that every part of the server can pass on."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_SIZE
+
+
+def served_context(config: Mapping[str, Any], wanted: int | None) -> int:
+    """The context to serve for a model with this configuration, in tokens.
+
+    Rotary embeddings that change with the longest sequence of a batch (``dynamic``, ``longrope``) would let
+    one request change another's text; such models are served up to the length where they do not change.
+
+    Raises:
+        ModelLoadError: ``wanted`` is more than the model supports.
+    """
+    text = _object(config.get("text_config")) or config
+    limit = _tokens(text, "max_position_embeddings") or wanted or DEFAULT_CONTEXT
+    rope = _object(text.get("rope_parameters")) or _object(text.get("rope_scaling"))
+    if any(rope.get(key) in ("dynamic", "longrope") for key in ("rope_type", "type")):
+        key = "original_max_position_embeddings"
+        limit = min(limit, _tokens(rope, key) or _tokens(text, key) or limit)
+    if wanted is not None and wanted > limit:
+        raise ModelLoadError(f"context = {wanted} is more than this model supports ({limit})")
+    return wanted or min(limit, DEFAULT_CONTEXT)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _tokens(values: Mapping[str, Any], key: str) -> int | None:
+    """A number of tokens, at most 2^31; None where there is none. Raises ModelLoadError for what cannot be one."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ModelLoadError(f"config.json: {key} is {str(value)[:40]!r}, which is no number of tokens")
+    return min(int(value), _MAX_SIZE)

@@ -1,0 +1,83 @@
+"""Values that cross module borders.
+
+Two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without code of
+ours); values that stay in the parent process are frozen attrs classes. Nothing here imports other
+modules of ours, opens files or knows HTTP.
+
+Words: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token
+stream behind a choice; a *step* is one scheduler turn; a *batch* is the sequences of one forward pass.
+"""
+
+from __future__ import annotations
+
+from enginehouse.contract.types.chats import Chat, Image, MediaPart, Message, Thinking, Tool, ToolCall, ToolUse
+from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo
+from enginehouse.contract.types.events import (
+    CacheMiss,
+    CallDelta,
+    ChoiceFinished,
+    Event,
+    FinishReason,
+    HeldTokens,
+    PromptLogprobs,
+    ReasoningDelta,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+    WorkCounts,
+)
+from enginehouse.contract.types.parameters import (
+    Constraint,
+    ConstraintKind,
+    ReasoningParams,
+    SamplingParams,
+    StopParams,
+)
+from enginehouse.contract.types.requests import (
+    Compression,
+    EngineRequest,
+    GenerateRequest,
+    Resume,
+    ResumedChoice,
+    Segment,
+)
+
+__all__ = [
+    "CacheMiss",
+    "CallDelta",
+    "Chat",
+    "ChoiceFinished",
+    "Compression",
+    "Constraint",
+    "ConstraintKind",
+    "EngineCapabilities",
+    "EngineRequest",
+    "EngineSettings",
+    "EngineStats",
+    "Event",
+    "FinishReason",
+    "GenerateRequest",
+    "HeldTokens",
+    "Image",
+    "MediaPart",
+    "Message",
+    "ModelInfo",
+    "PromptLogprobs",
+    "ReasoningDelta",
+    "ReasoningParams",
+    "RequestFinished",
+    "Resume",
+    "ResumedChoice",
+    "SamplingParams",
+    "Segment",
+    "StopParams",
+    "TextDelta",
+    "Thinking",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolUse",
+    "TopLogprob",
+    "WorkCounts",
+]

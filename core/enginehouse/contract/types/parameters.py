@@ -1,0 +1,95 @@
+"""What a request says about drawing, stopping, reasoning and the form of its answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["Constraint", "ConstraintKind", "ReasoningParams", "SamplingParams", "StopParams"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn. Defaults mean "off".
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most probable tokens; 0 is off.
+        top_p: keep the smallest set of tokens, at least one, whose probability reaches this; 1.0 is off.
+        min_p: keep tokens with at least this share of the most probable token's probability; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of seen tokens (prompt and
+            answer); 1.0 is off.
+        presence_penalty: subtracted once from tokens that the answer already holds.
+        frequency_penalty: subtracted per occurrence in the answer.
+        logit_bias: token id to value added to its logit; -100 or less bans, 100 or more forces.
+        seed: always set; the pipeline draws one when the client gives none, so that a sequence can be replayed.
+        num_logprobs: how many alternatives to report per token; None reports nothing, 0 the chosen token only.
+        samplers: names of the steps that run, in order (``sampler``); None is all, in their own order.
+        extensions: plugin name to that plugin's request fields, as plain data.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    num_logprobs: int | None = None
+    samplers: tuple[str, ...] | None = None
+    extensions: dict[str, dict[str, Any]] = {}
+
+
+class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a sequence ends.
+
+    Attributes:
+        max_tokens: limit of the answer; None is the rest of the context, 0 only computes the prompt.
+        stop: strings before which the text ends; matched on the decoded text.
+        stop_token_ids: tokens that end the text like the model's own end tokens; never shown.
+        min_tokens: no token ends the text before this many; stop strings may.
+        ignore_eos: go on after an end-of-generation token (its text stays hidden).
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "composition"]
+"""What a constraint's text is: nothing, a JSON Schema, a regular expression, a JSON list of strings, a grammar, or
+a composition of such parts (:mod:`enginehouse.contract.composition`)."""
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the answer's text must look like, from its first character (after reasoning) to its last.
+
+    Attributes:
+        kind: how to read ``text``.
+        text: JSON for ``json_schema`` and ``choice``, the expression or grammar for the others.
+        param: the request field it came from, for errors.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    param: str = "response_format"
+
+
+class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the model marks its reasoning, and how much of it there may be.
+
+    Attributes:
+        start: the marker that opens reasoning, when the model writes it itself.
+        end: the marker that closes it.
+        is_open: the prompt already ends inside reasoning.
+        budget: most tokens of reasoning; then it is closed by force. None is no limit.
+    """
+
+    start: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False
+    budget: int | None = None

@@ -1,0 +1,1 @@
+"""Settings: every class of them, how they are read, and what is read as strictly."""

@@ -1,0 +1,136 @@
+"""``[auth]``: the API keys that the settings hold, and where the file with hashes of further ones lies.
+
+A part of ``config``. What a key is while the server runs is in ``keys``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+from attrs.validators import ge, gt, le, optional
+from cattrs import Converter
+
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.identity import Scope, read_moment
+from enginehouse.settings.profiles import ProfileName
+from enginehouse.settings.structuring import strict_converter
+
+__all__ = ["MAX_KEY_BYTES", "AuthSettings", "KeySettings", "settings_converter"]
+
+MAX_KEY_BYTES = 1024
+"""Longer keys are wrong, and not even compared."""
+
+
+def _check_word(_: Any, attribute: Any, value: str) -> None:
+    if not value or not value.isprintable() or " " in value:
+        raise ValueError(f"'{attribute.name}' must be printable characters without spaces")
+
+
+def _check_scopes(_: Any, attribute: Any, value: tuple[str, ...]) -> None:
+    if not value:
+        raise ValueError(f"'{attribute.name}' must hold at least one scope")
+
+
+def _check_models(_: Any, attribute: Any, value: tuple[str, ...] | None) -> None:
+    if value is not None and not (value and all(value)):
+        raise ValueError(f"'{attribute.name}' must hold names of models; leave it out to allow all")
+
+
+def _check_moment(_: Any, attribute: Any, value: str | None) -> None:
+    if value is not None:
+        try:
+            read_moment(value)
+        except ValueError as error:
+            raise ValueError(f"'{attribute.name}' {error}") from None
+
+
+@frozen(kw_only=True)
+class KeySettings:
+    """``[[auth.keys]]``: one API key with its owner. A bare string in ``auth.keys`` is a key with the defaults.
+
+    Attributes:
+        name: who uses it; shown in the log, each name once.
+        key: the key itself.
+        scopes: what it may do: ``infer`` (use the models), ``metrics`` (read figures), ``admin`` (manage).
+        profile: API profile of its requests; unset is ``server.profile``.
+        namespace: keys of the same namespace share the prefix cache; unset is a namespace of its own.
+        models: names and aliases of the models that it may use; unset is all. Others do not exist for it.
+        requests_per_minute: unset is ``limits.key_requests_per_minute``.
+        tokens_per_minute: of prompts and answers together; unset is ``limits.key_tokens_per_minute``.
+        max_concurrent: requests at once; unset is ``limits.key_max_concurrent``.
+        priority: the most urgent (lowest) ``priority`` that its requests may ask for.
+        expires: day or moment (ISO 8601, UTC where it names no zone) from which it is refused; unset is never.
+    """
+
+    name: str = field(validator=_check_word)
+    key: str = field(repr=False)
+    scopes: tuple[Scope, ...] = field(default=("infer",), validator=_check_scopes)
+    profile: ProfileName | None = None
+    namespace: str | None = field(default=None, validator=optional(_check_word))
+    models: tuple[str, ...] | None = field(default=None, validator=_check_models)
+    requests_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)))
+    max_concurrent: int | None = field(default=None, validator=optional(gt(0)))
+    priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
+    expires: str | None = field(default=None, validator=_check_moment)
+
+
+_KeyField = str | KeySettings
+
+
+@frozen(kw_only=True)
+class AuthSettings:
+    """``[auth]``: who may use the server.
+
+    Attributes:
+        keys: API keys, each a string or a table; with at least one, every request but ``/health`` needs one as a
+            bearer token or in ``x-api-key``.
+        key_file: file with hashes of further keys, read again when it changes. The path may be relative to the
+            configuration file.
+        authenticators: plugins that recognise callers by something else than these keys, in the order in which they
+            are asked; only those that stand here are.
+    """
+
+    keys: tuple[str | KeySettings, ...] = field(default=(), repr=False)
+    key_file: str | None = None
+    authenticators: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse empty keys, which an unset variable in a deployment script would give; names and keys used twice."""
+        names: set[str] = set()
+        texts: set[str] = set()
+        for index, key in enumerate(self.keys):
+            path = f"auth.keys[{index}]"
+            text, name = (key, f"key-{index + 1}") if isinstance(key, str) else (key.key, key.name)
+            if not text.strip():
+                raise ConfigError("a key is empty", path)
+            if len(text.encode("utf-8", "replace")) > MAX_KEY_BYTES:
+                raise ConfigError(f"a key has more than {MAX_KEY_BYTES} bytes", path)
+            if name in names:
+                raise ConfigError(f"the name {name!r} is taken by another key", path)
+            if text in texts:
+                raise ConfigError("another entry has the same key, and could say something else about it", path)
+            names.add(name)
+            texts.add(text)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether only callers with a key, or those whom a plugin recognises, are served."""
+        return bool(self.keys or self.authenticators) or self.key_file is not None
+
+
+def settings_converter() -> Converter:
+    """A strict converter that also reads keys, which are strings or tables."""
+    converter = strict_converter()
+
+    def structure_key(value: Any, _: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, dict) or not isinstance(value.get("key", ""), str):
+            # The value is not shown: it may be a key.
+            raise TypeError("must be a string, or a table whose key is a string")
+        return converter.structure(value, KeySettings)
+
+    converter.register_structure_hook_func(lambda kind: kind == _KeyField, structure_key)
+    return converter

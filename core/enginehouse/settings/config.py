@@ -1,0 +1,451 @@
+"""Settings: one frozen value built from defaults, a TOML file, the environment and the command line.
+
+Later sources win: built-in defaults, then ``enginehouse.toml``, then variables such as
+``ENGINEHOUSE_SERVER__PORT=8081``, then what the command line passes as ``overrides``. Unknown keys and
+wrong types are errors that name the setting. This module does not know what a backend or plugin accepts:
+it keeps those keys as plain data until :func:`structure_options` reads them with the owner's own class.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import attrs
+from attrs import evolve, field, frozen
+from attrs.validators import ge, gt, optional
+
+from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.auth import AuthSettings, settings_converter
+from enginehouse.settings.compressor import CompressorSettings
+from enginehouse.settings.drafter import DrafterSettings
+from enginehouse.settings.exit_policy import ExitPolicySettings
+from enginehouse.settings.limits import LimitsSettings
+from enginehouse.settings.memory_budget import ByteCount, MemoryBudget
+from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.server import ServerSettings
+from enginehouse.settings.structuring import Problem, closest, find_problems, noun_of
+
+__all__ = [
+    "AuthSettings",
+    "LimitsSettings",
+    "MediaSettings",
+    "ModelSettings",
+    "PluginsSettings",
+    "ServerSettings",
+    "Settings",
+    "is_loopback",
+    "load_settings",
+    "structure_options",
+]
+
+_PREFIX = "ENGINEHOUSE_"
+_T = TypeVar("_T")
+
+_USUAL_DISK = ByteCount(2 * 2**30)
+
+
+def _check_image_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
+    for host in value:
+        if not host or re.search(r"[/\s@]", host):
+            raise ValueError(f"'{attribute.name}' must hold hosts such as images.example, not {host!r}")
+
+
+@frozen(kw_only=True)
+class MediaSettings:
+    """``[media]``: images in messages, for models that take them.
+
+    Attributes:
+        allowed_hosts: hosts that images may be read from, besides ``data:`` URLs: ``images.example``, ``.example.org``
+            for every name below it, ``*`` for all; with ``:8443`` behind for another port than the usual one.
+        allow_private: read from hosts whose addresses are not on the public internet as well.
+        max_images: most images of one request.
+        max_bytes: largest image.
+        max_pixels: most pixels of an image, by its header.
+        max_redirects: how often an address may lead to another one.
+        timeout_s: seconds in which an image must be read.
+    """
+
+    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_image_hosts)
+    allow_private: bool = False
+    max_images: int = field(default=16, validator=ge(1))
+    max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0))
+    max_pixels: int = field(default=40_000_000, validator=gt(0))
+    max_redirects: int = field(default=3, validator=ge(0))
+    timeout_s: float = field(default=10.0, validator=gt(0))
+
+
+@frozen(kw_only=True)
+class ModelSettings:
+    """``[models.<name>]``: one served model. Further keys of the table are options of its backend.
+
+    Attributes:
+        source: path of a model file or folder, the id of a downloaded model, the address of a server, or the name of
+            a model source that a plugin offers. A path may be relative to the configuration file.
+        backend: name of the backend; unset lets the one that suits the source best open it.
+        context: longest sequence (prompt plus answer) in tokens; unset is the backend's choice.
+        slots: sequences that decode at once.
+        prefill_chunk_tokens: most prompt tokens in a step that others decode in; unset is the backend's choice.
+        prefix_cache: keep finished sequences for requests that share a beginning.
+        prefix_cache_dir: folder in which they are kept as well, so that they survive a restart; a relative name is
+            relative to the configuration file. What is saved there is as secret as the prompts; unset saves nothing.
+        prefix_cache_disk: most that this model's files there may take, in bytes or like ``"2GiB"``.
+        isolation: ``process`` runs the model in a worker process of its own, ``thread`` in the server.
+        python: Python of the virtual environment that the worker process uses; unset is the server's own.
+        step_timeout_s: seconds that a forward pass, or tokenizing one prompt, may take; a worker that takes longer is
+            killed and started again. 0 is no limit.
+        load_timeout_s: seconds that loading may go on without any progress; then the worker is killed and the load has
+            failed. 0 is no limit.
+        replay: go on with running requests where they were when their worker dies; else they end with an error.
+        replay_timeout_s: seconds that a request waits for its worker to come back before it ends with an error.
+        aliases: further names of this model.
+        defaults: request fields that apply when a request does not give them, such as ``temperature``.
+        alias_defaults: alias to request fields that apply to requests by that alias, before ``defaults``.
+        generation_config: whether what the model's own files recommend (``generation_config.json``,
+            ``general.sampling`` keys of GGUF) applies, behind ``defaults``.
+        chat_template: file with the Jinja chat template to use instead of the model's own.
+        tool_parser: name of the parser of tool calls; unset is the one that suits the chat template best.
+        reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
+        drafters: what proposes tokens that the model then checks (speculation), in order of preference, each by its
+            name or as a table with its settings; unset is ``prediction`` where that drafter is installed.
+        exit_policy: lets tokens leave the model before its last layer when they are sure, by this policy, its name or a
+            table with its settings. This changes what the model writes; unset runs all layers.
+        compressor: what shortens its prompts, and when: a method by its name, or a table; see below.
+        load: ``eager`` loads the model when the server starts, as far as ``limits.memory_budget`` allows, ``lazy`` with
+            its first request.
+        pin: never unload it for another model.
+        ttl: seconds without a request after which it is unloaded; unset is never.
+        draining: what becomes of new requests while it is to make room for another model: ``wait`` holds them back
+            until it is loaded again, ``serve`` goes on serving them, so that it leaves when there happen to be none.
+        queue_timeout_s: instead of ``limits.queue_timeout_s``; so are the following two.
+        first_token_timeout_s: see there.
+        total_timeout_s: see there.
+        options: keys of the table that are not listed above; the backend's options class reads them.
+    """
+
+    source: str
+    backend: str | None = None
+    context: int | None = field(default=None, validator=optional(gt(0)))
+    slots: int = field(default=8, validator=gt(0))
+    prefill_chunk_tokens: int | None = field(default=None, validator=optional(gt(0)))
+    prefix_cache: bool = True
+    prefix_cache_dir: str | None = None
+    prefix_cache_disk: ByteCount = _USUAL_DISK
+    isolation: Literal["process", "thread"] = "process"
+    python: str | None = None
+    step_timeout_s: float = field(default=300.0, validator=ge(0))
+    load_timeout_s: float = field(default=900.0, validator=ge(0))
+    replay: bool = True
+    replay_timeout_s: float = field(default=300.0, validator=gt(0))
+    aliases: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(factory=dict)
+    alias_defaults: dict[str, dict[str, Any]] = field(factory=dict)
+    generation_config: bool = True
+    chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    drafters: tuple[DrafterSettings, ...] | None = None
+    compressor: CompressorSettings | None = None
+    exit_policy: ExitPolicySettings | None = None
+    load: Literal["eager", "lazy"] = "eager"
+    pin: bool = False
+    ttl: float | None = field(default=None, validator=optional(gt(0)))
+    draining: Literal["wait", "serve"] = "wait"
+    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
+    options: dict[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class PluginsSettings:
+    """``[plugins]``: which plugins load. ``[plugins.<name>]`` holds the options of one plugin.
+
+    Attributes:
+        allow: load only the plugins with these names; unset loads every installed one.
+        deny: never import the plugins with these names.
+        options: plugin name to its table; the plugin's options class reads it.
+    """
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+    options: dict[str, dict[str, Any]] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Settings:
+    """Everything a user can set; one attribute per table of ``enginehouse.toml``."""
+
+    server: ServerSettings = field(factory=ServerSettings)
+    auth: AuthSettings = field(factory=AuthSettings)
+    limits: LimitsSettings = field(factory=LimitsSettings)
+    media: MediaSettings = MediaSettings()
+    models: dict[str, ModelSettings] = field(factory=dict)
+    router: RouterSettings = field(factory=RouterSettings)
+    plugins: PluginsSettings = PluginsSettings()
+
+    def __attrs_post_init__(self) -> None:
+        """Check what concerns several tables."""
+        is_near = self.server.uds is not None or is_loopback(self.server.host)
+        if not (is_near or self.auth.needs_key or self.server.insecure):
+            raise ConfigError(
+                f"{self.server.host!r} can be reached from other machines: set auth.keys or auth.key_file, "
+                "or server.insecure = true (--insecure) to serve everyone",
+                "server.host",
+            )
+        for path, name in self.router.named_models():
+            if name not in self.models:
+                raise ConfigError(f"{path}: no model {name!r} is served{closest(name, tuple(self.models))}", path)
+        self._check_names()
+        taken: dict[str, str] = dict.fromkeys(self.models, "a model of that name")
+        for name, model in self.models.items():
+            if model.pin and model.ttl is not None:
+                raise ConfigError("a pinned model is never unloaded; remove pin or ttl", f"models.{name}.ttl")
+            for alias in model.aliases:
+                if alias in taken:
+                    raise ConfigError(f"the alias {alias!r} is taken by {taken[alias]}", f"models.{name}.aliases")
+                taken[alias] = f"the model {name!r}"
+            for alias in model.alias_defaults:
+                if alias not in model.aliases:
+                    hint = closest(alias, model.aliases)
+                    path = f"models.{name}.alias_defaults.{alias}"
+                    raise ConfigError(f"the model has no alias {alias!r}{hint}", path)
+
+    def _check_names(self) -> None:
+        """Names of models stand in headers and log lines."""
+        for name, model in self.models.items():
+            for path, known in (("models", name), *((f"models.{name}.aliases", alias) for alias in model.aliases)):
+                if not known.strip() or not known.isprintable():
+                    raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
+
+    def served_names(self) -> tuple[str, ...]:
+        """The names and aliases of all models."""
+        return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def load_settings(
+    path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> Settings:
+    """Read and check the settings.
+
+    Args:
+        path: the TOML file, or None for none.
+        env: environment variables; only ``ENGINEHOUSE_<TABLE>__<KEY>`` ones count.
+        overrides: table to key to value, laid over everything else.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown or wrong.
+    """
+    data = _read_toml(path) if path else {}
+    where = f" (in {path})" if path else ""
+    _merge(data, _from_environment(env, data), where)
+    _merge(data, overrides or {}, where)
+    settings = _structure(Settings, _collect_options(data), "", where)
+    return _resolve_paths(settings, path.absolute().parent) if path else settings
+
+
+def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_known: tuple[str, ...] = ()) -> _T:
+    """Read a backend's or plugin's own settings with its attrs class.
+
+    Args:
+        cls: the options class.
+        data: the keys of the table that core does not own.
+        path: dotted path of the table, for messages.
+        also_known: names that core owns in the same table, offered when a key is misspelt.
+
+    Raises:
+        ConfigError: a key is unknown or has a wrong value.
+    """
+    known = tuple(attribute.name for attribute in attrs.fields(cls)) + also_known  # type: ignore[arg-type]
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{path}.{name}: unknown setting{closest(name, known)}", f"{path}.{name}")
+    return _structure(cls, data, path, "")
+
+
+def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
+    try:
+        converter = settings_converter()
+        converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
+        converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
+        converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
+        converter.register_structure_hook(CompressorSettings, lambda value, _: CompressorSettings.read(value))
+        converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
+        return converter.structure(data, cls)
+    except Exception as error:
+        # ``options`` is where core keeps keys that users write directly into the table.
+        problems = [
+            evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
+        ]
+        raise ConfigError("; ".join(map(str, problems)) + where, problems[0].path) from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _merge(data: dict[str, Any], other: Mapping[str, Any], where: str, above: tuple[str, ...] = ()) -> None:
+    """Lay ``other`` over ``data``, table by table.
+
+    Args:
+        where: added to messages about ``data``.
+        above: the tables that these are in.
+
+    Raises:
+        ConfigError: ``data`` has something else than a table where one must be; laying a table over it would hide that.
+    """
+    for key, value in other.items():
+        steps = (*above, key)
+        if isinstance(value, Mapping) and isinstance(data.get(key), dict):
+            _merge(data[key], value, where, steps)
+        elif isinstance(value, Mapping) and key in data and _is_table(_type_of(steps)):
+            path = ".".join(steps)
+            raise ConfigError(f"{path}: must be a table, not {noun_of(data[key])}{where}", path)
+        else:
+            data[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _collect_options(data: dict[str, Any]) -> dict[str, Any]:
+    """Move the keys that belong to backends and plugins into the ``options`` of their table."""
+    collected = dict(data)
+    if isinstance(models := data.get("models"), dict):
+        own = {attribute.name for attribute in attrs.fields(ModelSettings)} - {"options"}
+        collected["models"] = {name: _split(table, own) for name, table in models.items()}
+    if isinstance(plugins := data.get("plugins"), dict):
+        collected["plugins"] = _split(plugins, {"allow", "deny"})
+    return collected
+
+
+def _split(table: Any, own: set[str]) -> Any:
+    if not isinstance(table, dict):
+        return table
+    kept = {key: value for key, value in table.items() if key in own}
+    rest = {key: value for key, value in table.items() if key not in own}
+    return {**kept, "options": rest} if rest else kept
+
+
+def _resolve_paths(settings: Settings, folder: Path) -> Settings:
+    """Make file names that are relative to the configuration file's folder absolute."""
+
+    def resolve(name: str | None) -> str | None:
+        return str(folder / name) if name and (folder / name).exists() else name
+
+    def beside(name: str | None) -> str | None:
+        return name and str(folder / Path(name).expanduser())
+
+    def resolve_source(source: str) -> str:
+        name, colon, quantization = source.rpartition(":")
+        whole = resolve(source) or source
+        return whole if whole != source or not colon else f"{resolve(name)}:{quantization}"
+
+    models = {
+        name: evolve(
+            model,
+            source=resolve_source(model.source),
+            drafters=_resolve_drafters(model.drafters, resolve_source),
+            python=resolve(model.python),
+            chat_template=resolve(model.chat_template),
+            prefix_cache_dir=beside(model.prefix_cache_dir),
+        )
+        for name, model in settings.models.items()
+    }
+    server = settings.server
+    server = evolve(
+        server,
+        uds=beside(server.uds),
+        ssl_certfile=beside(server.ssl_certfile),
+        ssl_keyfile=beside(server.ssl_keyfile),
+        ssl_ca_certs=beside(server.ssl_ca_certs),
+    )
+    key_file = settings.auth.key_file
+    if key_file is not None and not Path(key_file).expanduser().exists():
+        key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will make it
+    return evolve(settings, server=server, auth=evolve(settings.auth, key_file=resolve(key_file)), models=models)
+
+
+def _resolve_drafters(
+    drafters: tuple[DrafterSettings, ...] | None, resolve: Callable[[str], str]
+) -> tuple[DrafterSettings, ...] | None:
+    return drafters and tuple(one.with_source(resolve(one.source)) if one.source else one for one in drafters)
+
+
+def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in ``env`` as nested tables; ``data`` holds the model names that variables may mean."""
+    found: dict[str, Any] = {}
+    for variable in sorted(env):
+        steps = variable.removeprefix(_PREFIX).lower().split("__")
+        if not variable.startswith(_PREFIX) or (len(steps) < 2 and not _is_table(_type_of(steps), or_unknown=False)):
+            continue
+        if len(steps) < 2:
+            raise ConfigError(f"{steps[0]}: is a table; set {variable}__<KEY> instead of {variable}", steps[0])
+        if steps[0] == "models":
+            steps[1] = _model_name(steps[1], data.get("models"))
+        try:
+            value = _parse(env[variable], _type_of(steps))
+        except ValueError as error:
+            problem = Problem(".".join(steps), f"{error} (in the variable {variable})")
+            raise ConfigError(str(problem), problem.path) from error
+        for step in reversed(steps):
+            value = {step: value}
+        _merge(found, value, f" (in the variables of its name and {variable})")
+    return found
+
+
+def _model_name(step: str, models: Any) -> str:
+    """The configured model that a variable means: names hold characters that variables cannot."""
+    names = list(models) if isinstance(models, dict) else []
+    return next((name for name in names if re.sub(r"[^a-z0-9]", "_", name.lower()) == step), step)
+
+
+def _is_table(kind: Any, *, or_unknown: bool = True) -> bool:
+    """Whether a setting of that type is a table and nothing else; ``or_unknown``: also one unknown to core."""
+    return attrs.has(kind) or get_origin(kind) is dict or (kind is Any and or_unknown)
+
+
+def _type_of(steps: Sequence[str]) -> Any:
+    """The type of the setting at ``steps``; Any where core does not know it."""
+    kind: Any = Settings
+    for step in steps:
+        if attrs.has(kind):
+            kind = get_type_hints(kind).get(step, Any)
+        else:
+            kind = get_args(kind)[1] if get_origin(kind) is dict else Any
+    return kind
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """The value that a variable's text means: strings as they are, lists also with commas, the rest as TOML."""
+    alternatives = get_args(kind) if type(None) in get_args(kind) else (kind,)
+    if any(choice is str or get_origin(choice) is Literal for choice in alternatives):
+        return text
+    if any(get_origin(choice) is tuple for choice in alternatives) and not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        value = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    if set(value) != {"value"}:
+        raise ValueError("must be one TOML value")
+    return value["value"]

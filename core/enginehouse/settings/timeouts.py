@@ -1,0 +1,37 @@
+"""How long a request may take, by the server's settings and its model's."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from enginehouse.settings.config import LimitsSettings, ModelSettings
+
+__all__ = ["Timeouts", "timeouts_of"]
+
+
+@frozen(kw_only=True)
+class Timeouts:
+    """Longest times of one request in seconds; None is no limit.
+
+    Attributes:
+        queue_s: from its acceptance until it gets a place in the batch.
+        first_token_s: from its arrival to the first sign of its answer.
+        total_s: from its arrival to the end of its answer.
+    """
+
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float | None
+
+
+def timeouts_of(limits: LimitsSettings, model: ModelSettings) -> Timeouts:
+    """What holds for requests to a model: what it says itself, else what all say."""
+
+    def either(own: float | None, usual: float | None) -> float | None:
+        return usual if own is None else own
+
+    return Timeouts(
+        queue_s=either(model.queue_timeout_s, limits.queue_timeout_s),
+        first_token_s=either(model.first_token_timeout_s, limits.first_token_timeout_s),
+        total_s=either(model.total_timeout_s, limits.total_timeout_s),
+    )
