@@ -19,12 +19,12 @@ from attrs import frozen
 from enginehouse.api.listening import tls_context
 from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse.keys import load_keys
-from enginehouse.models import ModelManager
-from enginehouse.models.memory import default_budget, footprint_of
-from enginehouse.models.opening import plan_model
-from enginehouse.pipeline import Pipeline
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.serving import ModelManager
+from enginehouse.serving.memory import default_budget, footprint_of
+from enginehouse.serving.opening import plan_model
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import ServerSettings, Settings
 from enginehouse.settings.memory_budget import MAIN_MEMORY, format_bytes

@@ -16,7 +16,7 @@ from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, Event, RequestFinished, Segment
 from enginehouse.engine.loop import StepEngine
-from enginehouse.prompt.segments import encode_segments
+from enginehouse.engine.text.segments import encode_segments
 
 __all__ = ["InlineEngine"]
 

@@ -18,9 +18,9 @@ import pytest
 
 from enginehouse.contract.backend import Backend
 from enginehouse.contract.logits_processor import ProcessorSampler
-from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS, Kind
+from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_testkit.backend_contract import ModelUnderTest
 from enginehouse_testkit.runner_contract import RunnerContract

@@ -23,8 +23,8 @@ from enginehouse.contract.types import (
     TopLogprob,
 )
 from enginehouse.engine.reasoning import ReasoningGate
-from enginehouse.output.detokenizer import Detokenizer
-from enginehouse.output.text_stream import Piece, TextStream
+from enginehouse.engine.text.detokenizer import Detokenizer
+from enginehouse.engine.text.text_stream import Piece, TextStream
 from enginehouse_testkit.script import Script
 
 __all__ = ["Entry", "Replay", "Tape"]

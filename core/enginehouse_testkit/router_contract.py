@@ -21,7 +21,7 @@ from attrs import evolve
 
 from enginehouse.contract.router import MAX_PROBE_TOKENS, Candidate, Probe, Route, RouteQuestion, Router
 from enginehouse.contract.types import Constraint, GenerateRequest, Message, Tool, ToolUse
-from enginehouse.models import ModelState
+from enginehouse.serving import ModelState
 
 __all__ = ["RouterContract"]
 

@@ -4,7 +4,7 @@ A configuration names it with ``backend = "scripted"`` and ``source = "file.json
 request gets the same tokens. Token ids 0 to 255 stand for single bytes; each further text or bytes of the
 script has an id from 256 on. A prompt has one token per UTF-8 byte, whatever it says. Text, stop strings,
 token limits, slots and cancellation behave as in the real engine, because the text goes through the same
-:class:`enginehouse.output.text_stream.TextStream`; sampling parameters have no effect.
+:class:`enginehouse.engine.text.text_stream.TextStream`; sampling parameters have no effect.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from enginehouse.cli.options import config_option, read_settings
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.exit_policy import LayerAccess
-from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, structure_options
 from enginehouse_early_exit.calibration import THRESHOLDS, Measured, calibrate, grid, passages
 

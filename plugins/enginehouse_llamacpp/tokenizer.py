@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from enginehouse.contract.errors import GenerationFailed
-from enginehouse.prompt.segments import bytes_per_token
+from enginehouse.engine.text.segments import bytes_per_token
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
 from enginehouse_llamacpp.special_splits import TOKENS_PER_PIECE, SpecialSplits

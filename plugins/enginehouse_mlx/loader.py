@@ -19,7 +19,7 @@ from enginehouse.contract.model_folder import (
     served_context,
 )
 from enginehouse.contract.types import ModelInfo
-from enginehouse.prompt.fast_tokenizer import check_tokenizer_file
+from enginehouse.engine.text.fast_tokenizer import check_tokenizer_file
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.config import older_keys

@@ -17,7 +17,7 @@ from enginehouse.contract.parsers import (
     PreparedChat,
     ReasoningText,
 )
-from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.pipeline.answer_parser import AnswerParsing
 
 
 class Bracketed:

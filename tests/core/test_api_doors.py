@@ -17,10 +17,10 @@ from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState
 from enginehouse.contract.errors import ConfigError
 from enginehouse.keys import KeyStore, hash_key, key_line
-from enginehouse.models import ModelManager
-from enginehouse.pipeline import Pipeline
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.serving import ModelManager
 from enginehouse.settings.auth import KeySettings
 from enginehouse.settings.config import (
     AuthSettings,

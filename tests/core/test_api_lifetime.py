@@ -302,7 +302,7 @@ def worker_pids() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"enginehouse.engine.worker" in (folder / "cmdline").read_bytes():
+            if parent == os.getpid() and b"enginehouse.workers" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except (OSError, ValueError):
             continue

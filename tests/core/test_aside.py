@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from enginehouse.aside import apart
+from enginehouse.serving.background import apart
 
 
 async def test_what_is_done_apart_comes_back() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from enginehouse.contract.errors import ModelOverloaded, Overloaded, QueueTimeout
 from enginehouse.contract.types import EngineSettings
-from enginehouse.engine.worker.backlog import Backlog
+from enginehouse.workers.backlog import Backlog
 
 
 class Line:

@@ -9,8 +9,6 @@ import pytest
 
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
-from enginehouse.capabilities import Capability, Deciders, capabilities_of, check_parameters
-from enginehouse.chat_formats import ChatFormats, ModelFormats
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import (
@@ -23,6 +21,8 @@ from enginehouse.contract.types import (
     ToolUse,
 )
 from enginehouse.engine.loop import StepEngine
+from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of, check_parameters
+from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_testkit.fake_runner import FakeRunner

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field, frozen
 
-from enginehouse.chat_formats import ChatFormats, ModelFormats, plan_chat
 from enginehouse.contract.errors import ConfigError, UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat, PreparedChat
 from enginehouse.contract.types import Constraint, GenerateRequest, Message, Segment, Thinking, Tool, ToolCall, ToolUse
+from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats, plan_chat
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 

@@ -16,11 +16,11 @@ from enginehouse.cli import main
 from enginehouse.cli.choosing import choose_models
 from enginehouse.contract.backend import Match, ModelSource, Probe
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.hub.cache import cached_snapshot, hub_folder
-from enginehouse.hub.quantizations import quantization_of
-from enginehouse.models.choice import choose_backend, judge_all
-from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.choice import choose_backend, judge_all
+from enginehouse.serving.hub.cache import cached_snapshot, hub_folder
+from enginehouse.serving.hub.quantizations import quantization_of
+from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import PluginsSettings, load_settings
 from enginehouse_testkit.fake_runner import FakeBackend
 
@@ -114,8 +114,8 @@ def test_choosing_imports_no_library_of_a_backend(tmp_path: Path) -> None:
     code = """
 import sys
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.models.choice import judge_all
-from enginehouse.models.sources import find_source
+from enginehouse.serving.choice import judge_all
+from enginehouse.serving.sources import find_source
 from enginehouse.plugins import PluginRegistry
 backends = PluginRegistry.load(PluginsSettings(allow=("hf", "llamacpp", "mlx", "remote"))).backends
 assert len(judge_all(find_source(sys.argv[1], {}), backends)) == 4

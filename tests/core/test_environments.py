@@ -10,13 +10,13 @@ import httpx
 import psutil
 import pytest
 
-import enginehouse.engine.worker.client as client_module
+import enginehouse.workers.client as client_module
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.engine.worker.handshake import PROTOCOL, check_hello, own_hello
-from enginehouse.engine.worker.messages import Hello
 from enginehouse.settings.config import ModelSettings, PluginsSettings
+from enginehouse.workers import Load, WorkerEngine
+from enginehouse.workers.handshake import PROTOCOL, check_hello, own_hello
+from enginehouse.workers.messages import Hello
 
 from .environments import installed_plugin, make_environment, packages_of_this_one
 from .faults.rig import Rig, fake, rig, wait_until
@@ -80,7 +80,7 @@ def test_two_models_in_two_environments_answer_at_once(plugin, library, tmp_path
         interpreters = {
             child.cmdline()[0]
             for child in psutil.Process().children()
-            if child.status() != psutil.STATUS_ZOMBIE and "enginehouse.engine.worker" in child.cmdline()
+            if child.status() != psutil.STATUS_ZOMBIE and "enginehouse.workers" in child.cmdline()
         }
 
         assert all(answer.is_complete for answer in answers)
@@ -215,7 +215,7 @@ def test_two_backends_in_two_environments_answer_at_once(tmp_path):
         interpreters = {
             child.cmdline()[0]
             for child in psutil.Process().children()
-            if child.status() != psutil.STATUS_ZOMBIE and "enginehouse.engine.worker" in child.cmdline()
+            if child.status() != psutil.STATUS_ZOMBIE and "enginehouse.workers" in child.cmdline()
         }
 
         assert all(answer.is_complete for answer in answers)

@@ -10,10 +10,10 @@ import pytest
 
 from enginehouse.cli.log_format import JsonFormatter
 from enginehouse.contract.types import Message, Segment
-from enginehouse.output.text_stream import TextStream
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.segments import encode_segments, min_tokens
-from enginehouse.prompt.templates import render
+from enginehouse.engine.text.segments import encode_segments, min_tokens
+from enginehouse.engine.text.text_stream import TextStream
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.templates import render
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from enginehouse.engine.worker import load_watch
-from enginehouse.engine.worker.load_watch import LoadWatch
+from enginehouse.workers import load_watch
+from enginehouse.workers.load_watch import LoadWatch
 
 
 class Load:

@@ -17,8 +17,8 @@ from enginehouse.api.metrics.values import Values
 from enginehouse.api.pace import GAP_BUCKETS_S, Pace
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
 from enginehouse.contract.router import Attempt, Route, RouteQuestion
-from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving import ModelManager
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.settings.router import RouterSettings

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from enginehouse.chat_formats import ChatFormats
 from enginehouse.contract.types import ModelInfo
-from enginehouse.model_card import ModelCard, ModelCards
+from enginehouse.pipeline.chat_formats import ChatFormats
+from enginehouse.pipeline.model_card import ModelCard, ModelCards
+from enginehouse.pipeline.prompt.model_templates import ModelTemplates
 from enginehouse.plugins import PluginRegistry
-from enginehouse.prompt.model_templates import ModelTemplates
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 
 INFO = ModelInfo(
@@ -92,7 +92,7 @@ def test_the_fingerprint_changes_with_a_plugin_s_version_but_not_with_a_broken_p
 
 
 def test_the_version_of_enginehouse_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginehouse.model_card.release", lambda: "9.9")
+    monkeypatch.setattr("enginehouse.pipeline.model_card.release", lambda: "9.9")
 
     assert card().fingerprint.startswith("eh-9.9-llamacpp-")
 

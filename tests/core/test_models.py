@@ -20,12 +20,12 @@ from attrs import evolve, frozen
 from enginehouse.contract.backend import Match, ModelSource, Probe
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError, ModelNotFound, ModelNotReady
 from enginehouse.contract.types import EngineRequest, Segment, StopParams, TextDelta
-from enginehouse.models import LoadedModel, ModelManager
-from enginehouse.models.choice import choose_backend
-from enginehouse.models.opening import plan_model
-from enginehouse.models.restarts import RestartPolicy, Restarts
-from enginehouse.models.sources import find_source, no_such_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.serving.choice import choose_backend
+from enginehouse.serving.opening import plan_model
+from enginehouse.serving.restarts import RestartPolicy, Restarts
+from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import LimitsSettings, ModelSettings, Settings
 from enginehouse_testkit.fake_runner import FakeBackend
 

@@ -12,8 +12,8 @@ import openai
 import pytest
 from attrs import evolve, frozen
 
+from enginehouse.contract.request_fields import fields_of
 from enginehouse.plugins import PluginRegistry
-from enginehouse.request_fields import fields_of
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread

@@ -14,11 +14,11 @@ from enginehouse.contract.errors import (
     RenderError,
 )
 from enginehouse.contract.types import GenerateRequest, Message, TextDelta
-from enginehouse.models import ModelManager
-from enginehouse.parameters import Defaults, Layer, effective_parameters, read_defaults
-from enginehouse.pipeline import Pipeline
+from enginehouse.pipeline.parameters import Defaults, Layer, effective_parameters, read_defaults
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.serving import ModelManager
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 

@@ -10,7 +10,7 @@ from enginehouse.api.caller import Caller, split_compat
 from enginehouse.api.details import optimization_headers
 from enginehouse.contract.types import RequestFinished
 from enginehouse.keys import KeyRecord
-from enginehouse.parameters import read_defaults
+from enginehouse.pipeline.parameters import read_defaults
 from enginehouse.settings.config import load_settings
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName
 

@@ -16,13 +16,13 @@ from enginehouse.contract.model_folder import ModelFolder, recommended_parameter
 from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_file import digest
-from enginehouse.hub.cache import ModelCache, is_complete
-from enginehouse.hub.client import HubClient
-from enginehouse.hub.listing import HubFile
-from enginehouse.hub.reference import HubReference
-from enginehouse.hub.transfer import Transfer
 from enginehouse.keys.file import read_key_file
-from enginehouse.prompt.model_templates import ModelTemplates
+from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.serving.hub.cache import ModelCache, is_complete
+from enginehouse.serving.hub.client import HubClient
+from enginehouse.serving.hub.listing import HubFile
+from enginehouse.serving.hub.reference import HubReference
+from enginehouse.serving.hub.transfer import Transfer
 from enginehouse.settings.config import ModelSettings
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")]

@@ -17,8 +17,8 @@ import pytest
 
 from enginehouse.contract.errors import InvalidRequest, RenderError, ServerOverloaded
 from enginehouse.contract.types import Message, Segment
-from enginehouse.prompt.renderer import ChatPrompt, Renderer
-from enginehouse.prompt.templates import render
+from enginehouse.pipeline.prompt.renderer import ChatPrompt, Renderer
+from enginehouse.pipeline.prompt.templates import render
 
 TIMEOUT_S = 1.5
 HANGS = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"
@@ -363,7 +363,7 @@ async def test_close_while_processes_start_leaves_none_behind(delay_s: float) ->
 
 ORPHAN = f"""
 import asyncio
-from enginehouse.prompt.renderer import ChatPrompt, Renderer
+from enginehouse.pipeline.prompt.renderer import ChatPrompt, Renderer
 
 async def main():
     renderer = Renderer(60.0, 1000)

@@ -8,8 +8,8 @@ from attrs import field, frozen
 
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
+from enginehouse.contract.request_fields import CORE_FIELDS, fields_of
 from enginehouse.plugins import PluginRegistry
-from enginehouse.request_fields import CORE_FIELDS, fields_of
 from enginehouse.settings.config import PluginsSettings
 
 

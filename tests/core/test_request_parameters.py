@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.types import Constraint, GenerateRequest, Thinking, Tool, ToolUse
-from enginehouse.request_parameters import given_parameters, without_parameter
+from enginehouse.pipeline.request_parameters import given_parameters, without_parameter
 
 STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
 LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.control_strings import ControlStrings, control_strings
-from enginehouse.prompt.markers import Markers
-from enginehouse.prompt.segments import encode_segments
-from enginehouse.prompt.templates import render
+from enginehouse.engine.text.control_strings import ControlStrings, control_strings
+from enginehouse.engine.text.segments import encode_segments
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.markers import Markers
+from enginehouse.pipeline.prompt.templates import render
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

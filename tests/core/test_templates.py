@@ -11,11 +11,11 @@ import pytest
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
-from enginehouse.prompt import sandbox
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.fallback import CHATML, GEMMA, PLAIN, fallback_template
-from enginehouse.prompt.sandbox import compile_template
-from enginehouse.prompt.templates import check, render
+from enginehouse.pipeline.prompt import sandbox
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.fallback import CHATML, GEMMA, PLAIN, fallback_template
+from enginehouse.pipeline.prompt.sandbox import compile_template
+from enginehouse.pipeline.prompt.templates import check, render
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))

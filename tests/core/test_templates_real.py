@@ -15,8 +15,8 @@ import pytest
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.templates import check, render
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.templates import check, render
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

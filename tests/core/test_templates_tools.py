@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.types import Message, Segment, ToolCall
-from enginehouse.prompt.arguments import Arguments, read_arguments
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.templates import render
+from enginehouse.pipeline.prompt.arguments import Arguments, read_arguments
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.templates import render
 
 ARGUMENTS = '{"city": "Zürich", "days":2}'
 CONTROL = ("<|im_end|>", "</think>")

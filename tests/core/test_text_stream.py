@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.output.stops import StopAutomaton, stop_automaton
-from enginehouse.output.text_stream import Piece, TextStream
+from enginehouse.engine.text.stops import StopAutomaton, stop_automaton
+from enginehouse.engine.text.text_stream import Piece, TextStream
 
 EVERYTHING = "Grüße 漢字かな 한국어 🧑🏽‍🚀 🇨🇦 \U0001d518 e\u0301"
 CONTROL = frozenset({0})

@@ -19,12 +19,12 @@ import pytest
 
 from enginehouse.contract.errors import EngineDead, ModelLoadError, WorkerDied
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams, TextDelta
-from enginehouse.engine.worker import Load, WorkerEngine
-from enginehouse.engine.worker.carrier import ProcessCarrier, worker_command
-from enginehouse.engine.worker.endings import count_memory_kills, describe_exit, ending_of
-from enginehouse.engine.worker.link import frame, socket_pair
-from enginehouse.engine.worker.messages import encode
 from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers import Load, WorkerEngine
+from enginehouse.workers.carrier import ProcessCarrier, worker_command
+from enginehouse.workers.endings import count_memory_kills, describe_exit, ending_of
+from enginehouse.workers.link import frame, socket_pair
+from enginehouse.workers.messages import encode
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -429,7 +429,7 @@ async def test_death_is_noticed_although_a_process_that_the_worker_started_holds
 SERVER = """
 import asyncio, sys
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.engine.worker import Load, WorkerEngine
+from enginehouse.workers import Load, WorkerEngine
 from enginehouse.contract.types import EngineRequest, EngineSettings, Segment, StopParams
 
 async def main(backend, options, is_loading):

@@ -34,8 +34,8 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
-from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers import Load, WorkerEngine
 
 ISOLATIONS = ("process", "thread")
 _ids = itertools.count()

@@ -11,10 +11,10 @@ import pytest
 from enginehouse.contract.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.worker.calls import NOBODY
-from enginehouse.engine.worker.intake import Intake
-from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameTooLarge
-from enginehouse.engine.worker.messages import (
+from enginehouse.workers.calls import NOBODY
+from enginehouse.workers.intake import Intake
+from enginehouse.workers.link import MAX_FRAME_BYTES, FrameTooLarge
+from enginehouse.workers.messages import (
     Accepted,
     Begun,
     CallFailed,

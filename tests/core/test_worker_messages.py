@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract import errors
-from enginehouse.engine.worker import messages
-from enginehouse.engine.worker.connection import Connection
-from enginehouse.engine.worker.link import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
-from enginehouse.engine.worker.messages import Begun, Cancel, FromWorker, encode
+from enginehouse.workers import messages
+from enginehouse.workers.connection import Connection
+from enginehouse.workers.link import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
+from enginehouse.workers.messages import Begun, Cancel, FromWorker, encode
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

@@ -1,7 +1,7 @@
 """The table of docs/api.md that says what becomes of each parameter, made by the rules that decide about requests.
 
 Which parameters the APIs have that Enginehouse speaks is written down here, from their documentation; everything else
-is asked of :mod:`enginehouse.capabilities`. What depends on the model is asked twice: for a model that has everything
+is asked of ``capabilities``. What depends on the model is asked twice: for a model that has everything
 that a model can bring, a device that draws included, and for one that brings nothing. Of the backend ``remote`` these
 are another Enginehouse that serves such a model, and a server of which nothing but OpenAI's API is known.
 """
@@ -16,12 +16,12 @@ import msgspec
 from enginehouse.api.chat import ChatBody
 from enginehouse.api.completions import CompletionBody
 from enginehouse.api.unsupported import refused_fields
-from enginehouse.capabilities import Capability, Deciders, capabilities_of
-from enginehouse.chat_formats import ChatFormats
 from enginehouse.contract.backend import DRAW_FIELDS
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import EngineCapabilities, EngineSettings, ModelInfo
 from enginehouse.engine.loop import StepEngine
+from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of
+from enginehouse.pipeline.chat_formats import ChatFormats
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_remote.kinds import KINDS

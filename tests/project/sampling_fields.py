@@ -10,9 +10,9 @@ import attrs
 from enginehouse.api.openapi.fields import ClassSchemas
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import SamplingParams, StopParams
-from enginehouse.parameters import ParameterFields
+from enginehouse.pipeline.parameters import ParameterFields
+from enginehouse.pipeline.sampler_order import OFF_VALUES
 from enginehouse.plugins import PluginRegistry
-from enginehouse.sampler_order import OFF_VALUES
 from enginehouse.settings.config import PluginsSettings
 
 __all__ = ["field_table", "step_table"]

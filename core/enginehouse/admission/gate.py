@@ -18,8 +18,8 @@ from enginehouse.admission.memory import MemoryAccount
 from enginehouse.admission.rates import Rate, Rates, RateState, Taken
 from enginehouse.contract.errors import RateLimited, ServerOverloaded
 from enginehouse.contract.identity import Identity
+from enginehouse.engine.throughput import Throughput
 from enginehouse.settings.config import LimitsSettings
-from enginehouse.throughput import Throughput
 
 __all__ = ["Admission", "Ticket"]
 

@@ -17,7 +17,7 @@ from litestar.types import Scope
 
 from enginehouse.api.pace import Pace
 from enginehouse.api.request_ids import new_request_id
-from enginehouse.parameters import Parameters
+from enginehouse.pipeline.parameters import Parameters
 
 __all__ = ["RECORD_KEY", "AccessRecord", "record_of"]
 

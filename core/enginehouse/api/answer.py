@@ -17,6 +17,7 @@ from attrs import define, field
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
 from enginehouse.api.compressed import compression_figures
+from enginehouse.api.openai.predicted import PredictionCount
 from enginehouse.api.prompt_scores import PromptScores
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.types import (
@@ -29,8 +30,7 @@ from enginehouse.contract.types import (
     TextDelta,
     TokenLogprob,
 )
-from enginehouse.output.prediction import PredictionCount
-from enginehouse.pipeline import RunningRequest
+from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]

@@ -31,9 +31,9 @@ from enginehouse.api.tools import (
     find_ignored_in_tools,
     read_tool_use,
 )
-from enginehouse.aside import aside
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.parameters import INT64_MAX
+from enginehouse.pipeline.parameters import INT64_MAX
+from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["ChatBody", "chat_route"]

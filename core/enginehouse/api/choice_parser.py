@@ -15,7 +15,7 @@ import msgspec
 
 from enginehouse.contract.parsers import AnswerPart, AnswerText, CallArguments, CallStarted, ReasoningText
 from enginehouse.contract.types import CallDelta, FinishReason, TokenLogprob
-from enginehouse.output.answer_parser import AnswerParser
+from enginehouse.pipeline.answer_parser import AnswerParser
 
 __all__ = ["CallPiece", "ChoiceParser", "Piece", "call_piece"]
 

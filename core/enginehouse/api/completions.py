@@ -22,11 +22,11 @@ from enginehouse.api.echo import Echo, read_echo
 from enginehouse.api.generation import GenerationResponse
 from enginehouse.api.raw_prompt import read_prompts
 from enginehouse.api.state import ApiState
-from enginehouse.aside import aside
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.parameters import INT64_MAX
-from enginehouse.pipeline import RunningRequest
+from enginehouse.pipeline.parameters import INT64_MAX
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["CompletionBody", "completion_route"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from enginehouse.compressing import Compressed
-from enginehouse.pipeline import RunningRequest
+from enginehouse.pipeline.compressing import Compressed
+from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import Profile
 
 __all__ = ["compression_figures", "compression_headers", "shown_compressed"]

@@ -18,7 +18,7 @@ from enginehouse.api.body import KEEPS_NULLS
 from enginehouse.api.unsupported import refuse
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import Constraint, ConstraintKind
-from enginehouse.parameters import ParameterFields
+from enginehouse.pipeline.parameters import ParameterFields
 
 __all__ = ["ConstraintFields", "find_ignored_in_constraints"]
 

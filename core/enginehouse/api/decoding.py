@@ -20,11 +20,11 @@ from enginehouse.api.compression import find_ignored_in_compression, read_compre
 from enginehouse.api.constraints import ConstraintFields, find_ignored_in_constraints
 from enginehouse.api.encoding import encode_json
 from enginehouse.api.unsupported import find_unsupported, is_known, refuse
-from enginehouse.aside import aside
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.parameters import read_extensions, request_converter
+from enginehouse.pipeline.parameters import read_extensions, request_converter
+from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.structuring import find_problems
 

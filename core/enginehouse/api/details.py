@@ -20,7 +20,7 @@ from enginehouse.api.effective import shown_fields, shown_parameters
 from enginehouse.api.encoding import encode_json, encode_line
 from enginehouse.api.routed import shown_routed
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.request_fields import RequestField
+from enginehouse.contract.request_fields import RequestField
 from enginehouse.settings.profiles import Profile
 
 __all__ = ["DETAILS_HEADER", "AnswerDetails", "DetailedDialect", "asks_for_details", "optimization_headers"]

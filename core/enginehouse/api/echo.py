@@ -12,7 +12,7 @@ from attrs import frozen
 from enginehouse.api.encoding import legacy_logprob, legacy_top_logprobs, token_text
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import TokenLogprob
-from enginehouse.pipeline import Pipeline, RunningRequest
+from enginehouse.pipeline.pipeline import Pipeline, RunningRequest
 
 __all__ = ["Echo", "read_echo"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from enginehouse.api.decoding import Decoded, GenerationBody
-from enginehouse.parameters import Origin, Parameters
-from enginehouse.request_fields import RequestField
+from enginehouse.contract.request_fields import RequestField
+from enginehouse.pipeline.parameters import Origin, Parameters
 
 __all__ = ["shown_fields", "shown_parameters"]
 

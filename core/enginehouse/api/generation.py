@@ -20,6 +20,7 @@ from enginehouse.api.doors import ticket_of
 from enginehouse.api.exchange import Exchange
 from enginehouse.api.metering import estimate_tokens, used_tokens
 from enginehouse.api.open_answers import OpenAnswer
+from enginehouse.api.openai.predicted import PredictionCount
 from enginehouse.api.own_machine import foreign_sign
 from enginehouse.api.prompt_log import log_prompts
 from enginehouse.api.prompt_scores import PromptScores
@@ -28,10 +29,9 @@ from enginehouse.api.routed import routed_headers
 from enginehouse.api.security import connection_of
 from enginehouse.api.sse import EventStream
 from enginehouse.api.state import ApiState
-from enginehouse.aside import aside
 from enginehouse.contract.types import Event, GenerateRequest
-from enginehouse.output.prediction import PredictionCount
-from enginehouse.pipeline import RunningRequest
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.serving.background import aside
 from enginehouse.settings.timeouts import Timeouts, timeouts_of
 
 __all__ = ["GenerationResponse"]

@@ -22,11 +22,11 @@ from enginehouse.api.errors import ErrorAnswer
 from enginehouse.api.origins import Headers
 from enginehouse.api.security import Guard
 from enginehouse.api.state import ApiState, ReloadReport
-from enginehouse.aside import apart
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
-from enginehouse.models.changing import ModelChanger
-from enginehouse.pipeline import Pipeline
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.serving.background import apart
+from enginehouse.serving.changing import ModelChanger
 from enginehouse.settings.config import Settings
 
 __all__ = ["Generations", "Reread", "keep_fixed"]

@@ -14,7 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 from enginehouse.api.caller import caller_of
 from enginehouse.api.rights import shown_as
 from enginehouse.api.state import ApiState
-from enginehouse.models import ModelStatus
+from enginehouse.serving import ModelStatus
 
 __all__ = ["health_route"]
 

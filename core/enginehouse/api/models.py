@@ -20,12 +20,12 @@ from enginehouse.api.effective import shown_parameters
 from enginehouse.api.rights import shown_as
 from enginehouse.api.state import ApiState
 from enginehouse.api.unsupported import refused_fields
-from enginehouse.capabilities import Capability
 from enginehouse.contract.errors import ModelLoadError, ModelNotFound
 from enginehouse.contract.types import ModelInfo
-from enginehouse.model_card import ModelCard
-from enginehouse.models import ModelStatus
-from enginehouse.routing import AUTO
+from enginehouse.pipeline.capabilities import Capability
+from enginehouse.pipeline.model_card import ModelCard
+from enginehouse.pipeline.routing import AUTO
+from enginehouse.serving import ModelStatus
 
 __all__ = ["all_capabilities", "model_routes"]
 

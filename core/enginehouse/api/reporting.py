@@ -9,7 +9,7 @@ import attrs
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.listeners import Listeners
 from enginehouse.contract.server_events import ModelChanged, RequestEnded
-from enginehouse.models import ModelManager
+from enginehouse.serving import ModelManager
 
 __all__ = ["forward_model_events", "request_ended"]
 

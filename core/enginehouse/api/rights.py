@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enginehouse.api.caller import Caller
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound
-from enginehouse.models import ModelManager, ModelStatus
+from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import ServerSettings
 
 __all__ = ["check_model", "check_priority", "may_see_prompts", "may_use", "shown_as"]

@@ -18,9 +18,9 @@ from enginehouse.api.chat import ChatBody
 from enginehouse.api.decoding import BodyDecoder
 from enginehouse.api.rights import check_model, check_priority
 from enginehouse.api.state import ApiState
-from enginehouse.aside import aside
 from enginehouse.contract.router import Candidate
-from enginehouse.routing import AUTO, Plan
+from enginehouse.pipeline.routing import AUTO, Plan
+from enginehouse.serving.background import aside
 
 __all__ = ["route_route"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from enginehouse.pipeline import RunningRequest
-from enginehouse.routing import Routed
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.pipeline.routing import Routed
 from enginehouse.settings.profiles import Profile
 
 __all__ = ["routed_headers", "shown_routed"]

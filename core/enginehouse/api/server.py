@@ -31,12 +31,12 @@ from enginehouse.api.reporting import forward_model_events
 from enginehouse.api.state import ApiState
 from enginehouse.contract.errors import ServerStopping
 from enginehouse.keys import KeyStore
-from enginehouse.model_card import release
-from enginehouse.models import ModelManager
-from enginehouse.pipeline import Pipeline
+from enginehouse.pipeline.model_card import release
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
 from enginehouse.process import EndSignals, raise_file_limit
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.serving import ModelManager
 from enginehouse.settings.config import Settings
 
 __all__ = ["OnProgress", "run", "run_loop", "serve"]

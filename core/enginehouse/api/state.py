@@ -13,10 +13,10 @@ from enginehouse.api.listeners import Listeners
 from enginehouse.api.metrics import ServerMetrics
 from enginehouse.contract.errors import ReloadRefused
 from enginehouse.keys import KeyStore
-from enginehouse.models import ModelManager
-from enginehouse.models.changes import ModelChanges
-from enginehouse.pipeline import Pipeline
+from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving import ModelManager
+from enginehouse.serving.changes import ModelChanges
 from enginehouse.settings.config import Settings
 
 __all__ = ["ApiState", "ReloadReport"]

@@ -23,11 +23,11 @@ from enginehouse.api.encoding import encode_json, token_text
 from enginehouse.api.raw_prompt import read_token_ids
 from enginehouse.api.rights import check_model
 from enginehouse.api.state import ApiState
-from enginehouse.aside import aside
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import GenerateRequest, Segment
-from enginehouse.models import LoadedModel
-from enginehouse.prompting import Prompt
+from enginehouse.pipeline.prompting import Prompt
+from enginehouse.serving import LoadedModel
+from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from attrs import evolve
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.models.downloads import missing_download
-from enginehouse.models.opening import plan_model
-from enginehouse.models.sources import find_source
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.downloads import missing_download
+from enginehouse.serving.opening import plan_model
+from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import ModelSettings
 
 __all__ = ["choose_models"]

@@ -15,8 +15,8 @@ from rich.text import Text
 from enginehouse.cli.model_orders import list_models, load, unload
 from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.contract.errors import EnginehouseError
-from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings
 
 __all__ = ["models"]

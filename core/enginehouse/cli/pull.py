@@ -20,8 +20,8 @@ from rich.progress import (
 )
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.hub import HubClient, HubReference, Pulled, parse_reference, pull
-from enginehouse.hub.listing import HubFile
+from enginehouse.serving.hub import HubClient, HubReference, Pulled, parse_reference, pull
+from enginehouse.serving.hub.listing import HubFile
 
 __all__ = ["PullProgress", "pull_command"]
 

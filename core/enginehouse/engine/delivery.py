@@ -25,7 +25,7 @@ from enginehouse.engine.candidates import LogitRow
 from enginehouse.engine.logprobs import RawLogprobs
 from enginehouse.engine.sampling import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.output.text_stream import Piece
+from enginehouse.engine.text.text_stream import Piece
 
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 

@@ -21,8 +21,8 @@ from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.resumption import restore
 from enginehouse.engine.sampling import SequenceSampler, build_steps
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.output.detokenizer import Detokenizer
-from enginehouse.output.text_stream import TextStream
+from enginehouse.engine.text.detokenizer import Detokenizer
+from enginehouse.engine.text.text_stream import TextStream
 
 __all__ = ["Entrance"]
 

@@ -42,7 +42,7 @@ from enginehouse.engine.inspecting import StepCounts, view_engine
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.speculation import Speculation
-from enginehouse.output.text_stream import Piece
+from enginehouse.engine.text.text_stream import Piece
 
 __all__ = ["EngineOutput", "StepEngine"]
 

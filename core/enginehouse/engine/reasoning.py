@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from enginehouse.contract.types import ReasoningParams
-from enginehouse.output.detokenizer import Detokenizer
+from enginehouse.engine.text.detokenizer import Detokenizer
 
 __all__ = ["ReasoningGate"]
 

@@ -22,7 +22,7 @@ from enginehouse.engine.constraints import ConstraintState
 from enginehouse.engine.disk import StateRead
 from enginehouse.engine.reasoning import ReasoningGate
 from enginehouse.engine.sampling import SequenceSampler
-from enginehouse.output.text_stream import Piece, TextStream
+from enginehouse.engine.text.text_stream import Piece, TextStream
 
 if TYPE_CHECKING:
     from enginehouse.engine.speculation import SequenceDrafts

@@ -13,8 +13,8 @@ import attrs
 from attrs import define, field
 
 from enginehouse.contract.errors import PluginError
+from enginehouse.contract.request_fields import CORE_FIELDS, RequestField, fields_of
 from enginehouse.plugins.kinds import KINDS, Kind
-from enginehouse.request_fields import CORE_FIELDS, RequestField, fields_of
 
 __all__ = ["Registration"]
 

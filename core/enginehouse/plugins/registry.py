@@ -9,10 +9,10 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.request_fields import RequestField
 from enginehouse.plugins.kinds import PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.records import PluginRecord
-from enginehouse.request_fields import RequestField
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, EngineRequest, Event
-from enginehouse.engine.worker import Stage, WorkerGeneration
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.transcript import Transcript
 from enginehouse.replay.work import Work
+from enginehouse.workers import Stage, WorkerGeneration
 
 __all__ = ["ReplayedGeneration"]
 
@@ -161,11 +161,11 @@ class ReplayedGeneration(Work):
         return self._transcript.num_tokens
 
     def begun(self, stage: Stage) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         self.stage = stage
 
     def left(self) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         self._place.left(self)
 
     @property
@@ -174,22 +174,22 @@ class ReplayedGeneration(Work):
         return self._last_stay.num_waiting_events if self._last_stay is not None else 0
 
     def accepted(self, num_prompt_tokens: int) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         self.stage = "waiting"
         self.num_prompt_tokens = num_prompt_tokens
         self._transcript.accepted()
 
     def entered(self) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         self.stage = "waiting"
 
     def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         self.stage, self.has_started = "request", True
         self._transcript.started(num_cached_tokens, num_loaded_tokens, cache_miss)
 
     def record(self, event: Event) -> Event:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         recorded = self._transcript.record(event)
         if self._transcript.is_finished:
             self._place.answered(self)
@@ -198,10 +198,10 @@ class ReplayedGeneration(Work):
         return recorded
 
     def failed(self, error: EnginehouseError) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         if not isinstance(error, WorkerDied):
             self._place.answered(self)
 
     def thinking_stopped(self) -> None:
-        """See :class:`enginehouse.engine.worker.Recorder`."""
+        """See :class:`enginehouse.workers.Recorder`."""
         self._transcript.thinking_stopped()

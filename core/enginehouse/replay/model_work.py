@@ -16,11 +16,11 @@ from enginehouse.contract.errors import (
     Overloaded,
     RequestKillsWorker,
 )
-from enginehouse.engine.worker import WorkerEngine
-from enginehouse.models.served import LoadedModel, ServedModel
 from enginehouse.replay.culprits import Culprits, Offences
 from enginehouse.replay.quarantine import Quarantine
 from enginehouse.replay.work import State, Work
+from enginehouse.serving.served import LoadedModel, ServedModel
+from enginehouse.workers import WorkerEngine
 
 __all__ = ["ModelWork"]
 

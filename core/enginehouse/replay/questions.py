@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import EngineRequest
-from enginehouse.engine.worker import Stage
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.work import Work
+from enginehouse.workers import Stage
 
 __all__ = ["Ask", "Question"]
 
@@ -20,7 +20,7 @@ Ask = Callable[..., Awaitable[_T]]
 
 
 class Question(Work, Generic[_T]):
-    """One question. Also the :class:`enginehouse.engine.worker.WorkObserver` of itself.
+    """One question. Also the :class:`enginehouse.workers.WorkObserver` of itself.
 
     Args:
         ask: asks an engine.

@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 from enginehouse.contract.backend import Generation
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, Segment
-from enginehouse.engine.worker import WorkerEngine
-from enginehouse.models import LoadedModel
-from enginehouse.models.served import ServedModel
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Ask, Question
+from enginehouse.serving import LoadedModel
+from enginehouse.serving.served import ServedModel
+from enginehouse.workers import WorkerEngine
 
 __all__ = ["Replays"]
 

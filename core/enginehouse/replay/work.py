@@ -13,7 +13,7 @@ from enum import Enum
 
 from enginehouse.contract.errors import RequestKillsWorker, WorkerNotBack
 from enginehouse.contract.types import EngineRequest
-from enginehouse.engine.worker import Stage, WorkerEngine
+from enginehouse.workers import Stage, WorkerEngine
 
 __all__ = ["State", "Work"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from enginehouse.contract.backend import Runner, Tokenizer
 from enginehouse.contract.types import Segment
-from enginehouse.prompt.segments import min_tokens
+from enginehouse.engine.text.segments import min_tokens
 from enginehouse_testkit.contract.base import ContractBase
 
 __all__ = ["TokenizerContract"]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from enginehouse.api.generations import _FIXED
-from enginehouse.models.status import ModelState
+from enginehouse.serving.status import ModelState
 
 from .conftest import Operated
 

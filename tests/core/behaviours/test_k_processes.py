@@ -39,7 +39,7 @@ class Pair:
 
     def worker(self) -> psutil.Process:
         children = psutil.Process(self.process.process.pid).children()
-        (found,) = [child for child in children if "enginehouse.engine.worker" in " ".join(child.cmdline())]
+        (found,) = [child for child in children if "enginehouse.workers" in " ".join(child.cmdline())]
         return found
 
     def rss_bytes(self) -> tuple[int, int]:

@@ -14,11 +14,11 @@ from attrs import evolve
 from enginehouse.contract.compressor import Compressor
 from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelUnloaded, RequestError
 from enginehouse.contract.types import Compression, GenerateRequest, Message
-from enginehouse.models import ModelManager
-from enginehouse.models.orders import unload_model
-from enginehouse.pipeline import Pipeline, RunningRequest
+from enginehouse.pipeline.pipeline import Pipeline, RunningRequest
+from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
-from enginehouse.prompt.renderer import Renderer
+from enginehouse.serving import ModelManager
+from enginehouse.serving.orders import unload_model
 from enginehouse.settings.compressor import CompressorSettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from enginehouse.compressing.texts import RequestTexts, find_texts, with_texts
 from enginehouse.contract.compressor import cut
 from enginehouse.contract.types import GenerateRequest, MediaPart, Message, ToolCall
+from enginehouse.pipeline.compressing.texts import RequestTexts, find_texts, with_texts
 
 CALL = ToolCall(id="c", name="f", arguments="{}")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from enginehouse import prompting
 from enginehouse.api import tokens
 from enginehouse.api.answer import Choice
 from enginehouse.api.chat import ChatBody
@@ -17,8 +16,9 @@ from enginehouse.api.chat_dialect import ChatDialect
 from enginehouse.api.choice_parser import Piece
 from enginehouse.api.completion_dialect import CompletionDialect
 from enginehouse.api.completions import CompletionBody
-from enginehouse.aside import aside
 from enginehouse.contract.types import TokenLogprob
+from enginehouse.pipeline import prompting
+from enginehouse.serving.background import aside
 
 from .conftest import Endpoints
 

@@ -134,7 +134,7 @@ class Rig:
         found = []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                is_worker = "enginehouse.engine.worker" in child.cmdline()
+                is_worker = "enginehouse.workers" in child.cmdline()
                 if is_worker and child.pid not in self._strangers and child.status() != psutil.STATUS_ZOMBIE:
                     found.append(child)
         return sorted(found, key=lambda child: child.pid)

@@ -226,7 +226,7 @@ def test_closed_standard_streams_are_the_null_device(tmp_path: Path, closed: tup
 
 
 def worker_of(pid: int) -> psutil.Process:
-    (worker,) = (one for one in psutil.Process(pid).children() if "enginehouse.engine.worker" in one.cmdline())
+    (worker,) = (one for one in psutil.Process(pid).children() if "enginehouse.workers" in one.cmdline())
     return worker
 
 

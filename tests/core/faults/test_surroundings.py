@@ -106,7 +106,7 @@ def test_worker_is_started_when_there_are_descriptors_again(tmp_path: Path, load
         assert client.get(f"{server.url}/health").status_code == 200  # this connection is there from now on
         with no_descriptors_left(process):
             if load == "eager":
-                next(one for one in process.children() if "enginehouse.engine.worker" in one.cmdline()).kill()
+                next(one for one in process.children() if "enginehouse.workers" in one.cmdline()).kill()
             else:
                 asked = threading.Thread(target=client.post, args=(url,), kwargs={"json": question})
                 asked.start()

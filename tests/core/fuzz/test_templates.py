@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment, ToolCall
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.templates import render
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.templates import render
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases
 

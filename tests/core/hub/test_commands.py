@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from enginehouse.models.sources import find_source
+from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread

@@ -11,9 +11,9 @@ import pytest
 from attrs import define
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.hub.client import HubClient
-from enginehouse.hub.reference import HubReference
-from enginehouse.hub.refusals import HubUnreachable
+from enginehouse.serving.hub.client import HubClient
+from enginehouse.serving.hub.reference import HubReference
+from enginehouse.serving.hub.refusals import HubUnreachable
 
 pytestmark = pytest.mark.timeout(60)
 

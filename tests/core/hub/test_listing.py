@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.hub import parse_reference
-from enginehouse.hub.listing import HubFile, Listing, needed_files, read_listing
+from enginehouse.serving.hub import parse_reference
+from enginehouse.serving.hub.listing import HubFile, Listing, needed_files, read_listing
 
 from .conftest import GGUF, SAFETENSORS
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.hub import HubClient, HubUnreachable, Pulled, parse_reference, pull
-from enginehouse.hub.listing import HubFile
-from enginehouse.models.sources import find_source
+from enginehouse.serving.hub import HubClient, HubUnreachable, Pulled, parse_reference, pull
+from enginehouse.serving.hub.listing import HubFile
+from enginehouse.serving.sources import find_source
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
 from .stand_in import StandIn, commit_of, digest_of
@@ -248,7 +248,7 @@ def test_renamed_repository_is_followed_with_the_token(hub: StandIn) -> None:
 
 def test_full_disk_is_noticed_before_the_first_byte(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1_000_000)
-    monkeypatch.setattr("enginehouse.hub.pulling.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("enginehouse.serving.hub.pulling.shutil.disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match=r"0.00 GB must be fetched, but only 0.00 GB are free in .*HF_HOME"):
         fetch(hub, "owner/plain")
 

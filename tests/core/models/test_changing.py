@@ -21,13 +21,13 @@ from enginehouse.contract.errors import (
     ModelUnloaded,
     ServerStopping,
 )
-from enginehouse.hub import HubReference
-from enginehouse.models import ModelManager
-from enginehouse.models.changes import _WITHOUT_WORKER, find_changes
-from enginehouse.models.changing import ModelChanger
-from enginehouse.models.downloads import OnShare
-from enginehouse.models.events import ModelEvent
-from enginehouse.models.orders import load_model, unload_model
+from enginehouse.serving import ModelManager
+from enginehouse.serving.changes import _WITHOUT_WORKER, find_changes
+from enginehouse.serving.changing import ModelChanger
+from enginehouse.serving.downloads import OnShare
+from enginehouse.serving.events import ModelEvent
+from enginehouse.serving.hub import HubReference
+from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 
 from .test_orders import all_events, endless, read
@@ -345,9 +345,9 @@ async def test_download_of_a_model_that_leaves_is_stopped(monkeypatch, after: Ma
             is_stopped.set()
 
     reference = HubReference(model_id="someone/some-model")
-    monkeypatch.setattr("enginehouse.models.manager.download", download)
+    monkeypatch.setattr("enginehouse.serving.manager.download", download)
     monkeypatch.setattr(
-        "enginehouse.models.manager.missing_download", lambda source, _: reference if source == "far" else None
+        "enginehouse.serving.manager.missing_download", lambda source, _: reference if source == "far" else None
     )
     settings = evolve(settings_of({"m": tiny(source="far")}), server=ServerSettings(pull=True))
     manager = ModelManager(settings, registry_of(TinyBackend()))

@@ -19,11 +19,11 @@ from enginehouse.contract.errors import (
     ModelUnloaded,
     ServerStopping,
 )
-from enginehouse.hub import HubReference
-from enginehouse.models import ModelManager
-from enginehouse.models.downloads import OnShare
-from enginehouse.models.leases import Waiters
-from enginehouse.models.orders import load_model, unload_model
+from enginehouse.serving import ModelManager
+from enginehouse.serving.downloads import OnShare
+from enginehouse.serving.hub import HubReference
+from enginehouse.serving.leases import Waiters
+from enginehouse.serving.orders import load_model, unload_model
 
 from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
 
@@ -280,7 +280,7 @@ async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch
     async def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("enginehouse.models.manager.download", broken)
+    monkeypatch.setattr("enginehouse.serving.manager.download", broken)
     async with open_tiny(settings_of({"m": tiny()})) as manager:
         model = manager.make("d", tiny())
         await manager._download(model, HubReference(model_id="someone/some-model"))
@@ -298,7 +298,7 @@ async def test_order_to_load_a_model_that_is_put_off_holds(monkeypatch, load: Li
         on_share(0.5, "downloading")
         await arrived.wait()
 
-    monkeypatch.setattr("enginehouse.models.manager.download", download)
+    monkeypatch.setattr("enginehouse.serving.manager.download", download)
     models = {"other": tiny(2, load="eager"), "m": tiny(2)}
     async with open_tiny(settings_of(models, budget=3)) as manager:
         model = manager.find("m")

@@ -13,10 +13,10 @@ import pytest
 
 from enginehouse.contract.errors import ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
 from enginehouse.contract.types import EngineRequest, Segment
-from enginehouse.models import LoadedModel, ModelManager
-from enginehouse.models.leases import Lease
-from enginehouse.models.orders import load_model, unload_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.serving.leases import Lease
+from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 
 from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until

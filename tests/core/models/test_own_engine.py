@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.models.opening import ModelPlan, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import ModelPlan, plan_model
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.drafter import DrafterSettings
 

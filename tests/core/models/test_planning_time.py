@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource
-from enginehouse.models import memory, opening
+from enginehouse.serving import memory, opening
 
 from .tiny import TinyBackend, TinyOptions, open_tiny, settings_of, states, tiny
 

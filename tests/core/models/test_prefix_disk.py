@@ -9,11 +9,11 @@ import pytest
 
 from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.engine.worker.disk import model_digest
-from enginehouse.engine.worker.messages import Load
-from enginehouse.models.opening import ModelPlan, open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import ModelPlan, open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, Settings, load_settings
+from enginehouse.workers.disk import model_digest
+from enginehouse.workers.messages import Load
 
 
 def plan(name: str = "m", **fields: Any) -> tuple[ModelPlan, ModelSettings, Settings]:

@@ -23,11 +23,11 @@ from enginehouse.contract.errors import (
     ModelUnloaded,
     ServerStopping,
 )
-from enginehouse.models import LoadedModel, ModelManager
-from enginehouse.models.changing import ModelChanger
-from enginehouse.models.leases import Lease
-from enginehouse.models.orders import load_model, unload_model
-from enginehouse.models.room import choose_leavers
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.serving.changing import ModelChanger
+from enginehouse.serving.leases import Lease
+from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.room import choose_leavers
 from enginehouse.settings.config import Settings
 from enginehouse.settings.memory_budget import MemoryBudget, format_bytes, read_bytes
 

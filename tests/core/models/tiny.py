@@ -13,8 +13,8 @@ from attrs import define, evolve, field, frozen
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.hookspecs import API_VERSION
-from enginehouse.models import ModelManager
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving import ModelManager
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.memory_budget import MAIN_MEMORY, MemoryBudget
 from enginehouse_testkit.script import Script, ScriptToken

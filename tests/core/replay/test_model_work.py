@@ -23,11 +23,11 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
-from enginehouse.engine.worker import Recorder, WorkerEngine, WorkerGeneration, WorkObserver
 from enginehouse.replay.culprits import _MAX_PAUSE_S
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Question
+from enginehouse.workers import Recorder, WorkerEngine, WorkerGeneration, WorkObserver
 
 _RESTART_S = 2.0
 _STEP_S = 0.05

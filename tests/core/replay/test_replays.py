@@ -14,14 +14,14 @@ import pytest
 
 from enginehouse.contract.errors import EngineDead, Overloaded
 from enginehouse.contract.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
-from enginehouse.engine.worker.endings import count_memory_kills
-from enginehouse.models import ModelManager
-from enginehouse.models.restarts import RestartPolicy
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.work import State, Work
+from enginehouse.serving import ModelManager
+from enginehouse.serving.restarts import RestartPolicy
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.workers.endings import count_memory_kills
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 

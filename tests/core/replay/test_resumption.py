@@ -31,10 +31,10 @@ from enginehouse.contract.types import (
     WorkCounts,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.worker.messages import StepOutputs, Submit, decode_from_worker, decode_to_worker, encode
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay.transcript import Transcript
 from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers.messages import StepOutputs, Submit, decode_from_worker, decode_to_worker, encode
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -25,8 +25,8 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
 from enginehouse.contract.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
-from enginehouse.routing import Plan, Routed, run_attempts
-from enginehouse.routing.experience import Experience
+from enginehouse.pipeline.routing import Plan, Routed, run_attempts
+from enginehouse.pipeline.routing.experience import Experience
 from enginehouse.settings.router import RouterSettings
 
 

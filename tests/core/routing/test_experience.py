@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.routing.experience import Experience
+from enginehouse.pipeline.routing.experience import Experience
 from enginehouse.settings.router import RouterSettings
 
 

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.compressing import Compressed, PromptCompressor
 from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, cut
 from enginehouse.contract.types import Compression, GenerateRequest, Message
-from enginehouse.models import LoadedModel, ModelManager
+from enginehouse.pipeline.compressing import Compressed, PromptCompressor
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
+from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.options import CompressOptions

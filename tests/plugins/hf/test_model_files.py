@@ -17,8 +17,8 @@ import torch
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.engine.worker import Load, WorkerEngine
 from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers import Load, WorkerEngine
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 TinyModel = Callable[[str], Path]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.models.opening import open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.exit_policy import ExitPolicySettings
 

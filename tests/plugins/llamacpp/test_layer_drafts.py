@@ -22,9 +22,9 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.models.memory import footprint_of
-from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.memory import footprint_of
+from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.drafter import DrafterSettings
 from enginehouse_llamacpp.runner import LlamaCppRunner

@@ -79,7 +79,7 @@ def workers(server: ServerProcess) -> list[int]:
     found = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True, check=True
     )
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "enginehouse.engine.worker" in line]
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if "enginehouse.workers" in line]
 
 
 def rss_bytes(pid: int) -> int:

@@ -15,8 +15,8 @@ import pytest
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.exit_policy import ExitOutput
-from enginehouse.models.opening import open_engine, plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.settings.exit_policy import ExitPolicySettings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions

@@ -9,7 +9,7 @@ from typing import Any
 
 from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ReasoningText
 from enginehouse.contract.types import Tool
-from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.pipeline.answer_parser import AnswerParsing
 
 __all__ = ["LAMP", "NOW", "SAY", "TOOLS", "cuts", "make_tool", "told"]
 

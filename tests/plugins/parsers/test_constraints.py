@@ -15,7 +15,7 @@ from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat, ToolFormat
 from enginehouse.contract.structured import Grammar
 from enginehouse.contract.types import Constraint, Tool
-from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from enginehouse.contract.parsers import ChatFormat
-from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text

@@ -12,8 +12,8 @@ import pytest
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.parsers import ChatFormat, ToolParser
 from enginehouse.contract.types import Message, Tool, ToolCall
-from enginehouse.prompt.chat_prompt import ChatPrompt
-from enginehouse.prompt.templates import render
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.templates import render
 from enginehouse_parsers.llama import LlamaToolParser
 from enginehouse_parsers.mistral import MistralToolParser
 from enginehouse_parsers.pythonic import PythonicToolParser

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract.parsers import ChatFormat
-from enginehouse.output.answer_parser import AnswerParsing
+from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse_parsers.tagged_json import HermesToolParser
 from enginehouse_parsers.think import ThinkParser
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.models.drafters import DrafterPlan
-from enginehouse.models.opening import plan_model
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.drafters import DrafterPlan
+from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse.settings.drafter import DrafterSettings
 

@@ -10,8 +10,8 @@ from attrs import frozen
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import EngineView
-from enginehouse.models import LoadedModel, ModelManager
 from enginehouse.replay import Replays
+from enginehouse.serving import LoadedModel, ModelManager
 
 __all__ = ["Engines"]
 

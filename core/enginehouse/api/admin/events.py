@@ -14,7 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from enginehouse.api.encoding import encode_json
 from enginehouse.api.sse import EVENT_STREAM_HEADERS, PING, event
 from enginehouse.api.state import ApiState
-from enginehouse.models.events import Subscription
+from enginehouse.serving.events import Subscription
 
 __all__ = ["event_route"]
 

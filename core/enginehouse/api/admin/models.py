@@ -15,8 +15,8 @@ from enginehouse.api.body import parse_object, read_body, read_empty_body
 from enginehouse.api.decoding import decode_problem
 from enginehouse.api.state import ApiState
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.models import ModelManager, ModelStatus
-from enginehouse.models.orders import load_model, unload_model
+from enginehouse.serving import ModelManager, ModelStatus
+from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.structuring import strict_converter
 
 __all__ = ["UnloadBody", "admin_model_routes", "describe_model"]

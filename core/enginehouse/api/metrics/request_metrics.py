@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enginehouse.api.access import AccessRecord
 from enginehouse.api.metrics.families import FIGURES
 from enginehouse.api.metrics.values import Values
-from enginehouse.models import ModelManager
+from enginehouse.serving import ModelManager
 
 __all__ = ["RequestMetrics"]
 

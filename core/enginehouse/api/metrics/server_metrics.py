@@ -22,8 +22,8 @@ from enginehouse.api.metrics.values import Values
 from enginehouse.api.open_answers import list_answers
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineFigures, Inspectable
-from enginehouse.engine.worker.figures import rss_bytes
-from enginehouse.models import ModelManager, ModelState, ModelStatus
+from enginehouse.serving import ModelManager, ModelState, ModelStatus
+from enginehouse.workers.figures import rss_bytes
 
 __all__ = ["ServerMetrics"]
 

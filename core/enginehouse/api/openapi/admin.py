@@ -7,8 +7,8 @@ from typing import Any, get_args
 from enginehouse.api.openapi.answers import object_of, reference
 from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.running import RUNNING_SCHEMAS
-from enginehouse.models import ModelState
-from enginehouse.models.events import EventKind
+from enginehouse.serving import ModelState
+from enginehouse.serving.events import EventKind
 
 __all__ = ["ADMIN_SCHEMAS", "admin_paths"]
 

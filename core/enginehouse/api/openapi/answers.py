@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import get_args
 
 from enginehouse.api.openapi.fields import JsonSchema
-from enginehouse.capabilities import Support
-from enginehouse.models import ModelState
-from enginehouse.parameters import Origin
+from enginehouse.pipeline.capabilities import Support
+from enginehouse.pipeline.parameters import Origin
+from enginehouse.serving import ModelState
 
 __all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
 

@@ -12,7 +12,7 @@ from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
 from enginehouse.api.rate_headers import RATE_HEADERS
 from enginehouse.contract.sampler import SamplerPlugin
-from enginehouse.model_card import release
+from enginehouse.pipeline.model_card import release
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.profiles import PROFILES
 

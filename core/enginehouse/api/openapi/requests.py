@@ -13,7 +13,7 @@ from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
 from enginehouse.api.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.tools import MAX_TOOLS
 from enginehouse.contract.sampler import SamplerPlugin
-from enginehouse.parameters import MAX_STOP_CHARS, MAX_STOP_TOKENS
+from enginehouse.pipeline.parameters import MAX_STOP_CHARS, MAX_STOP_TOKENS
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["request_schemas"]

@@ -1,0 +1,1 @@
+"""The pipeline of a request: its model, its parameters, its prompt, and the engine that answers it."""

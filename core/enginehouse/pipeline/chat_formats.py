@@ -1,0 +1,269 @@
+"""How a model shows tool calls and reasoning, and what that makes of a chat request.
+
+Called by the pipeline. Chooses parsers for a model once, then plans each chat: what the template gets, what the
+engine must enforce, and how the answers are parsed. Knows no format by itself and renders nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from attrs import field, frozen
+
+from enginehouse.contract.errors import ConfigError, UnsupportedParameter
+from enginehouse.contract.parsers import (
+    ChatFormat,
+    PreparedChat,
+    ReasoningFormat,
+    ReasoningParser,
+    ToolFormat,
+    ToolParser,
+)
+from enginehouse.contract.types import (
+    Constraint,
+    GenerateRequest,
+    Message,
+    ReasoningParams,
+    Segment,
+    Thinking,
+    Tool,
+    ToolUse,
+)
+from enginehouse.pipeline.answer_parser import AnswerParsing
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import ModelSettings
+
+__all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
+
+_log = logging.getLogger("enginehouse.contract.parsers")
+_MAX_MODELS = 64
+_PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"})
+_P = TypeVar("_P", ToolParser, ReasoningParser)
+
+
+@frozen
+class ModelFormats:
+    """What serves one model; None where no parser does.
+
+    Attributes:
+        tool_parser: name of the parser behind ``tools``.
+        reasoning_parser: name of the parser behind ``reasoning``.
+        template_takes_tools: the chat template shows tools by itself; else they are described in the prompt.
+    """
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    template_takes_tools: bool = False
+
+
+class ChatFormats:
+    """Chooses parsers by chat template.
+
+    Args:
+        registry: the parsers.
+        models: settings by name; they may name parsers.
+
+    Raises:
+        ConfigError: the settings name a parser that does not exist.
+    """
+
+    def __init__(self, registry: PluginRegistry, models: Mapping[str, ModelSettings]) -> None:
+        self._tool_parsers = registry.tool_parsers
+        self._reasoning_parsers = registry.reasoning_parsers
+        self._models = models
+        self._known: OrderedDict[tuple[str, str], ModelFormats] = OrderedDict()
+        for name, model in models.items():
+            _check_name(f"models.{name}.tool_parser", model.tool_parser, self._tool_parsers)
+            _check_name(f"models.{name}.reasoning_parser", model.reasoning_parser, self._reasoning_parsers)
+
+    def of(self, model: str, chat: ChatFormat) -> ModelFormats:
+        """The formats of a model; chosen when it is first asked for, or has another template."""
+        key = (model, chat.template)
+        if key not in self._known:
+            settings = self._models[model]
+            tools = _choose(self._tool_parsers, settings.tool_parser, chat)
+            reasoning = _choose(self._reasoning_parsers, settings.reasoning_parser, chat)
+            self._known[key] = _bind(tools, reasoning, chat)
+            if len(self._known) > _MAX_MODELS:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+
+@frozen(kw_only=True)
+class ChatPlan:
+    """What becomes of a chat request.
+
+    Attributes:
+        messages: as the template can show them.
+        variables: of the template, besides the messages.
+        constraint: what the answers must look like.
+        shown_tokens: control tokens whose text the parser must see.
+        forces_reasoning: the model would begin with reasoning by itself, but a constraint would keep it from
+            doing so; the prompt must open it.
+        budget: most tokens of reasoning; None is no limit.
+    """
+
+    messages: tuple[Message, ...]
+    variables: dict[str, Any] = field(factory=dict)
+    constraint: Constraint | None = None
+    shown_tokens: tuple[str, ...] = ()
+    forces_reasoning: bool = False
+    budget: int | None = None
+    _formats: ModelFormats
+    _request: GenerateRequest
+
+    def opened(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """The rendered prompt, with reasoning opened where it must be."""
+        reasoning = self._formats.reasoning
+        if reasoning is None or not self.forces_reasoning or _is_open(reasoning, segments):
+            return segments
+        return (*segments, Segment(f"{reasoning.start}\n", trusted=True))
+
+    def reasoning_params(self, segments: tuple[Segment, ...]) -> ReasoningParams | None:
+        """What the engine must know of the reasoning; ``segments`` is the whole prompt."""
+        reasoning = self._formats.reasoning
+        if reasoning is None:
+            return None
+        is_open = _is_open(reasoning, segments)
+        if self.constraint is not None and not is_open:
+            return None  # the constraint holds from the first token on
+        return ReasoningParams(start=reasoning.start, end=reasoning.end, is_open=is_open, budget=self.budget)
+
+    def parsing(self, reasoning: ReasoningParams | None) -> AnswerParsing:
+        """How the answers are parsed."""
+        use = self._request.tool_use
+        max_calls = 1 if use is not None and (use.parallel is False or use.only is not None) else None
+        return AnswerParsing(
+            reasoning=self._formats.reasoning if reasoning is not None else None,
+            reasoning_is_open=reasoning is not None and reasoning.is_open,
+            tool_format=self._formats.tools if use is not None else None,
+            tools=use.callable if use is not None else (),
+            max_calls=max_calls,
+        )
+
+
+def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Constraint | None) -> ChatPlan:
+    """Plan a request with messages.
+
+    Args:
+        constraint: what the request wants its answers to look like, calls apart.
+
+    Raises:
+        RequestError: this model's format cannot do what the request asks for.
+    """
+    assert request.messages is not None
+    use, thinking, reasoning = request.tool_use, request.thinking, formats.reasoning
+    prepared = _prepare(request.messages, use, formats.tools)
+    variables = dict(request.template_variables)
+    enabled = _is_enabled(thinking, reasoning)
+    if reasoning is not None:
+        variables = {**reasoning.variables(enabled, thinking.effort), **variables}
+    if prepared.tools:
+        variables["tools"] = [tool.definition for tool in prepared.tools]
+    if use is not None and formats.tools is not None:
+        constraint = _constraint(use, formats.tools, constraint)
+    reasons = reasoning is not None and reasoning.has_switch and enabled is not False
+    return ChatPlan(
+        messages=prepared.messages,
+        variables=variables,
+        constraint=constraint,
+        shown_tokens=formats.tools.markers if formats.tools is not None and use is not None else (),
+        forces_reasoning=reasons and constraint is not None and thinking.budget != 0,
+        budget=0 if enabled is False else thinking.budget,
+        formats=formats,
+        request=request,
+    )
+
+
+def _constraint(use: ToolUse, tools: ToolFormat, answer: Constraint | None) -> Constraint | None:
+    """What the answers must look like, calls included."""
+    parallel = use.parallel if use.only is None else False
+    if use.choice == "required":
+        return tools.constraint(use.callable, parallel)
+    if use.choice == "none":
+        return answer
+    if answer is not None:
+        return tools.constraint(use.callable, parallel, answer)
+    is_checked = any(tool.strict for tool in use.callable)
+    return tools.constraint(use.callable, parallel, "any") if is_checked else None
+
+
+def _prepare(messages: tuple[Message, ...], use: ToolUse | None, tools: ToolFormat | None) -> PreparedChat:
+    wanted = use.callable if use is not None else ()
+    if not wanted and not any(message.tool_calls or message.role == "tool" for message in messages):
+        return PreparedChat(messages)
+    if tools is None:
+        param = "tools" if wanted else "messages"
+        raise UnsupportedParameter(f"{param}: no installed plugin knows how this model calls tools", param)
+    return tools.prepare(messages, wanted)
+
+
+def _is_enabled(thinking: Thinking, reasoning: ReasoningFormat | None) -> bool | None:
+    """Whether to reason. Minimal effort is none at all where the template has a switch."""
+    if thinking.enabled is None and thinking.effort == "minimal" and reasoning is not None and reasoning.has_switch:
+        return False
+    return False if thinking.budget == 0 else thinking.enabled
+
+
+def _is_open(reasoning: ReasoningFormat, segments: tuple[Segment, ...]) -> bool:
+    # An untrusted end was written by a client; it opens nothing.
+    return bool(segments) and segments[-1].trusted and reasoning.is_open("".join(segment.text for segment in segments))
+
+
+def _choose(parsers: Mapping[str, _P], wanted: str | None, chat: ChatFormat) -> _P | None:
+    """The parser that the settings name, or the surest one; of several the first."""
+    if wanted is not None:
+        return None if wanted == "none" else parsers[wanted]
+    best, score = None, 0.0
+    for parser in parsers.values():
+        match = _match(parser, chat)
+        if match > score:
+            best, score = parser, match
+    return best
+
+
+def _match(parser: ToolParser | ReasoningParser, chat: ChatFormat) -> float:
+    try:
+        return parser.match(chat)
+    except Exception:  # noqa: BLE001 - plugin border: a parser that cannot judge a template does not serve it
+        _log.exception("the parser %s failed while looking at a chat template", parser.name)
+        return 0.0
+
+
+def _bind(tools: ToolParser | None, reasoning: ReasoningParser | None, chat: ChatFormat) -> ModelFormats:
+    bound = reasoning.bind(chat) if reasoning is not None else None
+    tool_format = _bind_tools(tools, chat)
+    return ModelFormats(
+        tool_format,
+        bound,
+        tool_parser=tools.name if tools is not None and tool_format is not None else None,
+        reasoning_parser=reasoning.name if reasoning is not None else None,
+        template_takes_tools=tool_format is not None and _leaves_tools_to_template(tool_format),
+    )
+
+
+def _bind_tools(parser: ToolParser | None, chat: ChatFormat) -> ToolFormat | None:
+    try:
+        return parser.bind(chat) if parser is not None else None
+    except Exception:  # noqa: BLE001 - plugin border: requests without tools can be served all the same
+        _log.exception("the tool parser %s failed; its model cannot call tools", parser and parser.name)
+        return None
+
+
+def _leaves_tools_to_template(tools: ToolFormat) -> bool:
+    try:
+        return bool(tools.prepare((Message(role="user", content=""),), (_PROBE,)).tools)
+    except Exception:  # noqa: BLE001 - plugin border: this is only shown; requests with tools fail by themselves
+        _log.exception("the tool format of %s failed on a plain chat", type(tools).__module__)
+        return False
+
+
+def _check_name(path: str, name: str | None, known: Iterable[str]) -> None:
+    if name is not None and name != "none" and name not in known:
+        listed = ", ".join(sorted((*known, "none")))
+        raise ConfigError(f"{path}: there is no parser {name!r}; known: {listed}", path)

@@ -1,0 +1,158 @@
+"""What compressors ask models, from the thread they run on: a bridge to the event loop, where engines live."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import uuid
+from collections.abc import Coroutine, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from enginehouse.contract.compressor import ScoredToken
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
+    EngineRequest,
+    GenerateRequest,
+    PromptLogprobs,
+    SamplingParams,
+    Segment,
+    StopParams,
+)
+from enginehouse.replay import Replays
+from enginehouse.serving import LoadedModel
+
+__all__ = ["EngineTools"]
+
+_T = TypeVar("_T")
+_ANSWER_S = 600.0  # an engine that says nothing for so long has its own bounds; this only frees the thread
+_MAX_AT_ONCE = 8  # prompts that are scored at the same time, so that the queue stays open to requests
+_MAX_REMEMBERED = 4096
+
+
+class EngineTools:
+    """Implements :class:`enginehouse.contract.compressor.CompressionTools` for one compression.
+
+    Args:
+        model: whose tokens are counted.
+        scorer: what is asked how probable texts are.
+        replays: where both are asked.
+        request: on whose behalf; only who asks, how urgently, and what may be kept, is taken from it.
+
+    Attributes:
+        num_scored_tokens: tokens that the scorer has read.
+    """
+
+    def __init__(self, model: LoadedModel, scorer: LoadedModel, replays: Replays, request: GenerateRequest) -> None:
+        self._model, self._scorer, self._replays, self._request = model, scorer, replays, request
+        self._loop = asyncio.get_running_loop()
+        self.num_scored_tokens = 0
+        self._counts: dict[str, int] = {}
+        self._asked: concurrent.futures.Future[Any] | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End the question that is open, and answer no other: the request has gone."""
+        self._is_stopped = True
+        if self._asked is not None:
+            self._asked.cancel()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """See the contract. Counts are remembered, as one text is often counted more than once."""
+        unknown = [text for text in dict.fromkeys(texts) if text not in self._counts]
+        if len(self._counts) + len(unknown) > _MAX_REMEMBERED:
+            self._counts.clear()
+            unknown = list(dict.fromkeys(texts))
+        counted = self._wait(self._tokenize_all(unknown)) if unknown else []
+        self._counts.update(zip(unknown, map(len, counted), strict=True))
+        return [self._counts[text] for text in texts]
+
+    def token_ends(self, text: str) -> list[int]:
+        """See the contract."""
+        return self._wait(self._token_ends(text))
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
+        """See the contract."""
+        return self._wait(self._score_all(pairs))
+
+    def _wait(self, question: Coroutine[Any, Any, _T]) -> _T:
+        """The answer to a question, which is asked on the event loop."""
+        if self._is_stopped:
+            question.close()
+            raise GenerationFailed("the request has gone")
+        self._asked = asyncio.run_coroutine_threadsafe(question, self._loop)
+        return self._asked.result(_ANSWER_S)  # type: ignore[no-any-return]
+
+    async def _tokenize_all(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        return [await self._tokenize(text) for text in texts]
+
+    async def _tokenize(self, text: str) -> Sequence[int]:
+        return await self._replays.tokenize(self._model, (Segment(text),), self._request.caller) if text else ()
+
+    async def _token_ends(self, text: str) -> list[int]:
+        token_ids = await self._tokenize(text)
+        pieces = await self._replays.pieces(self._model, token_ids, self._request.caller)
+        return list(_char_ends(text, [len(piece) for piece in pieces]))
+
+    async def _score_all(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
+        gate = asyncio.Semaphore(_MAX_AT_ONCE)
+
+        async def score(before: str, text: str) -> list[ScoredToken]:
+            async with gate:
+                return await self._score(before, text)
+
+        tasks = [asyncio.create_task(score(before, text)) for before, text in pairs]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _score(self, before: str, text: str) -> list[ScoredToken]:
+        request = EngineRequest(
+            request_id=f"compress-{uuid.uuid4().hex}",
+            segments=(Segment(before + text),),
+            num_prompt_logprobs=0,
+            sampling=SamplingParams(temperature=0.0, seed=0),
+            stopping=StopParams(max_tokens=1),
+            priority=self._request.priority,
+            namespace=self._request.namespace,
+            cache_prompt=self._request.cache_prompt,
+            caller=self._request.caller,
+        )
+        generation = await self._replays.submit(self._scorer, request)
+        self.num_scored_tokens += generation.num_prompt_tokens
+        sizes: list[int] = []
+        logprobs: list[float] = []
+        try:
+            async for batch in generation:
+                for event in batch:
+                    if isinstance(event, PromptLogprobs):
+                        sizes += [len(entry.token) for entry in event.entries]
+                        logprobs += [entry.logprob for entry in event.entries]
+        finally:
+            generation.cancel()
+        if len(logprobs) < generation.num_prompt_tokens - 1:
+            raise GenerationFailed("the engine ended the scoring of a text before it was complete")
+        whole = before + text
+        first = len(whole.encode("utf-8", "replace")) - sum(sizes)  # bytes of the token that has no probability
+        ends = list(_char_ends(whole, [max(0, first), *sizes]))[1:]
+        return [
+            ScoredToken(end - len(before), logprob)
+            for end, logprob in zip(ends, logprobs, strict=True)
+            if end > len(before)
+        ]
+
+
+def _char_ends(text: str, sizes: Sequence[int]) -> Iterator[int]:
+    """Where tokens of these many bytes end in ``text``; approximate where its tokens are not its bytes."""
+    if text.isascii():
+        yield from (min(end, len(text)) for end in accumulate(sizes))
+        return
+    char, byte = 0, 0
+    encoded = [len(one.encode("utf-8", "replace")) for one in text]
+    for end in accumulate(sizes):
+        while char < len(encoded) and byte < end:
+            byte += encoded[char]
+            char += 1
+        yield char

@@ -1,0 +1,148 @@
+"""Parts of messages that are no text -> checked images, for engines that take them; else refused by name.
+
+Called by the pipeline once the model is known; decoding and checking run off the event loop. What leaves here is bytes
+with the type that they really have: engines never see an address that a client wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast
+
+from attrs import evolve
+
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.types import EngineCapabilities, Image, MediaPart, Message
+from enginehouse.pipeline.media.addresses import AddressRefused
+from enginehouse.pipeline.media.fetching import FetchFailed, ImageFetcher, Resolve, resolve_host
+from enginehouse.pipeline.media.image_header import NoImage, read_image_header
+from enginehouse.settings.config import MediaSettings
+
+__all__ = ["MediaReader", "check_media"]
+
+_DETAILS = ("auto", "low", "high")
+
+
+class MediaReader:
+    """Reads what messages of one server link to or hold.
+
+    Args:
+        settings: bounds, and what may be fetched.
+        resolve: finds addresses of hosts.
+    """
+
+    def __init__(self, settings: MediaSettings, resolve: Resolve = resolve_host) -> None:
+        self._settings = settings
+        self._fetcher = ImageFetcher(settings, resolve)
+
+    async def read(self, messages: Sequence[Message], engine: EngineCapabilities) -> tuple[Message, ...]:
+        """The messages with images in place of what the client wrote.
+
+        Raises:
+            UnsupportedParameter: the engine does not take such parts.
+            InvalidRequest: a part is wrong, or what it links to cannot be read.
+        """
+        check_media(messages, engine)
+        parts = list(_media(messages))
+        if len(parts) > self._settings.max_images:
+            message = f"more than {self._settings.max_images} images in one request (media.max_images)"
+            raise InvalidRequest(f"messages: {message}", "messages")
+        for role, part in parts:
+            if role != "user":
+                raise InvalidRequest(f"{part.param}: only messages of the user hold images", part.param)
+        images = await _all(self._image(part) for _, part in parts)
+        found = {part.param: image for (_, part), image in zip(parts, images, strict=True)}
+        return tuple(_with_images(message, found) for message in messages)
+
+    async def _image(self, part: MediaPart) -> Image:
+        where = f"{part.param}.image_url"
+        url, detail = _read_link(part.value, where)
+        try:
+            if url[:5].lower() == "data:":
+                data = await asyncio.to_thread(_decode, url, self._settings.max_bytes)
+            else:
+                data = await self._fetcher.fetch(url)
+            return await asyncio.to_thread(self._checked, data, detail)
+        except (AddressRefused, FetchFailed, NoImage) as error:
+            raise InvalidRequest(f"{where}.url: {error}", f"{where}.url") from error
+
+    def _checked(self, data: bytes, detail: Literal["auto", "low", "high"] | None) -> Image:
+        header, most = read_image_header(data), self._settings.max_pixels
+        if header.width * header.height > most:
+            size = f"{header.width} x {header.height}"
+            raise NoImage(f"it has {size} pixels, more than {most} (media.max_pixels)")
+        return Image(media_type=f"image/{header.format}", data=data, detail=detail)
+
+
+def check_media(messages: Sequence[Message], engine: EngineCapabilities) -> None:
+    """Refuse what messages hold besides text where an engine does not take it; nothing is read.
+
+    Raises:
+        UnsupportedParameter: names the part.
+    """
+    for _, part in _media(messages):
+        _check_kind(part, engine)
+
+
+def _media(messages: Sequence[Message]) -> Iterator[tuple[str, MediaPart]]:
+    """Parts that are no text, each with the role of its message."""
+    for message in messages:
+        yield from ((message.role, part) for part in message.parts if isinstance(part, MediaPart))
+
+
+def _check_kind(part: MediaPart, engine: EngineCapabilities) -> None:
+    if "image" not in engine.media:
+        raise UnsupportedParameter(f"{part.param}: this model takes text only, not {part.kind}", part.param)
+    if part.kind != "image_url":
+        message = f"this model takes text and image_url, not {part.kind}"
+        raise UnsupportedParameter(f"{part.param}: {message}", part.param)
+
+
+def _read_link(value: Any, where: str) -> tuple[str, Literal["auto", "low", "high"] | None]:
+    """``image_url``: an object with ``url`` and perhaps ``detail``, or the address alone."""
+    if isinstance(value, str):
+        return value, None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{where}: must be an object with 'url'", where)
+    url, detail = value.get("url"), value.get("detail")
+    if not isinstance(url, str):
+        raise InvalidRequest(f"{where}.url: must be a string", f"{where}.url")
+    if detail is not None and detail not in _DETAILS:
+        raise InvalidRequest(f"{where}.detail: must be 'auto', 'low' or 'high'", f"{where}.detail")
+    return url, cast(Literal["auto", "low", "high"] | None, detail)
+
+
+def _decode(url: str, max_bytes: int) -> bytes:
+    """What a ``data:`` URL holds. Its media type is looked at, but not believed."""
+    head, comma, text = url[5:].partition(",")
+    kind, *parameters = head.split(";")
+    if not comma:
+        raise NoImage("a data URL needs a comma")
+    if not kind.strip().lower().startswith("image/"):
+        raise NoImage("a data URL must say that it is an image, as in data:image/png;base64,...")
+    if not parameters or parameters[-1].strip().lower() != "base64":
+        raise NoImage("a data URL must be in base64, as in data:image/png;base64,...")
+    if len(text) // 4 * 3 > max_bytes + 3:
+        raise NoImage(f"it has more than {max_bytes} bytes (media.max_bytes)")
+    try:
+        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise NoImage("its base64 is damaged") from error
+
+
+async def _all(readings: Iterator[Any]) -> list[Image]:
+    """Read all at once; when one fails, the others are given up."""
+    tasks: list[asyncio.Task[Image]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(reading) for reading in readings]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _with_images(message: Message, found: dict[str, Image]) -> Message:
+    parts = tuple(found[part.param] if isinstance(part, MediaPart) else part for part in message.parts)
+    return evolve(message, parts=parts) if parts else message

@@ -1,0 +1,122 @@
+"""What is known about a loaded model once it meets the plugins and settings of this server.
+
+Made when a model is first asked for and kept until it is opened again. The pipeline refuses by it, the API shows it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from attrs import evolve, frozen
+
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import ModelInfo
+from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of
+from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
+from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.plugins import PluginRegistry
+
+__all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]
+
+
+@frozen(kw_only=True, eq=False)
+class ModelCard:
+    """One model.
+
+    Attributes:
+        formats: the parsers in use for chats.
+        capabilities: what becomes of each parameter.
+        template_hash: of all its chat templates, 12 hexadecimal digits.
+        quantization: as the backend names it, or the type of its weights; None when it says neither.
+        fingerprint: changes when the same request may get another answer.
+    """
+
+    formats: ModelFormats
+    capabilities: Mapping[str, Capability]
+    template_hash: str
+    quantization: str | None
+    fingerprint: str
+
+
+class ModelCards:
+    """The cards of all models.
+
+    Args:
+        registry: the plugins.
+        formats: chooses parsers.
+        templates: the chat templates of the models.
+    """
+
+    def __init__(self, registry: PluginRegistry, formats: ChatFormats, templates: ModelTemplates) -> None:
+        self._registry = registry
+        self._formats = formats
+        self._templates = templates
+        self._plugins = tuple(
+            f"{record.name} {record.version}"
+            for record in registry.plugins
+            if record.error is None and not record.skipped
+        )
+        self._known: dict[str, tuple[ModelInfo, ModelCard]] = {}
+
+    def of(self, name: str, info: ModelInfo) -> ModelCard:
+        """The card of a model; ``info`` is that of its last load."""
+        known = self._known.get(name)
+        if known is None or known[0] is not info:
+            known = self._known[name] = (info, self._make(name, info))
+        return known[1]
+
+    def _make(self, name: str, info: ModelInfo) -> ModelCard:
+        templates = self._templates.all(name, info)
+        plain, with_tools = (self._templates.choose(name, info, with_tools=tools) for tools in (False, True))
+        of_plain, of_tools = (
+            self._formats.of(name, ChatFormat(template, info.special_tokens)) for template in (plain, with_tools)
+        )
+        formats = evolve(of_tools, reasoning=of_plain.reasoning, reasoning_parser=of_plain.reasoning_parser)
+        deciders = Deciders(
+            info=info,
+            formats=formats,
+            has_template=plain in templates.values(),
+            plugin_fields=self._registry.request_fields,
+        )
+        written = sorted((templates or {"fallback": plain}).items())
+        template_hash = _digest(f"{key}\0{text}" for key, text in written)
+        return ModelCard(
+            formats=formats,
+            capabilities=capabilities_of(deciders),
+            template_hash=template_hash,
+            quantization=_quantization(info),
+            fingerprint=fingerprint(info, template_hash, self._plugins),
+        )
+
+
+def fingerprint(info: ModelInfo, template_hash: str, plugins: Iterable[str]) -> str:
+    """A stamp of all that an answer depends on besides the request; the same after a restart with the same parts.
+
+    Version of Enginehouse, backend and quantisation are written out; the rest are digests of the model with its
+    library, of its chat templates, and of the plugins with their versions.
+    """
+    model = _digest([str(info.vocab_size), *(f"{name}={value}" for name, value in sorted(info.metadata.items()))])
+    parts = (release(), info.backend, _quantization(info) or "", model[:6], template_hash[:6])
+    written = [re.sub(r"[^0-9A-Za-z.]+", "_", part).strip("_") for part in parts]
+    return "-".join(["eh", *filter(None, written), _digest(sorted(plugins))[:6]])
+
+
+def _quantization(info: ModelInfo) -> str | None:
+    return info.metadata.get("quantization") or info.metadata.get("dtype") or None
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+@functools.cache
+def release() -> str:
+    """This version of Enginehouse."""
+    try:
+        return version("enginehouse")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"

@@ -1,0 +1,84 @@
+"""Which defaults a request to a model gets, as layers: its alias, its settings, the model's own files.
+
+The pipeline asks for the layers of each request; what a profile adds comes behind them. Read once: the tables of the
+configuration when the server starts, what the model's files say when the model has been opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import ModelInfo
+from enginehouse.pipeline.parameters import Defaults, Layer, read_defaults
+from enginehouse.settings.config import ModelSettings
+
+__all__ = ["ModelDefaults"]
+
+_log = logging.getLogger(__name__)
+
+
+class ModelDefaults:
+    """The defaults of all configured models.
+
+    Args:
+        models: their settings, by name.
+        samplers: plugins whose request fields may have defaults, too.
+
+    Raises:
+        ConfigError: a table of defaults holds what is no request field, or a wrong value.
+    """
+
+    def __init__(self, models: Mapping[str, ModelSettings], samplers: Mapping[str, SamplerPlugin]) -> None:
+        self._samplers = samplers
+        self._reads_files = {name: model.generation_config for name, model in models.items()}
+        self._by_settings = {name: self._read(name, model) for name, model in models.items()}
+        self._by_files: dict[str, tuple[ModelInfo, tuple[Layer, ...]]] = {}
+
+    def layers(self, model: str, info: ModelInfo, asked: str | None) -> tuple[Layer, ...]:
+        """The layers for a request, the strongest first.
+
+        Args:
+            model: name of the model.
+            info: what its backend says about it.
+            asked: the name in the request, perhaps an alias.
+        """
+        named = self._by_settings.get(model, {})
+        alias = named.get(asked) if asked is not None else None
+        own = named.get(None)
+        chosen = tuple(layer for layer in (alias, own) if layer is not None)
+        return chosen + self._layers_of_files(model, info)
+
+    def _read(self, name: str, model: ModelSettings) -> dict[str | None, Layer]:
+        """The layers of the settings: the model's own under None, the others by alias."""
+        path = f"models.{name}"
+        own = read_defaults(model.defaults, f"{path}.defaults", self._samplers)
+        layers: dict[str | None, Layer] = {None: Layer("model", own)}
+        for alias, table in model.alias_defaults.items():
+            read = read_defaults(table, f"{path}.alias_defaults.{alias}", self._samplers)
+            layers[alias] = Layer("alias", read)
+        return layers
+
+    def _layers_of_files(self, model: str, info: ModelInfo) -> tuple[Layer, ...]:
+        if not info.generation_defaults or not self._reads_files.get(model, True):
+            return ()
+        known = self._by_files.get(model)
+        if known is None or known[0] is not info:
+            read = self._read_leniently(model, info.generation_defaults)
+            known = self._by_files[model] = (info, (Layer("generation_config", read),))
+        return known[1]
+
+    def _read_leniently(self, model: str, data: Mapping[str, Any]) -> Defaults:
+        """What a model's files say; what cannot be used is left out, for no user could repair it."""
+        usable: dict[str, Any] = {}
+        for name, value in data.items():
+            try:
+                read_defaults({name: value}, f"generation_config of {model}", self._samplers)
+            except ConfigError as error:
+                _log.warning("%s; left out", error.message)
+            else:
+                usable[name] = value
+        return read_defaults(usable, f"generation_config of {model}", self._samplers)

@@ -1,0 +1,353 @@
+"""The request fields that say how to draw and when to stop: names, ranges, defaults, effective values.
+
+The API's request bodies are built on :class:`ParameterFields`, and so are the ``defaults`` of a model in
+the configuration, so both accept the same. Effective values come from the request, else from the first layer
+of defaults that has one, else from the built-in ones; where each came from is kept.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen
+from attrs.validators import and_, ge, le, optional
+from cattrs import Converter
+
+from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.types import GenerateRequest, SamplingParams, StopParams
+from enginehouse.pipeline.sampler_order import OFF_VALUES, settle_steps, step_names
+from enginehouse.settings.config import LimitsSettings
+from enginehouse.settings.structuring import closest, find_problems, find_wide_integer, strict_converter
+
+__all__ = [
+    "INT64_MAX",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_TOKENS",
+    "Defaults",
+    "Layer",
+    "Origin",
+    "ParameterFields",
+    "Parameters",
+    "StopField",
+    "described",
+    "effective_parameters",
+    "int64",
+    "read_defaults",
+    "read_extensions",
+    "request_converter",
+]
+
+Origin = Literal["request", "alias", "model", "generation_config", "profile", "limits", "built-in", "drawn"]
+"""Where an effective value comes from, the strongest first. ``alias`` and ``model`` are the configuration's defaults,
+``generation_config`` is what the model's own files say, ``profile`` is the API that the client speaks, ``limits`` the
+server's limit, and ``drawn`` the seed of a request that gave none."""
+
+INT64_MAX = 2**63 - 1
+
+int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
+"""Validator of whole numbers that cross the worker link."""
+
+MAX_STOP_TOKENS = 1024
+MAX_STOP_CHARS = 1000
+"""Of one stop string: searching for it takes memory for each character, as long as the answer is written."""
+
+StopField = str | tuple[str, ...] | None
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
+_SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
+_STOPPING_NAMES = frozenset(StopParams.__struct_fields__)
+
+
+def _check_logit_bias(_: Any, attribute: Any, value: dict[str, float] | None) -> None:
+    wrong = [key for key, bias in (value or {}).items() if not -100 <= bias <= 100]
+    if wrong:
+        named = ", ".join(map(repr, wrong[:20]))
+        raise ValueError(f"'{attribute.name}' values must be from -100 to 100; wrong for {named}")
+
+
+def _check_stop(_: Any, attribute: Any, value: StopField) -> None:
+    texts = (value,) if isinstance(value, str) else value or ()
+    if "" in texts:
+        raise ValueError(f"'{attribute.name}' must not hold an empty string")
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_STOP_CHARS:
+        raise ValueError(f"'{attribute.name}' must hold strings of at most {MAX_STOP_CHARS} characters, not {longest}")
+
+
+def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...] | None) -> None:
+    if len(value or ()) > MAX_STOP_TOKENS:
+        raise ValueError(f"'{attribute.name}' must hold at most {MAX_STOP_TOKENS} token ids, not {len(value or ())}")
+    wrong = [token_id for token_id in value or () if not 0 <= token_id <= INT64_MAX]
+    if wrong:
+        raise ValueError(f"'{attribute.name}' must hold token ids, numbers from 0 on, not {wrong[0]}")
+
+
+def described(text: str) -> dict[str, str]:
+    """Metadata of a request field: what it does, in one sentence or two, for the API document."""
+    return {"description": text}
+
+
+@frozen(kw_only=True)
+class ParameterFields:
+    """Request fields that every way of generating text takes. None is "not given"."""
+
+    temperature: float | None = field(
+        default=None, validator=optional([ge(0), le(2)]), metadata=described("Divides the logits. 0 is greedy.")
+    )
+    top_p: float | None = field(
+        default=None,
+        validator=optional([ge(0), le(1)]),
+        metadata=described(
+            "Keep the most probable tokens that together reach this probability, at least one. 1 is off."
+        ),
+    )
+    top_k: int | None = field(
+        default=None,
+        validator=optional([ge(-1), le(2**31 - 1)]),
+        metadata=described("Keep this many of the most probable tokens. -1 and 0 are off."),
+    )
+    min_p: float | None = field(
+        default=None,
+        validator=optional([ge(0), le(1)]),
+        metadata=described("Keep tokens with at least this share of the most probable token's probability. 0 is off."),
+    )
+    repetition_penalty: float | None = field(
+        default=None,
+        validator=optional([ge(0.001), le(1000.0)]),  # smaller ones make logits infinite
+        metadata=described("Divides positive and multiplies negative logits of tokens seen so far. 1 is off."),
+    )
+    presence_penalty: float | None = field(
+        default=None,
+        validator=optional([ge(-2), le(2)]),
+        metadata=described("Subtracted once from tokens that the answer already holds. 0 is off."),
+    )
+    frequency_penalty: float | None = field(
+        default=None,
+        validator=optional([ge(-2), le(2)]),
+        metadata=described("Subtracted for each time that the answer holds a token. 0 is off."),
+    )
+    logit_bias: dict[str, float] | None = field(
+        default=None,
+        validator=_check_logit_bias,
+        metadata=described("Token id to a value added to its logit; -100 bans a token, 100 forces it."),
+    )
+    samplers: tuple[str, ...] | None = field(
+        default=None,
+        metadata=described("Names of the steps that draw a token, in order; a step that is not listed does not run."),
+    )
+    seed: int | None = field(
+        default=None, validator=optional(int64), metadata=described("The same seed gives the same text.")
+    )
+    stop: str | tuple[str, ...] | None = field(
+        default=None,
+        validator=_check_stop,
+        metadata=described("One or several strings before which the text ends."),
+    )
+    stop_token_ids: tuple[int, ...] | None = field(
+        default=None,
+        validator=_check_stop_token_ids,
+        metadata=described("Tokens that end the text, like the model's own end tokens; never shown."),
+    )
+    max_tokens: int | None = field(
+        default=None,
+        validator=optional([ge(1), le(INT64_MAX)]),
+        metadata=described("Most tokens of the answer."),
+    )
+    min_tokens: int | None = field(
+        default=None,
+        validator=optional([ge(0), le(INT64_MAX)]),
+        metadata=described("No token ends the text before this many; stop strings may."),
+    )
+    ignore_eos: bool | None = field(default=None, metadata=described("Go on after the model's end tokens."))
+
+    def sampling(self) -> dict[str, Any]:
+        """The given fields of :class:`SamplingParams`; ``logit_bias`` still with the keys that the client wrote."""
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        if self.top_k == -1:
+            given["top_k"] = 0
+        return {name: value for name, value in given.items() if value is not None}
+
+    def stopping(self) -> dict[str, Any]:
+        """The given fields of :class:`StopParams`."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        given = {name: getattr(self, name) for name in _STOPPING_FIELDS} | {"stop": stop}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+_SAMPLING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _SAMPLING_NAMES)
+_STOPPING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _STOPPING_NAMES)
+
+
+@frozen(kw_only=True)
+class Parameters:
+    """Effective values, and for each field of both structs where its value comes from."""
+
+    sampling: SamplingParams
+    stopping: StopParams
+    origins: Mapping[str, Origin]
+
+
+def request_converter() -> Converter:
+    """A strict converter for request fields: unknown keys are left to the caller."""
+    converter = strict_converter(forbid_extra_keys=False, whole_floats=True)
+    strings = converter.get_structure_hook(tuple[str, ...])
+
+    def structure_stop(value: Any, _: Any) -> Any:
+        if not isinstance(value, str | list):
+            raise TypeError("must be a string or a list of strings")
+        return value if isinstance(value, str) else strings(value, tuple[str, ...])
+
+    converter.register_structure_hook_func(lambda kind: kind == StopField, structure_stop)
+    return converter
+
+
+def read_extensions(
+    converter: Converter, data: Mapping[str, Any], samplers: Mapping[str, SamplerPlugin]
+) -> dict[str, dict[str, Any]]:
+    """The fields in ``data`` that sampler plugins declared, checked by their own classes, by plugin name.
+
+    Raises:
+        Exception: whatever the converter raises; :func:`enginehouse.settings.structuring.find_problems` explains it.
+    """
+    extensions: dict[str, dict[str, Any]] = {}
+    for name, sampler in samplers.items():
+        declared = {attribute.name for attribute in attrs.fields(sampler.request_fields)}
+        if given := {key: data[key] for key in declared & data.keys()}:
+            fields = converter.structure(given, sampler.request_fields)
+            extensions[name] = {key: _plain(getattr(fields, key)) for key in given}
+            if (wide := find_wide_integer(extensions[name], "")) is not None:
+                raise ValueError(f"'{wide[0]}' must fit into 64 bits, which {wide[1]} does not")
+    return extensions
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: the fields are read again where the model runs."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+@frozen
+class Defaults:
+    """Default parameters, in the form of a request's."""
+
+    sampling: dict[str, Any] = field(factory=dict)
+    stopping: dict[str, Any] = field(factory=dict)
+    extensions: dict[str, dict[str, Any]] = field(factory=dict)
+
+
+@frozen
+class Layer:
+    """Defaults and where they come from; in a list of layers the earlier ones win."""
+
+    origin: Origin
+    defaults: Defaults
+
+
+def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, SamplerPlugin]) -> Defaults:
+    """Read a table of defaults of the configuration; ``path`` is its place there.
+
+    Raises:
+        ConfigError: a name is no request field, or its value is wrong.
+    """
+    plugin_fields = {a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)}
+    known = (*(attribute.name for attribute in attrs.fields(ParameterFields)), *sorted(plugin_fields))
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{path}.{name}: no such request field{closest(name, known)}", f"{path}.{name}")
+    converter = request_converter()
+    try:
+        fields = converter.structure(data, ParameterFields)
+        extensions = read_extensions(converter, data, samplers)
+    except Exception as error:
+        problems = list(find_problems(error, path))
+        raise ConfigError("; ".join(map(str, problems)), problems[0].path) from error
+    wrong = [key for key in fields.logit_bias or () if not _TOKEN_ID.fullmatch(key)]
+    if wrong:
+        problem = f"keys must be token ids; wrong: {', '.join(map(repr, wrong[:20]))}"
+        raise ConfigError(f"{path}.logit_bias: {problem}", f"{path}.logit_bias")
+    try:
+        step_names(fields.samplers or (), samplers)
+    except InvalidRequest as error:
+        raise ConfigError(f"{path}.{error.message}", f"{path}.samplers") from error
+    return Defaults(fields.sampling(), fields.stopping(), extensions)
+
+
+def effective_parameters(
+    request: GenerateRequest,
+    layers: Sequence[Layer],
+    vocab_size: int,
+    limits: LimitsSettings,
+    samplers: Mapping[str, SamplerPlugin] = MappingProxyType({}),
+) -> Parameters:
+    """What applies to a request.
+
+    Args:
+        request: its fields come before those of every layer.
+        layers: defaults, the strongest first.
+        vocab_size: of the model.
+        limits: a request may not ask for more tokens than they allow; defaults that do are cut.
+        samplers: the sampler plugins, by name.
+
+    Raises:
+        InvalidRequest: a key of ``logit_bias`` is no token id of this model, ``max_tokens`` is over the limit or
+            below ``min_tokens``, or ``samplers`` does not suit the other fields.
+    """
+    given = Defaults(request.sampling, request.stopping, request.extensions)
+    origins: dict[str, Origin] = dict.fromkeys((*_SAMPLING_NAMES - {"extensions"}, *_STOPPING_NAMES), "built-in")
+    sampling: dict[str, Any] = {}
+    stopping: dict[str, Any] = {}
+    extensions: dict[str, dict[str, Any]] = {}
+    for layer in (*reversed(layers), Layer("request", given)):
+        defaults = layer.defaults
+        sampling |= defaults.sampling
+        stopping |= defaults.stopping
+        origins |= dict.fromkeys((*defaults.sampling, *defaults.stopping), layer.origin)
+        for plugin, fields in defaults.extensions.items():
+            extensions[plugin] = {**extensions.get(plugin, {}), **fields}
+            origins |= dict.fromkeys(fields, layer.origin)
+    if "seed" not in sampling:
+        # A seed is always set, so that the sequence can be replayed.
+        sampling["seed"], origins["seed"] = secrets.randbits(63), "drawn"
+    if bias := sampling.get("logit_bias"):
+        sampling["logit_bias"] = _token_ids(bias, vocab_size)
+    limit, asked = limits.max_tokens, stopping.get("max_tokens")
+    if limit is not None and (asked is None or asked > limit):
+        if origins["max_tokens"] == "request":
+            raise InvalidRequest(f"max_tokens: this server allows at most {limit}, not {asked}", "max_tokens")
+        stopping["max_tokens"], origins["max_tokens"] = limit, "limits"
+    _check_min_tokens(request, stopping)
+    steps = settle_steps(request, sampling, extensions, samplers)
+    if steps.order is not None:
+        sampling["samplers"] = steps.order
+    for name, reason in steps.dropped.items():
+        off = OFF_VALUES.get(name, {})
+        sampling |= off
+        origins |= dict.fromkeys((*off, *extensions.pop(name, {})), origins[reason])
+    return Parameters(
+        sampling=SamplingParams(**sampling, extensions=extensions), stopping=StopParams(**stopping), origins=origins
+    )
+
+
+def _check_min_tokens(request: GenerateRequest, stopping: Mapping[str, Any]) -> None:
+    """Refuse a minimum that the request itself puts over the limit; a default just has no further effect then."""
+    least, most = request.stopping.get("min_tokens"), stopping.get("max_tokens")
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(f"min_tokens: must be at most max_tokens, which is {most}, not {least}", "min_tokens")
+
+
+def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
+    """``bias`` by token id; every key that is none is named at once. One id has one spelling, or two could differ."""
+    ids = {key: int(key) for key in bias if _TOKEN_ID.fullmatch(str(key))}
+    wrong = [key for key in bias if not 0 <= ids.get(key, -1) < vocab_size]
+    if wrong:
+        named = ", ".join(repr(key) for key in wrong[:20]) + (", ..." if len(wrong) > 20 else "")
+        raise InvalidRequest(
+            f"logit_bias: keys must be token ids of this model, 0 to {vocab_size - 1}; wrong: {named}", "logit_bias"
+        )
+    if len(set(ids.values())) == vocab_size and max(bias.values()) <= -100:
+        raise InvalidRequest("logit_bias: bans every token of this model", "logit_bias")
+    return {ids[key]: float(value) for key, value in bias.items()}

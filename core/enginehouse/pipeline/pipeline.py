@@ -1,0 +1,386 @@
+"""One request's way: model -> effective parameters -> chat plan -> rendered prompt -> engine -> events.
+
+The API calls it with a decoded request; it can be used without HTTP. It knows neither wire formats nor
+how engines work inside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from attrs import evolve, frozen
+
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
+from enginehouse.pipeline.answer_parser import AnswerParsing
+from enginehouse.pipeline.capabilities import Capability, check_parameters
+from enginehouse.pipeline.chat_formats import ChatFormats
+from enginehouse.pipeline.compressing import Compressed, PromptCompressor
+from enginehouse.pipeline.media import MediaReader
+from enginehouse.pipeline.model_card import ModelCard, ModelCards
+from enginehouse.pipeline.model_defaults import ModelDefaults
+from enginehouse.pipeline.parameters import Layer, Parameters, effective_parameters, read_defaults
+from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.pipeline.prompting import Prompt, PromptMaker
+from enginehouse.pipeline.request_parameters import without_parameter
+from enginehouse.pipeline.routing import (
+    OnDiscarded,
+    Plan,
+    Planner,
+    Routed,
+    TooLong,
+    find_too_long,
+    run_attempts,
+    with_logprobs,
+)
+from enginehouse.plugins import PluginRegistry
+from enginehouse.replay import Replays
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.settings.config import Settings
+from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.timeouts import Timeouts, timeouts_of
+from enginehouse.workers.backlog import Backlog
+
+__all__ = ["Pipeline", "RunningRequest"]
+
+_T = TypeVar("_T")
+_ANSWER_TOKENS = 256
+"""Room for the answer that a prompt leaves which is shortened until it fits, where the request says no limit."""
+
+
+@frozen(eq=False)
+class RunningRequest:
+    """A request that an engine has accepted. Iterate or cancel ``generation``.
+
+    Attributes:
+        card: what is known about the model.
+        parsing: how the text of its answers is parsed.
+        prediction_token_ids: of the predicted answer; None without one.
+        render_s: seconds that its chat template took.
+        tokenize_s: seconds from there until the engine had tokenized and accepted it.
+        unsupported: parameters that were left out, as the model cannot honour them.
+        routed: how the model was found, where there was a choice.
+        compressed: what became of a prompt that was to be shortened.
+    """
+
+    request: GenerateRequest
+    model: LoadedModel
+    card: ModelCard
+    parameters: Parameters
+    generation: Generation
+    parsing: AnswerParsing
+    prediction_token_ids: Sequence[int] | None = None
+    render_s: float = 0.0
+    tokenize_s: float = 0.0
+    unsupported: tuple[str, ...] = ()
+    routed: Routed | None = None
+    compressed: Compressed | None = None
+
+
+class Pipeline:
+    """Leads requests to engines. Used on one event loop.
+
+    Args:
+        replays: of an earlier pipeline whose requests may still run; None makes new ones.
+
+    Raises:
+        ConfigError: the defaults of a model are wrong, its parsers or its compressor do not exist, its chat template
+            file cannot be read, or there is no such router.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: PluginRegistry,
+        manager: ModelManager,
+        renderer: Renderer,
+        replays: Replays | None = None,
+    ) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._samplers = registry.samplers
+        self._defaults = ModelDefaults(settings.models, registry.samplers)
+        self._profiles = {
+            name: Layer("profile", read_defaults(profile.defaults, f"profile {name}", registry.samplers))
+            for name, profile in PROFILES.items()
+        }
+        templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
+        self._prompts = PromptMaker(settings.models, formats, templates, renderer)
+        self._cards = ModelCards(registry, formats, templates)
+        self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
+        self._compressor = PromptCompressor(settings.models, registry.compressors, manager, self.replays)
+        self._media = MediaReader(settings.media)
+        self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
+        self._leaves_out = settings.server.unsupported_parameters == "report"
+
+    def _capabilities_of(self, name: str, info: ModelInfo) -> Mapping[str, Capability]:
+        return self.card(name, info).capabilities
+
+    def card(self, name: str, info: ModelInfo) -> ModelCard:
+        """What is known about a model that was opened."""
+        return self._cards.of(name, info)
+
+    def defaults(self, asked: str, name: str, info: ModelInfo, profile: str) -> Parameters:
+        """What applies to a request by the name ``asked`` in ``profile`` that gives no parameters."""
+        request = GenerateRequest(request_id="", model=asked, profile=profile)
+        layers = self._layers(request, name, info)
+        return effective_parameters(request, layers, info.vocab_size, self._settings.limits, self._samplers)
+
+    async def submit(
+        self, request: GenerateRequest, on_discarded: OnDiscarded = lambda num_tokens: None
+    ) -> RunningRequest:
+        """Bring a request to its engine; returns when it is accepted, before any token is made.
+
+        Where the settings say so, parameters that the model cannot honour are left out.
+
+        Args:
+            on_discarded: told of tokens that were computed on the way and stand in no answer, however that ends.
+
+        Raises:
+            RequestError: the request cannot be served as asked.
+            Overloaded: too many requests wait.
+            EngineError: the model is not ready or its engine died.
+        """
+        running, unsupported = await self._leaving_out(request, lambda attempt: self._route(attempt, on_discarded))
+        return evolve(running, unsupported=unsupported) if unsupported else running
+
+    def is_routed(self, asked: str | None) -> bool:
+        """Whether a router decides which model a request for that name gets."""
+        return self._planner.is_routed(asked)
+
+    def usual_model(self, asked: str | None) -> str | None:
+        """The model that a request for that name most likely gets: where a router decides, its default."""
+        return self._planner.default if self.is_routed(asked) else asked
+
+    async def plan(self, request: GenerateRequest) -> tuple[Plan | None, tuple[str, ...]]:
+        """Which models :meth:`submit` would try for a request, and without which parameters; None without a choice.
+
+        Raises:
+            RequestError: none could serve it.
+        """
+
+        async def plan(attempt: GenerateRequest) -> Plan | None:
+            return self._planner.plan(attempt, await self._too_long(attempt))
+
+        return await self._leaving_out(request, plan)
+
+    async def _route(self, request: GenerateRequest, on_discarded: OnDiscarded) -> RunningRequest:
+        """Submit to the model that was asked for, or to the first one of several that begins an answer."""
+        # A named model says by itself that it cannot hold a prompt.
+        too_long = await self._too_long(request) if self.is_routed(request.model) else {}
+        plan = self._planner.plan(request, too_long)
+        if plan is None:
+            return await self._submit(request, request.model)
+        accepted: dict[str, RunningRequest] = {}
+
+        async def submit(model: str, is_probed: bool) -> Generation:
+            asked = with_logprobs(request) if is_probed else request
+            if model in accepted:  # the engine may not be rid of the first attempt yet, which had this id
+                asked = evolve(asked, request_id=f"{request.request_id}-again")
+            accepted[model] = await self._submit(asked, model)
+            return accepted[model].generation
+
+        generation, routed = await run_attempts(plan, submit, self._planner.experience, on_discarded)
+        return evolve(accepted[routed.model], generation=generation, routed=routed)
+
+    async def _too_long(self, request: GenerateRequest) -> TooLong:
+        """The models that could be tried but cannot hold the prompt."""
+
+        async def count(request: GenerateRequest, model: LoadedModel) -> int:
+            prompt = await self._prompts.make(request, model)
+            return len(await prompt.tokenize(self.replays, request.caller))
+
+        return await find_too_long(request, self._planner.named_by(request), self._manager, count)
+
+    async def _submit(self, request: GenerateRequest, model: str | None) -> RunningRequest:
+        lease = await self._manager.lease(model)
+        try:
+            with lease.explaining():
+                running = await self._submit_to(lease.model, request)
+        except BaseException:
+            lease.release()
+            raise
+        return evolve(running, generation=lease.hold(running.generation))
+
+    async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
+        if model.name not in self._settings.models:
+            raise ModelNotFound(model.name)  # it was added after this request came in
+        timeouts = timeouts_of(self._settings.limits, model.settings)
+        backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
+        if backlog is not None:
+            backlog.check(request.caller, request.priority, timeouts.queue_s)
+            backlog.enter(request.request_id, request.caller, request.priority)
+        try:
+            return await self._prepare_and_submit(model, request, timeouts)
+        except BaseException:
+            if backlog is not None:
+                backlog.leave(request.request_id)
+            raise
+
+    async def _prepare_and_submit(
+        self, model: LoadedModel, request: GenerateRequest, timeouts: Timeouts
+    ) -> RunningRequest:
+        card = self._cards.of(model.name, model.info)
+        check_parameters(request, card.capabilities)
+        layers = self._layers(request, model.name, model.info)
+        parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
+        prediction = await self._prediction(request, model)
+
+        async def submit(request: GenerateRequest, compressed: Compressed | None) -> RunningRequest:
+            return await self._render_and_submit(
+                model, request, parameters, timeouts=timeouts, prediction=prediction, compressed=compressed
+            )
+
+        try:
+            return await submit(*await self._compressor.compress(request, model))
+        except ContextLengthExceeded as error:
+            room = error.max_context - min(parameters.stopping.max_tokens or _ANSWER_TOKENS, error.max_context // 4)
+            shorter, compressed = await self._compressor.make_room(request, model, error.num_prompt_tokens - room)
+            if shorter is request:
+                raise
+            return await submit(shorter, compressed)
+
+    async def _render_and_submit(
+        self,
+        model: LoadedModel,
+        request: GenerateRequest,
+        parameters: Parameters,
+        *,
+        timeouts: Timeouts,
+        prediction: Sequence[int] | None,
+        compressed: Compressed | None,
+    ) -> RunningRequest:
+        request = await self._with_media(request, model)
+        prompt = await self._prompts.make(request, model)
+        rendered = time.perf_counter()
+        engine_request = _engine_request(request, parameters, prompt, timeouts, prediction)
+        try:
+            generation = await self.replays.submit(model, engine_request, prompt.written)
+        except ContextLengthExceeded as error:
+            # The engine does not know in which field the client wrote the prompt.
+            param = "prompt" if request.messages is None else "messages"
+            raise ContextLengthExceeded(
+                error.num_prompt_tokens, error.max_context, param, is_lower_bound=error.is_lower_bound
+            ) from error
+        return RunningRequest(
+            request,
+            model,
+            self._cards.of(model.name, model.info),
+            parameters,
+            generation,
+            prompt.parsing,
+            prediction_token_ids=prediction,
+            render_s=prompt.render_s,
+            tokenize_s=time.perf_counter() - rendered,
+            compressed=compressed,
+        )
+
+    async def _leaving_out(
+        self, request: GenerateRequest, attempt: Callable[[GenerateRequest], Awaitable[_T]]
+    ) -> tuple[_T, tuple[str, ...]]:
+        """What ``attempt`` makes of the request, perhaps without parameters that the model cannot honour; and those."""
+        unsupported: list[str] = []
+        while True:
+            try:
+                return await attempt(request), tuple(unsupported)
+            except UnsupportedParameter as error:
+                left = without_parameter(request, error.param or "") if self._leaves_out else None
+                if left is None:
+                    raise
+                request, param = left
+                unsupported.append(param)
+
+    async def _prediction(self, request: GenerateRequest, model: LoadedModel) -> Sequence[int] | None:
+        """The tokens of a request's predicted answer, in which control-token strings are text.
+
+        Raises:
+            InvalidRequest: there are more than any answer of this model could have.
+        """
+        if not request.prediction:
+            return None if request.prediction is None else ()
+        token_ids = await self.replays.tokenize(model, (Segment(request.prediction),), request.caller)
+        if len(token_ids) > (most := model.info.max_context):
+            raise InvalidRequest(f"prediction: must have at most {most} tokens, not {len(token_ids)}", "prediction")
+        return token_ids
+
+    async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
+        """The prompt that :meth:`submit` would make of a request to ``model``, without bringing it to the engine.
+
+        Raises:
+            RequestError: the request makes no prompt.
+        """
+        prompt, unsupported = await self._leaving_out(request, lambda attempt: self._prompt(attempt, model))
+        return evolve(prompt, unsupported=unsupported) if unsupported else prompt
+
+    async def _prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
+        if model.name not in self._settings.models:
+            raise ModelNotFound(model.name)
+        if request.messages is not None and model.info.engine.takes_messages:
+            message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
+            raise UnsupportedParameter(message, "messages")
+        return await self._prompts.make(await self._with_media(request, model), model)
+
+    async def _with_media(self, request: GenerateRequest, model: LoadedModel) -> GenerateRequest:
+        """The request with what its messages hold besides text, read and checked."""
+        if not any(message.parts for message in request.messages or ()):
+            return request
+        return evolve(request, messages=await self._media.read(request.messages or (), model.info.engine))
+
+    async def check_model(self, name: str, info: ModelInfo) -> None:
+        """Refuse a model that could not serve any chat, when it is loaded rather than on every request.
+
+        Raises:
+            ModelLoadError: says why.
+        """
+        await self._prompts.check_model(name, info)
+
+    def _layers(self, request: GenerateRequest, name: str, info: ModelInfo) -> tuple[Layer, ...]:
+        """The defaults that apply, the strongest first."""
+        of_model = self._defaults.layers(name, info, request.model)
+        return (*of_model, self._profiles[request.profile])
+
+
+def _engine_request(
+    request: GenerateRequest,
+    parameters: Parameters,
+    prompt: Prompt,
+    timeouts: Timeouts,
+    prediction: Sequence[int] | None,
+) -> EngineRequest:
+    plan = prompt.plan
+    return EngineRequest(
+        request_id=request.request_id,
+        chat=_chat(request) if prompt.model.info.engine.takes_messages else None,
+        segments=prompt.segments,
+        token_ids=prompt.token_ids,
+        add_special=prompt.add_special,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        num_choices=request.num_choices,
+        sampling=parameters.sampling,
+        stopping=parameters.stopping,
+        shown_tokens=plan.shown_tokens if plan is not None else (),
+        reasoning=prompt.reasoning,
+        constraint=plan.constraint if plan is not None else request.constraint,
+        prediction_token_ids=tuple(prediction or ()),
+        priority=request.priority,
+        namespace=request.namespace,
+        cache_prompt=request.cache_prompt,
+        caller=request.caller,
+        queue_timeout_s=timeouts.queue_s,
+    )
+
+
+def _chat(request: GenerateRequest) -> Chat | None:
+    """The chat as it was asked for; None for a raw prompt."""
+    if request.messages is None:
+        return None
+    return Chat(
+        messages=request.messages,
+        tool_use=request.tool_use,
+        thinking=request.thinking,
+        template_variables=request.template_variables,
+    )

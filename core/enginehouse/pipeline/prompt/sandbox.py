@@ -1,0 +1,162 @@
+"""The one environment in which model-supplied templates run.
+
+Called by :mod:`enginehouse.pipeline.prompt.templates` only. A template comes with a model file and may be
+hostile: it gets plain data, cannot reach Python's internals, cannot change what it was given, and can
+write a bounded number of characters. Time and memory are bounded by the process around it
+(:mod:`enginehouse.pipeline.prompt.renderer`), since Jinja can do neither.
+
+The dialect is the one of Hugging Face chat templates: ``trim_blocks``, ``lstrip_blocks``, loop controls,
+``{% generation %}``, ``raise_exception``, ``strftime_now``, and a ``tojson`` that leaves characters alone.
+
+Source: https://huggingface.co/docs/transformers/chat_templating_writing; written anew. Changed: our
+generation tag marks nothing, for nobody trains here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from attrs import frozen
+from jinja2 import Environment, Template, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from enginehouse.contract.errors import RenderError
+
+__all__ = ["ChatTemplate", "TemplateExhausted", "TemplateRefused", "compile_template"]
+
+_MAX_MESSAGE_CHARS = 1000
+
+
+class TemplateRefused(RenderError):
+    """The template called ``raise_exception``; ``reason`` is what it said."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The chat template refused the messages: {reason}", "messages")
+        self.reason = reason
+
+
+class TemplateExhausted(RenderError):
+    """The template used up its memory; the process that ran it should not be used again."""
+
+
+@frozen(eq=False)
+class ChatTemplate:
+    """A compiled template.
+
+    Attributes:
+        inspected: string constants that the template compares with or passes to methods, as in
+            ``'</think>' in content`` or ``content.split('</think>')``.
+    """
+
+    source: str
+    inspected: frozenset[str]
+    _template: Template
+
+    def render(self, variables: Mapping[str, Any], max_chars: int) -> str:
+        """Run the template.
+
+        Raises:
+            TemplateRefused: it called ``raise_exception``.
+            TemplateExhausted: not enough memory.
+            RenderError: it failed otherwise, or wrote more than ``max_chars`` characters.
+        """
+        parts, num_chars = [], 0
+        try:
+            for part in self._template.root_render_func(self._template.new_context(dict(variables))):
+                num_chars += len(part)
+                if num_chars > max_chars:
+                    raise RenderError(f"The rendered prompt exceeds {max_chars} characters.", "messages")
+                parts.append(part)
+        except RenderError:
+            raise
+        except MemoryError:
+            raise TemplateExhausted("The chat template needs too much memory.", "messages") from None
+        except Exception as error:  # a template is foreign code and may raise anything
+            raise _explained(error) from error
+        return "".join(parts)
+
+
+@lru_cache(maxsize=32)
+def compile_template(source: str) -> ChatTemplate:
+    """The compiled form of ``source``, kept for the templates in use.
+
+    Raises:
+        RenderError: it is no valid template; the message says where and why.
+    """
+    environment = _environment()
+    try:
+        tree = environment.parse(source)
+        inspected = _inspected(tree)
+        return ChatTemplate(source, inspected, environment.from_string(tree))
+    except MemoryError:
+        raise TemplateExhausted("The chat template needs too much memory.") from None
+    except Exception as error:  # Jinja's own errors, or Python's compiler refuses what came out
+        raise _explained(error) from error
+
+
+class _GenerationExtension(Extension):
+    """``{% generation %}...{% endgeneration %}`` around what an assistant wrote: renders its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The body in a scope of its own, as variables set inside are not seen outside elsewhere either."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationExtension]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise TemplateRefused(str(message)[:_MAX_MESSAGE_CHARS])
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().astimezone().strftime(format)
+
+
+def _inspected(tree: nodes.Template) -> frozenset[str]:
+    places: list[nodes.Node] = list(tree.find_all(nodes.Compare))
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            places += call.args
+    found = {place.value for place in places if isinstance(place, nodes.Const)}
+    found |= {const.value for place in places for const in place.find_all(nodes.Const)}
+    return frozenset(value for value in found if isinstance(value, str))
+
+
+def _explained(error: Exception) -> RenderError:
+    if isinstance(error, TemplateSyntaxError):
+        return RenderError(f"The chat template has a syntax error in line {error.lineno}: {error.message}")
+    if isinstance(error, RecursionError):
+        return RenderError("The chat template nests too deeply.")
+    if isinstance(error, SecurityError):
+        return RenderError(f"The chat template tried something that is not allowed: {error}"[:_MAX_MESSAGE_CHARS])
+    kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+    return RenderError(f"The chat template failed: {kind}{error}"[:_MAX_MESSAGE_CHARS], "messages")

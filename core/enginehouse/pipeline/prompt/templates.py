@@ -1,0 +1,188 @@
+"""Chat messages to segments: a pure function around sandboxed renderings.
+
+Called in the rendering processes (:mod:`enginehouse.pipeline.prompt.render_process`); every place that needs a
+model's template goes through here. Knows the customs of chat templates; knows no model by name.
+
+Control-token strings in untrusted values are marked for the time of a rendering
+(:mod:`enginehouse.pipeline.prompt.markers`). A last message by the assistant is continued: its turn stays open
+and nothing follows its text.
+
+Instructions (messages with role ``system`` or ``developer``) are offered in up to three forms, because
+templates differ in what they know. The first one counts that is rendered and, where the template may not
+know the role, shows the text:
+
+1. ``developer`` as it is, if the template mentions the word at all;
+2. ``developer`` as ``system``;
+3. folded: no such messages; each text goes in front of the next user message (behind the last one when
+   none follows), separated by an empty line.
+
+When all forms fail, the first error is reported. Other refusals, for example of two user messages in a
+row, are not worked around: they are the client's to solve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import Message, Segment, ToolCall
+from enginehouse.engine.text.control_strings import ControlStrings, control_strings
+from enginehouse.pipeline.prompt.arguments import Arguments, read_arguments
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.markers import Markers
+from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
+
+__all__ = ["check", "render"]
+
+_INSTRUCTING = frozenset({"developer", "system"})
+
+
+def check(template: str) -> None:
+    """Raise RenderError when ``template`` cannot be compiled."""
+    compile_template(template)
+
+
+def render(prompt: ChatPrompt, max_chars: int) -> tuple[Segment, ...]:
+    """The prompt text; untrusted segments are the control-token strings that a client has written.
+
+    Raises:
+        RenderError: the template refused the messages, failed, or wrote more than ``max_chars`` characters.
+    """
+    template = compile_template(prompt.template)
+    first_error: RenderError | None = None
+    incomplete: tuple[Segment, ...] | None = None
+    for messages, must_show in _forms(prompt.messages, template):
+        try:
+            segments = _render(template, prompt, messages, max_chars)
+        except TemplateExhausted:
+            raise
+        except RenderError as error:
+            first_error = first_error or error
+            continue
+        if not must_show or _shows_instructions(segments, messages):
+            return segments
+        incomplete = segments if incomplete is None else incomplete
+    if incomplete is not None:
+        return incomplete
+    assert first_error is not None
+    raise first_error
+
+
+def _forms(messages: Sequence[Message], template: ChatTemplate) -> Iterator[tuple[Sequence[Message], bool]]:
+    """(messages, whether instructions must be found in the rendered text), most literal form first."""
+    roles = {message.role for message in messages}
+    if "developer" in roles:
+        if "developer" in template.source:
+            yield messages, True
+        messages = [attrs.evolve(one, role="system") if one.role == "developer" else one for one in messages]
+    instructed = bool(roles & _INSTRUCTING)
+    # A template that knows the role may leave text out for a reason, for example a switch like "/no_think".
+    yield messages, instructed and ("system" not in template.source or roles <= _INSTRUCTING)
+    if instructed:
+        yield _folded(messages), False
+
+
+def _shows_instructions(segments: Sequence[Segment], messages: Sequence[Message]) -> bool:
+    text = "".join(segment.text for segment in segments)
+    return all(message.content.strip() in text for message in messages if message.role in _INSTRUCTING)
+
+
+def _render(
+    template: ChatTemplate, prompt: ChatPrompt, messages: Sequence[Message], max_chars: int
+) -> tuple[Segment, ...]:
+    control = control_strings(prompt.special_tokens)
+    plain = [_plain(message) for message in messages]
+    markers = Markers(control, [plain, prompt.extra])
+    # Reasoning tags, in practice; the ends of turns never.
+    visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
+    marked = [_marked(message, markers, visible) for message in plain]
+    end = ""
+    if prompt.add_generation_prompt and messages and _is_continued(messages[-1]):
+        end = markers.new("")
+        marked[-1]["content"] += end
+    variables = {
+        "tools": None,
+        "documents": None,
+        **markers.mark(prompt.extra),
+        "messages": marked,
+        "bos_token": prompt.bos_token,
+        "eos_token": prompt.eos_token,
+        "add_generation_prompt": prompt.add_generation_prompt and not end,
+    }
+    try:
+        text = template.render(variables, max_chars)
+    except TemplateRefused as refusal:
+        raise TemplateRefused(markers.restore(refusal.reason)) from None
+    return markers.split(_up_to(end, text) if end else text)
+
+
+def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]:
+    """Control-token strings that the template looks for, and their counterparts (``<think>``, ``</think>``)."""
+    tags = {text for text in template.inspected if text in control}
+    closing = {tag[:1] + "/" + tag[1:] for tag in tags}
+    opening = {tag.replace("/", "", 1) for tag in tags}
+    return tags | {tag for tag in closing | opening if tag in control}
+
+
+def _is_continued(message: Message) -> bool:
+    """Calls cannot be gone on with: what follows them is a new turn."""
+    return message.role == "assistant" and not message.tool_calls
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message as templates know it; members that do not apply are left out."""
+    plain = {
+        "role": message.role,
+        "content": message.content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning,
+        "tool_calls": [_plain_call(call) for call in message.tool_calls] or None,
+    }
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    members, text = read_arguments(call.arguments)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": members, "text": text}}
+
+
+def _marked(plain: dict[str, Any], markers: Markers, visible: set[str]) -> dict[str, Any]:
+    """A copy in which no string of a client holds a control-token string, but ``visible`` ones in answers."""
+    role, content, *rest = plain.items()
+    marked = dict([role, ("content", markers.mark(content[1], visible if role[1] == "assistant" else ()))])
+    marked |= {name: markers.mark(value) for name, value in rest}
+    for call in marked.get("tool_calls", ()):
+        function = call["function"]
+        function["arguments"] = Arguments(function["arguments"], function.pop("text"))
+    return marked
+
+
+def _up_to(end: str, text: str) -> str:
+    cut = text.rfind(end)
+    if cut < 0:
+        raise RenderError("The chat template does not let a last assistant message be continued.", "messages")
+    return text[:cut]
+
+
+def _folded(messages: Sequence[Message]) -> Sequence[Message]:
+    """Messages without system messages; each one's text goes to the next user message."""
+    folded: list[Message] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.role == "system":
+            waiting.append(message.content)
+        elif message.role == "user" and waiting:
+            folded.append(attrs.evolve(message, content="\n\n".join((*waiting, message.content))))
+            waiting = []
+        else:
+            folded.append(message)
+    if waiting and folded and folded[-1].role == "user":
+        last = folded.pop()
+        folded.append(attrs.evolve(last, content="\n\n".join((last.content, *waiting))))
+    elif waiting:
+        folded.append(Message(role="user", content="\n\n".join(waiting)))
+    return folded

@@ -1,0 +1,185 @@
+"""What a model is given for a request: chat plan -> rendered prompt, or the client's own text or token ids.
+
+Called by the pipeline. Knows how chats become prompts; knows neither parameters nor how engines work inside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from enginehouse.contract.errors import InvalidRequest, ModelLoadError, RenderError
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
+from enginehouse.pipeline.answer_parser import AnswerParsing
+from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.infill import infill_segments
+from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.replay import Replays
+from enginehouse.serving import LoadedModel
+from enginehouse.serving.background import aside
+from enginehouse.settings.config import ModelSettings
+
+__all__ = ["Prompt", "PromptMaker"]
+
+
+@frozen(eq=False, kw_only=True)
+class Prompt:
+    """What a model is given for a request. Valid as long as the model is loaded.
+
+    Attributes:
+        token_ids: of a prompt that came as ids; there are no segments then.
+        add_special: whether the model's usual special prefix goes in front.
+        written: the texts in it that are its caller's.
+        plan: what became of a chat; None for a raw prompt, and where the engine takes messages.
+        reasoning: what the engine must know of the answer's reasoning.
+        render_s: seconds that the chat template took.
+        unsupported: parameters that were left out, as the model cannot honour them.
+    """
+
+    model: LoadedModel
+    segments: tuple[Segment, ...]
+    token_ids: tuple[int, ...] | None
+    add_special: bool
+    written: tuple[str, ...] = ()
+    plan: ChatPlan | None = None
+    reasoning: ReasoningParams | None = None
+    render_s: float = 0.0
+    unsupported: tuple[str, ...] = ()
+
+    async def tokenize(self, replays: Replays, caller: str) -> Sequence[int]:
+        """The token ids that a forward pass would get."""
+        if self.token_ids is not None:
+            return self.token_ids
+        return await replays.tokenize(
+            self.model, self.segments, caller, add_special=self.add_special, written=self.written
+        )
+
+    @property
+    def parsing(self) -> AnswerParsing:
+        """How the answers are parsed."""
+        return self.plan.parsing(self.reasoning) if self.plan is not None else AnswerParsing()
+
+
+class PromptMaker:
+    """Makes the prompts of all models.
+
+    Args:
+        models: their settings, by name.
+        formats: chooses parsers.
+        templates: the chat templates.
+        renderer: renders them.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelSettings],
+        formats: ChatFormats,
+        templates: ModelTemplates,
+        renderer: Renderer,
+    ) -> None:
+        self._models = models
+        self._formats = formats
+        self._templates = templates
+        self._renderer = renderer
+
+    async def make(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
+        """The prompt of a request.
+
+        Raises:
+            RequestError: the request makes no prompt for this model.
+        """
+        if request.token_ids is not None:
+            _check_token_ids(request.token_ids, model.info.vocab_size)
+        if request.messages is None or model.info.engine.takes_messages:
+            return Prompt(
+                model=model,
+                segments=_raw_segments(request, model.info),
+                token_ids=request.token_ids,
+                add_special=request.text is not None,
+                written=_written(request),
+            )
+        template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
+        chat = ChatFormat(template, model.info.special_tokens)
+        formats = self._formats.of(model.name, chat)
+        # Tools are written out for prompt and constraint, which takes some 20 ms for each megabyte of them.
+        plan = await aside(request.is_large, lambda: plan_chat(request, formats, request.constraint))
+        began = time.perf_counter()
+        segments = await self._render(template, plan, model.info)
+        render_s = time.perf_counter() - began
+        return Prompt(
+            model=model,
+            segments=segments,
+            token_ids=None,
+            add_special=False,
+            written=_written(request),
+            plan=plan,
+            reasoning=plan.reasoning_params(segments),
+            render_s=render_s,
+        )
+
+    async def check_model(self, name: str, info: ModelInfo) -> None:
+        """Refuse a model whose chat templates cannot be compiled, when it is loaded rather than on every request.
+
+        Raises:
+            ModelLoadError: says which template, and where it is wrong; or which setting cannot have any effect.
+        """
+        if info.engine.takes_messages:
+            _check_leaves_chats_alone(name, self._models[name])
+        for template_name, template in self._templates.all(name, info).items():
+            try:
+                await self._renderer.check(template)
+            except RenderError as error:
+                message = f"its chat template {template_name!r} is broken: {error.message}"
+                raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
+
+    async def _render(self, template: str, plan: ChatPlan, info: ModelInfo) -> tuple[Segment, ...]:
+        prompt = ChatPrompt(
+            template=template,
+            messages=plan.messages,
+            bos_token=info.bos_token,
+            eos_token=info.eos_token,
+            special_tokens=tuple(info.special_tokens),
+            extra=plan.variables,
+        )
+        return plan.opened(await self._renderer.render(prompt))
+
+
+def _written(request: GenerateRequest) -> tuple[str, ...]:
+    """What the caller has written of a prompt: texts, and names where there is more to what they name."""
+    written = [request.text, request.suffix]
+    for message in request.messages or ():
+        written += [message.content, message.reasoning, *(call.arguments for call in message.tool_calls)]
+    if request.tool_use is not None:
+        written += [tool.name for tool in request.tool_use.tools]
+    return tuple(text for text in (*written, *request.template_variables) if text)
+
+
+def _raw_segments(request: GenerateRequest, info: ModelInfo) -> tuple[Segment, ...]:
+    """A text that no template wraps; nothing for token ids, and for messages that the engine renders itself."""
+    if request.text is None:
+        return ()
+    if request.suffix is not None:
+        return infill_segments(info, request.text, request.suffix)
+    # A raw prompt is the client's own: control-token strings in it are control tokens.
+    return (Segment(request.text, trusted=True),)
+
+
+def _check_leaves_chats_alone(name: str, settings: ModelSettings) -> None:
+    """Refuse settings about prompts and parsers where chats are the engine's own business."""
+    for setting in ("chat_template", "tool_parser", "reasoning_parser", "compressor"):
+        if getattr(settings, setting) is not None:
+            path = f"models.{name}.{setting}"
+            raise ModelLoadError(f"{path}: its engine renders chats and parses answers itself; remove this setting")
+
+
+def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    wrong = next((token_id for token_id in (min(token_ids), max(token_ids)) if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"prompt: the token id {wrong} is not in 0 to {vocab_size - 1}", "prompt")

@@ -1,0 +1,20 @@
+"""Which models are tried for a request, and the one loop that tries them."""
+
+from __future__ import annotations
+
+from enginehouse.pipeline.routing.attempts import FailedAttempt, OnDiscarded, Routed, run_attempts, with_logprobs
+from enginehouse.pipeline.routing.fitting import find_too_long
+from enginehouse.pipeline.routing.planning import AUTO, Plan, Planner, TooLong
+
+__all__ = [
+    "AUTO",
+    "FailedAttempt",
+    "OnDiscarded",
+    "Plan",
+    "Planner",
+    "Routed",
+    "TooLong",
+    "find_too_long",
+    "run_attempts",
+    "with_logprobs",
+]

@@ -1,0 +1,10 @@
+"""Which models are served, under which names, and in what state they are."""
+
+from __future__ import annotations
+
+from enginehouse.serving.leases import Lease
+from enginehouse.serving.manager import ModelManager
+from enginehouse.serving.served import LoadedModel
+from enginehouse.serving.status import ModelState, ModelStatus
+
+__all__ = ["Lease", "LoadedModel", "ModelManager", "ModelState", "ModelStatus"]

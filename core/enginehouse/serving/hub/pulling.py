@@ -1,0 +1,174 @@
+"""Downloads what a model needs: asks the hub, chooses the files, checks the disk, fetches, and shows the result.
+
+A model's folder gets its files when all of them have arrived, so that no half of a model is ever found there. Called
+by ``enginehouse pull`` and by a server that was started with ``--pull``; never because of a request.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from attrs import frozen
+
+from enginehouse.contract.errors import DownloadError
+from enginehouse.serving.hub.cache import ModelCache, cached_snapshot, hub_folder, is_complete, is_offline
+from enginehouse.serving.hub.client import HubClient
+from enginehouse.serving.hub.listing import HubFile, needed_files
+from enginehouse.serving.hub.reference import HubReference
+from enginehouse.serving.hub.refusals import HubUnreachable
+from enginehouse.serving.hub.transfer import PAUSES_S, Transfer
+
+__all__ = ["NoReport", "PullReport", "Pulled", "pull"]
+
+_SPARE_BYTES = 64 * 1024 * 1024
+
+
+class PullReport(Protocol):
+    """Is told how a download goes. All methods are called on the thread that calls :func:`pull`."""
+
+    def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
+        """``files`` of ``num_bytes`` in total will be there; ``num_bytes_here`` of these are already."""
+
+    def file(self, file: HubFile) -> None:
+        """A file is being fetched now."""
+
+    def advance(self, num_bytes: int) -> None:
+        """So many bytes more have arrived; negative where some turned out to be useless."""
+
+    def note(self, text: str) -> None:
+        """Something happened that takes time or explains a delay."""
+
+
+class NoReport:
+    """Tells nobody."""
+
+    def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
+        """Ignored."""
+
+    def file(self, file: HubFile) -> None:
+        """Ignored."""
+
+    def advance(self, num_bytes: int) -> None:
+        """Ignored."""
+
+    def note(self, text: str) -> None:
+        """Ignored."""
+
+
+@frozen(kw_only=True)
+class Pulled:
+    """A model that is here now.
+
+    Attributes:
+        folder: with its files.
+        commit: of the repository; naming it as the revision pins the model.
+        num_bytes_fetched: what had to be fetched; 0 when everything was here.
+        files: what was wanted; empty where the hub was not asked.
+        note: why the hub was not asked, where it was not.
+    """
+
+    folder: Path
+    commit: str
+    num_bytes_fetched: int = 0
+    files: tuple[HubFile, ...] = ()
+    note: str = ""
+
+
+def pull(
+    reference: HubReference,
+    client: HubClient,
+    report: PullReport | None = None,
+    *,
+    code: bool = False,
+    dry_run: bool = False,
+    pauses_s: Sequence[float] = PAUSES_S,
+) -> Pulled:
+    """Make sure that the model is here, fetching only what is not.
+
+    Args:
+        code: also fetch the repository's Python files.
+        dry_run: fetch nothing; ``files`` of the result says what is needed.
+        pauses_s: seconds between attempts that bring nothing; as many are made before giving up.
+
+    Raises:
+        DownloadError: the model does not exist, may not be read, does not fit the disk, or did not arrive whole.
+    """
+    report = report or NoReport()
+    here = None if code or dry_run else _complete_here(reference)
+    if here is not None and _is_commit(reference.revision):
+        return Pulled(folder=here, commit=here.name, note="this commit is here, and commits do not change")
+    if is_offline():
+        if here is None:
+            raise DownloadError(f"{reference} is not here, and HF_HUB_OFFLINE forbids asking the hub")
+        return Pulled(folder=here, commit=here.name, note="HF_HUB_OFFLINE forbids asking the hub for changes")
+    try:
+        listing = client.list_files(reference)
+    except HubUnreachable as error:
+        if here is None:
+            raise
+        return Pulled(folder=here, commit=here.name, note=f"{error.message}; what is here may be older than the hub's")
+    files = tuple(needed_files(reference, listing, code=code))
+    cache = ModelCache.of(reference.model_id, hub_folder())
+    folder = cache.snapshot(listing.commit)
+    if dry_run:
+        return Pulled(folder=folder, commit=listing.commit, files=files)
+    transfer = Transfer(client, reference, listing.commit, cache, report.advance, report.note, pauses_s)
+    num_bytes = _fetch(transfer, files, report)
+    return Pulled(folder=folder, commit=listing.commit, num_bytes_fetched=num_bytes, files=files)
+
+
+def _fetch(transfer: Transfer, files: Sequence[HubFile], report: PullReport) -> int:
+    """Fetch what is missing and show everything; returns the bytes that had to be fetched."""
+    cache, commit = transfer.cache, transfer.commit
+    missing = [file for file in files if cache.num_bytes(commit, file.path, file.digest) != file.num_bytes]
+    total = sum(file.num_bytes for file in files)
+    begun = sum(_num_bytes_begun(cache, file) for file in missing)
+    to_fetch = sum(file.num_bytes for file in missing) - begun
+    try:
+        _check_disk(cache.folder, to_fetch)
+        report.begin(files, total, total - to_fetch)
+        for file in missing:
+            report.file(file)
+            transfer.fetch(file)
+        for file in files:
+            cache.link(commit, file.path, file.digest)
+        cache.record(transfer.reference.revision, commit)
+    except OSError as error:
+        raise DownloadError(f"cannot write to {cache.folder}: {error.strerror or error}") from error
+    return to_fetch
+
+
+def _num_bytes_begun(cache: ModelCache, file: HubFile) -> int:
+    try:
+        return min(cache.incomplete(file.digest).stat().st_size, file.num_bytes)
+    except OSError:
+        return 0
+
+
+def _check_disk(folder: Path, num_bytes: int) -> None:
+    """Raise DownloadError when the disk has no room; before the first byte, not at the last."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if num_bytes and num_bytes + _SPARE_BYTES > free:
+        raise DownloadError(
+            f"{_gigabytes(num_bytes)} must be fetched, but only {_gigabytes(free)} are free in {existing}; "
+            "free some, or set HF_HOME to a folder on another disk"
+        )
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def _complete_here(reference: HubReference) -> Path | None:
+    snapshot = cached_snapshot(reference.model_id, reference.revision, os.environ)
+    return snapshot if snapshot is not None and is_complete(snapshot, reference.quantization) else None
+
+
+def _is_commit(revision: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None

@@ -1,0 +1,177 @@
+"""One file of a repository -> the cache: continued where it was cut off, and checked before it counts.
+
+A content grows as ``blobs/<digest>.incomplete`` and gets its name when its size and digest are right, so that
+whatever has a name in the cache is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from attrs import frozen
+
+from enginehouse.contract.errors import DownloadError
+from enginehouse.serving.hub.cache import ModelCache
+from enginehouse.serving.hub.client import HubClient
+from enginehouse.serving.hub.listing import HubFile
+from enginehouse.serving.hub.reference import HubReference
+from enginehouse.serving.hub.refusals import HubUnreachable
+
+__all__ = ["PAUSES_S", "Transfer"]
+
+_CHUNK_BYTES = 1024 * 1024
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds between attempts that bring nothing."""
+_MAX_PAUSE_S = 60.0
+_LOCK_POLL_S = 0.5
+
+
+@frozen
+class Transfer:
+    """Fetches files of one model.
+
+    Attributes:
+        commit: whose files are fetched.
+        on_bytes: told how many bytes have arrived; negative where some must be fetched again.
+        on_note: told what happens besides, in words.
+        pauses_s: seconds between attempts that brought nothing; as many attempts are made.
+    """
+
+    client: HubClient
+    reference: HubReference
+    commit: str
+    cache: ModelCache
+    on_bytes: Callable[[int], None]
+    on_note: Callable[[str], None]
+    pauses_s: Sequence[float] = PAUSES_S
+
+    def fetch(self, file: HubFile) -> None:
+        """Fetch the content of ``file`` unless it is there.
+
+        Raises:
+            HubUnreachable: the hub could not be reached for a while.
+            DownloadError: the hub refuses it, or what it sends is not what it has described.
+        """
+        blob, incomplete = self.cache.blob(file.digest), self.cache.incomplete(file.digest)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"waiting for another process that fetches {file.path}"
+        with _locked(incomplete, lambda: self.on_note(waiting)) as stream:
+            if blob.is_file():  # the other process was done
+                self.on_bytes(file.num_bytes - os.fstat(stream.fileno()).st_size)
+                incomplete.unlink(missing_ok=True)
+                return
+            was_begun = os.fstat(stream.fileno()).st_size > 0
+            self._fill(stream, file)
+            is_right = _is_right(stream, file)
+            if not is_right and was_begun:
+                self.on_note(f"{file.path} is damaged; fetching it again from its beginning")
+                self._empty(stream)
+                self._fill(stream, file)
+                is_right = _is_right(stream, file)
+            if not is_right:
+                self._empty(stream)
+                raise DownloadError(f"what arrived as {file.path} is damaged: its {file.digest_of} digest is wrong")
+            if os.name == "nt":  # where open files cannot get another name
+                stream.close()
+            os.replace(incomplete, blob)
+
+    def _fill(self, stream: IO[bytes], file: HubFile) -> None:
+        """Append until the file has its size; attempts that bring nothing are bounded."""
+        num_failures = 0
+        while (size := stream.seek(0, os.SEEK_END)) < file.num_bytes:
+            try:
+                self._append(stream, file, size)
+                failure = HubUnreachable(f"the connection was closed within {file.path}")
+            except HubUnreachable as error:
+                failure = error
+            stream.flush()
+            now = stream.seek(0, os.SEEK_END)
+            if now >= file.num_bytes:
+                break
+            num_failures = 0 if now > size else num_failures + 1
+            if num_failures > len(self.pauses_s):
+                raise failure
+            pause_s = self.pauses_s[max(0, num_failures - 1)] if self.pauses_s else 0.0
+            self.on_note(f"{failure.message}; going on in {max(pause_s, failure.retry_after_s):.0f} s")
+            time.sleep(min(_MAX_PAUSE_S, max(pause_s, failure.retry_after_s)))
+        if size > file.num_bytes:
+            self._empty(stream)
+            self._fill(stream, file)
+
+    def _append(self, stream: IO[bytes], file: HubFile, size: int) -> None:
+        """Write what one connection brings behind the ``size`` bytes that are there."""
+        content = self.client.open_file(self.reference, self.commit, file.path, size)
+        with content as answer:
+            if content.start != size:  # the server cannot begin in the middle
+                self._empty(stream)
+            left = file.num_bytes - content.start
+            while left > 0:
+                try:
+                    chunk = answer.read1(min(_CHUNK_BYTES, left))
+                except (OSError, http.client.HTTPException) as error:
+                    raise HubUnreachable(f"the connection broke within {file.path}: {error}") from error
+                if not chunk:
+                    return
+                stream.write(chunk)
+                self.on_bytes(len(chunk))
+                left -= len(chunk)
+
+    def _empty(self, stream: IO[bytes]) -> None:
+        self.on_bytes(-stream.seek(0, os.SEEK_END))
+        stream.truncate(0)
+
+
+def _is_right(stream: IO[bytes], file: HubFile) -> bool:
+    digest = hashlib.sha256() if file.digest_of == "sha256" else hashlib.sha1(usedforsecurity=False)
+    if file.digest_of == "git":
+        digest.update(b"blob %d\0" % file.num_bytes)
+    stream.seek(0)
+    while chunk := stream.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest() == file.digest
+
+
+@contextlib.contextmanager
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[IO[bytes]]:
+    """The file at ``path``, made if need be, for this process alone; Windows lets nobody else write it anyway."""
+    is_told = False
+    while True:
+        if path.exists() and not path.is_file():
+            raise DownloadError(f"{path} is not a regular file; remove it")
+        with path.open("a+b", buffering=0) as stream:
+            if _try_lock(stream) and _is_at(stream, path):
+                yield stream
+                return
+        if not is_told:
+            on_wait()
+            is_told = True
+        time.sleep(_LOCK_POLL_S)
+
+
+def _try_lock(stream: IO[bytes]) -> bool:
+    try:
+        import fcntl  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _is_at(stream: IO[bytes], path: Path) -> bool:
+    """Whether the locked file still has its name; whoever held the lock before may have finished it."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except OSError:
+        return False

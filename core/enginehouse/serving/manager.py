@@ -1,0 +1,307 @@
+"""Names to loaded models: which models there are, how each is doing, and which one a request gets.
+
+The pipeline asks it for a model by name, the API for the state of all. Changes of what is served are in ``changing``,
+the orders of an operator in ``orders``; both work on the table that this module keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from weakref import WeakKeyDictionary, WeakSet
+
+from enginehouse.contract.errors import (
+    ConfigError,
+    EnginehouseError,
+    ModelNotFound,
+    ModelOverloaded,
+    ModelTooLarge,
+    ServerStopping,
+)
+from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.downloads import download, missing_download
+from enginehouse.serving.events import ModelEvent, ModelEvents
+from enginehouse.serving.hub import HubReference
+from enginehouse.serving.leases import Lease
+from enginehouse.serving.memory import default_budget, footprint_apart
+from enginehouse.serving.opening import plan_apart
+from enginehouse.serving.restarts import RestartPolicy, Restarts
+from enginehouse.serving.room import Room
+from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
+from enginehouse.serving.status import ModelStatus
+from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.memory_budget import MemoryBudget
+
+__all__ = ["ModelManager", "OnProgress", "budget_of"]
+
+OnProgress = Callable[[str, float, str], None]
+"""Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done.
+
+The last call of a load says ``ready``, ``failed`` or ``unloaded``.
+"""
+
+_log = logging.getLogger(__name__)
+
+# How long a request waits for a model that is being restarted before it is told to come back.
+_RESTART_WAIT_S = 30.0
+
+
+class ModelManager:
+    """Owns the served models. All methods are called on one event loop.
+
+    Attributes:
+        settings: the newest.
+        events: what happens to the models.
+        room: who holds how much memory.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: PluginRegistry,
+        on_progress: OnProgress | None = None,
+        restart_policy: RestartPolicy | None = None,
+    ) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.events = ModelEvents()
+        self.room = Room(budget_of(settings), settings.limits.drain_s)
+        self._on_progress = on_progress
+        self._restart_policy = restart_policy or RestartPolicy()
+        self._check: ModelCheck | None = None
+        self._models: dict[str, ServedModel] = {}
+        self._by_name: dict[str, ServedModel] = {}
+        self._instances = itertools.count(1)
+        self._made: WeakSet[ServedModel] = WeakSet()  # also those that are about to be served, or were
+        self._downloads: WeakKeyDictionary[ServedModel, asyncio.Task[None]] = WeakKeyDictionary()
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_planned = asyncio.Event()
+        self._is_closed = False
+        self.put({name: self.make(name, model) for name, model in settings.models.items()})
+
+    # -- the table ---------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> dict[str, ServedModel]:
+        """The served models by name, in the order of the settings; a copy."""
+        return dict(self._models)
+
+    def put(self, models: dict[str, ServedModel]) -> None:
+        """Serve these models from now on, and no others."""
+        self._models = models
+        self._by_name = {known: model for model in models.values() for known in (model.name, *model.settings.aliases)}
+
+    def make(self, name: str, settings: ModelSettings) -> ServedModel:
+        """A model that is not served yet."""
+        model = ServedModel(
+            name=name,
+            settings=settings,
+            instance=next(self._instances),
+            room=self.room,
+            publish=self.publish,
+            on_wanted=self._on_wanted,
+            check=self._check,
+            restarts=Restarts(self._restart_policy),
+        )
+        self._made.add(model)
+        return model
+
+    def check_with(self, check: ModelCheck) -> None:
+        """Let ``check`` refuse models that are opened from now on."""
+        self._check = check
+        for model in self._models.values():
+            model.check = check
+
+    def publish(self, event: ModelEvent) -> None:
+        """Tell all who listen."""
+        self.events.publish(event)
+        if self._on_progress is None:
+            return
+        if event.kind in ("ready", "restarted", "failed", "unloaded"):
+            self._on_progress(event.model, 1.0, "ready" if event.kind == "restarted" else event.kind)
+        elif event.kind == "loading":
+            self._on_progress(event.model, event.progress, event.text)
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to load every eager model, as far as the memory reaches; returns before they are ready.
+
+        Raises:
+            ConfigError: a model has an option that its backend does not know, or with a wrong value.
+        """
+        models = list(self._models.values())
+        for model in models:
+            missing = missing_download(model.settings.source, self.registry.model_sources)
+            if missing is not None and self.settings.server.pull:
+                self._downloads[model] = asyncio.create_task(self._download(model, missing))
+                self.run(self._downloads[model])
+            else:
+                await self._plan(model)
+        self._is_planned.set()
+        await self.begin_eager([model for model in models if model.plan is not None])
+
+    async def _plan(self, model: ServedModel) -> None:
+        try:
+            model.plan = await plan_apart(model.name, model.settings, self.registry)
+        except ConfigError:
+            raise
+        except EnginehouseError as error:
+            model.fail(error.message)
+
+    async def _download(self, model: ServedModel, reference: HubReference) -> None:
+        """Fetch a model's files, then go on with it as with all others. Only the start of the server comes here."""
+        try:
+            await download(reference, model.report_download)
+            await self._plan(model)
+        except EnginehouseError as error:
+            model.fail(error.message)
+        except Exception as error:  # noqa: BLE001 - whatever stops a download, its model is not to load for ever
+            _log.error("downloading the model %s failed", model.name, exc_info=error)
+            model.fail(f"{type(error).__name__}: {error}")
+        if model.plan is None:
+            return
+        if model.settings.load == "lazy":
+            model.put_off()
+        else:
+            await self.begin_eager([model])
+
+    def stop_download(self, model: ServedModel) -> None:
+        """Fetch no files for a model that is not served any more; what has arrived is kept."""
+        if (task := self._downloads.pop(model, None)) is not None:
+            task.cancel()
+
+    async def begin_eager(self, models: Sequence[ServedModel]) -> None:
+        """Begin to load those that are to be loaded at once; pinned ones get their memory first."""
+        eager = [model for model in models if model.settings.load == "eager"]
+        for model in sorted(eager, key=lambda model: not model.is_pinned):
+            assert model.plan is not None
+            footprint = await footprint_apart(model.plan)
+            if model.is_closed:
+                continue  # a new configuration has taken it out meanwhile
+            try:
+                fits = self.room.claim(model, footprint)
+            except ModelTooLarge as error:
+                model.fail(error.message)
+                continue
+            if fits:
+                model.begin(self.settings, on_demand=False)
+            elif not model.is_serving:
+                _log.info("model %s does not fit beside the others; it loads with its first request", model.name)
+                model.put_off()
+
+    def run(self, task: asyncio.Task[None]) -> None:
+        """Keep a task in sight until it is done; closing cancels it, and what is begun after that at once."""
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        if self._is_closed:
+            task.cancel()
+
+    def check_open(self) -> None:
+        """Raises ServerStopping when this is closed or being closed: then nothing new may be served."""
+        if self._is_closed:
+            raise ServerStopping("The server is shutting down.")
+
+    async def close(self) -> None:
+        """Close every model; running requests end with EngineDead."""
+        self._is_closed = True
+        while tasks := tuple(self._background):  # the end of one may have begun another one
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(model.close() for model in tuple(self._made)))
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def get(self, name: str | None) -> LoadedModel:
+        """The model of that name or alias, if it is loaded; None is the first configured one.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            ModelNotReady: it is not loaded now.
+            ModelLoadError: it failed.
+        """
+        return self.find(name).get()
+
+    async def lease(self, name: str | None) -> Lease[LoadedModel]:
+        """The model of that name or alias for one request, loaded if necessary; release the lease when it is done.
+
+        A load that requests cause is waited for, as is a restart. The first load of a server is not: it may take
+        minutes, and clients see its state at ``/health``.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            ModelNotReady: it takes too long.
+            ModelOverloaded: as many wait for it as may wait and run when it is loaded.
+            EngineError: it cannot be loaded, or failed earlier.
+        """
+        model = self.find(name)
+        if model.num_waiting >= self.settings.limits.max_queue + model.settings.slots:
+            message = f"{model.num_waiting} requests wait for the model {model.name!r} to be loaded; try again later."
+            raise ModelOverloaded(message, model.retry_after_s)
+        if model.state == "unloaded":
+            await self._is_planned.wait()
+            model = self.find(name)  # a new configuration may have come meanwhile
+            if model.plan is not None:
+                model.begin(self.settings, on_demand=True)
+        if model.state == "restarting":
+            return await model.lease(_RESTART_WAIT_S)
+        return await model.lease(self.settings.limits.load_wait_s if model.on_demand or model.is_leaving else 0.0)
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
+        """The model while the block runs, see :meth:`lease`."""
+        lease = await self.lease(name)
+        try:
+            with lease.explaining():
+                yield lease.model
+        finally:
+            lease.release()
+
+    async def wait(self, name: str | None) -> LoadedModel:
+        """The model as :meth:`lease` finds it, for those who only look at it: it may be unloaded at any time."""
+        async with self.use(name) as model:
+            return model
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of that name or alias, whatever its state. Raises ModelNotFound."""
+        if name is None and self._models:
+            return next(iter(self._models.values()))
+        model = self._by_name.get(name or "")
+        if model is None:
+            raise ModelNotFound(name or "")
+        return model
+
+    def _on_wanted(self, model: ServedModel) -> None:
+        """Requests wait for a model that is not loaded, perhaps for its successor."""
+        current = self._models.get(model.name)
+        if current is None:
+            model.refuse_waiters(ModelNotFound(model.name))
+            return
+        if current is not model:
+            model.hand_over(current)
+        current.begin(self.settings, on_demand=True)
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    async def wait_settled(self, timeout_s: float) -> None:
+        """Wait until no model loads or restarts, at most ``timeout_s``."""
+        waits = [asyncio.create_task(model.settled()) for model in self._models.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """The state of every model, in the order of the settings."""
+        return [model.status() for model in self._models.values()]
+
+
+def budget_of(settings: Settings) -> MemoryBudget:
+    """What the settings allow, and what the machine has where they say nothing."""
+    given = settings.limits.memory_budget
+    by_device = default_budget().by_device
+    return MemoryBudget({**by_device, **given.by_device} if given is not None else by_device)

@@ -1,0 +1,192 @@
+"""Settings of a model -> a plan (source, backend, options) -> an engine that serves it.
+
+Planning looks at the file system and asks backends; it is quick but may block, so the manager runs it off
+the event loop. Opening takes as long as the model takes to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, cast
+
+import attrs
+from attrs import evolve, frozen
+
+from enginehouse.contract.backend import Backend, Engine, ModelSource, Progress, Runner
+from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
+from enginehouse.contract.types import EngineSettings
+from enginehouse.plugins import PluginRegistry, plugin_border
+from enginehouse.serving.background import apart
+from enginehouse.serving.choice import choose_backend, suits
+from enginehouse.serving.drafters import DrafterPlan, plan_drafters
+from enginehouse.serving.early_exit import plan_exit_policy
+from enginehouse.serving.own_engine import check_own_engine
+from enginehouse.serving.prefix_disk import plan_prefix_disk
+from enginehouse.serving.sources import find_source, no_such_model
+from enginehouse.settings.config import ModelSettings, Settings, structure_options
+from enginehouse.workers import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
+
+__all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "open_engine", "plan_apart", "plan_model"]
+
+PLAN_TIMEOUT_S = 60.0
+"""Only names, sizes and headers of files are looked at."""
+
+
+@frozen(kw_only=True)
+class ModelPlan:
+    """How a model will be opened.
+
+    Attributes:
+        options: the backend's settings as plain data, ``context`` and ``slots`` included where it knows them.
+        reason: why this backend was chosen.
+    """
+
+    name: str
+    source: ModelSource
+    backend: Backend
+    options: dict[str, Any]
+    reason: str
+    drafters: tuple[DrafterPlan, ...] = ()
+    exit_policy: ExitPolicyLoad | None = None
+    prefix_disk: PrefixDiskLoad | None = None
+
+    @property
+    def options_path(self) -> str:
+        """Dotted path of the options in the configuration, for messages."""
+        return f"models.{self.name}"
+
+
+@frozen(eq=False)
+class OpenEngine:
+    """An engine that is ready; ``died`` gets the reason when it stops by itself."""
+
+    engine: Engine
+    died: asyncio.Future[EngineDead]
+
+
+def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
+    """Find the source, choose the backend and check its options; blocking, but quick.
+
+    Raises:
+        ConfigError: an option is unknown to the backend or has a wrong value, or settings contradict each other.
+        ModelLoadError: there is no such source, or no backend for it.
+        PluginError: a plugin failed over it; its traceback is in the log.
+    """
+    with plugin_border(f"planning the model {name!r}"):
+        return _plan(name, settings, registry)
+
+
+def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
+    if settings.python is not None and settings.isolation == "thread":
+        path = f"models.{name}.python"
+        raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)
+    source = find_source(settings.source, registry.model_sources)
+    # Another virtual environment has other libraries; what is installed in this one says nothing then.
+    can_probe = settings.python is None
+    wanted = registry.backends.get(settings.backend or "")
+    candidates = [wanted] if wanted else registry.backends.values()
+    if source.path is None and not any(suits(source, backend, probe=can_probe) for backend in candidates):
+        raise no_such_model(settings.source, registry.model_sources)
+    choice = choose_backend(source, settings.backend, registry.backends, probe=can_probe)
+    options = dict(settings.options)
+    known = {attribute.name for attribute in attrs.fields(choice.backend.options)}
+    for generic in ("context", "slots"):
+        if generic in known:
+            options[generic] = getattr(settings, generic)
+    plan = ModelPlan(name=name, source=source, backend=choice.backend, options=options, reason=choice.reason)
+    generic_names = tuple(attribute.name for attribute in attrs.fields(ModelSettings))
+    structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
+    check_own_engine(name, settings, choice.backend)
+    exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
+    # Verified drafts run through all layers, so a model with early exit drafts nothing by itself.
+    model = source, choice.backend, options
+    drafters = plan_drafters(name, settings, registry, model) if exit_policy is None else ()
+    prefix_disk = plan_prefix_disk(name, settings, choice.backend)
+    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
+
+
+async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
+    """See :func:`plan_model`: beside the event loop, and where a plugin that hangs keeps no server from ending."""
+    try:
+        async with asyncio.timeout(PLAN_TIMEOUT_S):
+            return await apart(f"planning {name}", lambda: plan_model(name, settings, registry))
+    except TimeoutError as error:
+        raise ModelLoadError(
+            f"{settings.source}: what its files say could not be read within {PLAN_TIMEOUT_S:g} s"
+        ) from error
+
+
+async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
+    """Load the model.
+
+    Args:
+        plan: what to open.
+        model: the model's settings.
+        settings: all settings; the worker needs the limits and the plugins'.
+        progress: called on the event loop.
+
+    Raises:
+        EnginehouseError: the model could not be loaded; EngineDead when its worker died meanwhile.
+    """
+    if plan.backend.opens == "engine":
+        return await _open_here(plan, progress, model.load_timeout_s)
+    load = Load(
+        backend=plan.backend.name,
+        source_text=plan.source.text,
+        source_path=str(plan.source.path) if plan.source.path is not None else None,
+        options=plan.options,
+        options_path=plan.options_path,
+        engine=EngineSettings(
+            slots=model.slots,
+            max_queue=settings.limits.max_queue,
+            max_queue_tokens=settings.limits.max_queue_tokens,
+            max_queue_per_caller=settings.limits.max_queue_per_key,
+            prefill_chunk_tokens=model.prefill_chunk_tokens,
+            prefix_cache=model.prefix_cache,
+        ),
+        plugins=settings.plugins,
+        drafters=tuple(drafter.to_load() for drafter in plan.drafters),
+        exit_policy=plan.exit_policy,
+        prefix_disk=plan.prefix_disk,
+    )
+    engine = await WorkerEngine.open(
+        load,
+        isolation=model.isolation,
+        python=model.python,
+        on_progress=progress,
+        step_timeout_s=model.step_timeout_s,
+        load_timeout_s=model.load_timeout_s,
+    )
+    return OpenEngine(engine, engine.died)
+
+
+async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:
+    """Open a backend that is an engine by itself: it lives in this process, and only opening may block."""
+    loop = asyncio.get_running_loop()
+    stuck: asyncio.Future[str] = loop.create_future()
+    watch = LoadWatch(timeout_s, progress, stuck.set_result)
+
+    def report(share: float, text: str) -> None:
+        loop.call_soon_threadsafe(watch.heard, share, text)
+
+    options = structure_options(plan.backend.options, plan.options, plan.options_path)
+    opening = asyncio.ensure_future(asyncio.to_thread(plan.backend.open, plan.source, options, report))
+    try:
+        await asyncio.wait((opening, stuck), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped: its memory is free only when what it opens has been closed again.
+        await _close_opened(opening)
+        raise
+    finally:
+        watch.end()
+    if not opening.done():
+        opening.add_done_callback(lambda _: asyncio.ensure_future(_close_opened(opening)))
+        raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
+    return OpenEngine(cast(Engine, opening.result()), loop.create_future())
+
+
+async def _close_opened(opening: asyncio.Future[Runner | Engine]) -> None:
+    """Wait for an engine that nobody wants any more, and close it."""
+    with contextlib.suppress(Exception):
+        await cast(Engine, await opening).close()

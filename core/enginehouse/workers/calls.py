@@ -1,0 +1,85 @@
+"""Questions to a worker that get one answer each, told apart by their numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from enginehouse.contract.errors import EnginehouseError, WorkerDied
+from enginehouse.workers.generation import WorkObserver
+from enginehouse.workers.messages import Begun, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
+
+__all__ = ["NOBODY", "Answer", "Calls", "settle"]
+
+Answer = Begun | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
+
+NOBODY = -1
+"""The number of questions whose answer nobody reads; that there is one says enough."""
+
+
+class Calls:
+    """The questions that the worker has not answered, also those whose askers have gone. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[int, tuple[asyncio.Future[Any], WorkObserver | None]] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def next_number(self) -> int:
+        """The number of a new question."""
+        return next(self._numbers)
+
+    async def answer_to(self, number: int, observer: WorkObserver | None) -> Any:
+        """Wait for an answer; raises what the question was refused with."""
+        answer = self._loop.create_future()
+        self._open[number] = answer, observer
+        return await answer
+
+    def handle(self, message: Answer) -> None:
+        """The worker begins with a question or answers it; an answer that is not waited for any more is dropped."""
+        if isinstance(message, Begun):
+            _, observer = self._open.get(int(message.work), (None, None))
+            if observer is not None:
+                observer.begun(message.stage)
+            return
+        future, observer = self._open.pop(message.call, (None, None))
+        if future is None:
+            return
+        if observer is not None:
+            observer.left()
+        match message:
+            case Tokenized():
+                settle(future, message.token_ids)
+            case Detokenized():
+                settle(future, message.pieces)
+            case Stats():
+                settle(future, message.stats)
+            case View():
+                settle(future, message.view)
+            case ThinkingStopped():
+                settle(future, message.num_choices)
+            case CallFailed():
+                settle(future, message.failure.to_error())
+
+    def fail_all(self, error: EnginehouseError) -> None:
+        """No more answers come."""
+        still_open, self._open = self._open, {}
+        for future, observer in still_open.values():
+            if observer is not None and not isinstance(error, WorkerDied):
+                observer.left()
+            settle(future, error)
+
+
+def settle(future: asyncio.Future[Any], outcome: object) -> None:
+    """Give a future its result or error, unless it has one or its waiter was cancelled."""
+    if future.done():
+        return
+    if isinstance(outcome, EnginehouseError):
+        future.set_exception(outcome)
+        future.exception()  # counts as seen even when nobody waits for it any more
+    else:
+        future.set_result(outcome)

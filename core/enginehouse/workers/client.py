@@ -1,0 +1,400 @@
+"""The server's side: an :class:`enginehouse.contract.backend.Engine` whose work happens behind a link.
+
+Lives on the event loop. Each step of the worker is one message and wakes each request in it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from enginehouse.contract.backend import Progress
+from enginehouse.contract.errors import (
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    ModelOverloaded,
+    PluginError,
+    WorkerDied,
+)
+from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.workers.backlog import Backlog
+from enginehouse.workers.calls import NOBODY, Calls, settle
+from enginehouse.workers.carrier import Carrier, start_carrier
+from enginehouse.workers.connection import Connection
+from enginehouse.workers.endings import Ending
+from enginehouse.workers.generation import Recorder, WorkerGeneration, WorkObserver
+from enginehouse.workers.handshake import check_hello, explain
+from enginehouse.workers.load_watch import LoadWatch
+from enginehouse.workers.messages import (
+    Accepted,
+    Begun,
+    CallFailed,
+    Cancel,
+    Close,
+    Detokenize,
+    Detokenized,
+    Died,
+    Entered,
+    Figures,
+    FromWorker,
+    GetStats,
+    GetView,
+    Hello,
+    Left,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Rejected,
+    Started,
+    Stats,
+    StepOutputs,
+    StopThinking,
+    Submit,
+    ThinkingStopped,
+    Tokenize,
+    Tokenized,
+    ToWorker,
+    View,
+)
+from enginehouse.workers.requests import Requests
+from enginehouse.workers.watchdog import Watchdog
+
+__all__ = ["WorkerEngine"]
+
+# How long a worker may take to close its model before it is killed; it holds nothing that could be lost.
+_CLOSE_S = 2.0
+_CLOSE_WITH_DISK_S = 15.0  # what is in memory only is saved first
+
+# After the link broke: how long to wait for the exit status, which says why. After the process ended: how long
+# to wait for what it sent last, in case a process that it started keeps the link open.
+_AUTOPSY_S = 0.3
+
+# How long to wait for a killed worker, or for a worker thread, which cannot be killed.
+_KILL_S = 1.0
+
+# A worker says hello as soon as it has imported enginehouse.
+_HELLO_S = 60.0
+
+# Bytes that may wait for a worker that does not read; more are refused instead of filling the memory.
+_MAX_UNSENT_BYTES = 64 * 1024 * 1024
+
+
+class WorkerEngine:
+    """An engine in a worker. Make one with :meth:`open`.
+
+    Attributes:
+        info: the loaded model's.
+        died: the reason, once the worker has ended without being asked to.
+        is_killed_from_outside: it ended because somebody killed it, and not because of what it was doing.
+        has_died_working: it ended by itself while it worked on requests or questions.
+        figures: what the worker last said that it has counted.
+        backlog: what it has to do; with it requests are refused before their prompts are made.
+    """
+
+    info: ModelInfo
+
+    def __init__(self, carrier: Carrier, settings: EngineSettings, step_timeout_s: float = 0.0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._carrier = carrier
+        self._load_watch: LoadWatch | None = None
+        self._connection = Connection(self._handle, self._on_lost)
+        self.figures = EngineFigures()
+        self.died: asyncio.Future[EngineDead] = self._loop.create_future()
+        self.is_killed_from_outside = False
+        self.has_died_working = False
+        self._greeted: asyncio.Future[Hello] = self._loop.create_future()
+        self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
+        self.backlog = Backlog(settings)
+        self._requests = Requests(self.backlog)
+        self._calls = Calls()
+        self._reason: str | None = None  # the worker's own last words
+        self._step_watchdog = Watchdog(
+            step_timeout_s,
+            lambda: bool(self._requests),
+            lambda: self._connection.send(GetStats(NOBODY)),
+            lambda: self._end_hung(f"a step took longer than {step_timeout_s:g} s"),
+        )
+        self._intake_watchdog = Watchdog(
+            step_timeout_s,
+            lambda: bool(self._calls) or not all(generation.is_accepted for generation in self._requests),
+            lambda: self._connection.send(Detokenize(NOBODY, ())),
+            lambda: self._end_hung(f"tokenizing took longer than {step_timeout_s:g} s"),
+        )
+        self._is_ready = False
+        self._is_closing = False
+        self._close_s = _CLOSE_S
+        carrier.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests, as far as is known."""
+        return self._is_ready and not self._is_closing and not self.died.done() and self._connection.is_open
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls,
+        load: Load,
+        *,
+        isolation: str,
+        python: str | None,
+        on_progress: Progress,
+        step_timeout_s: float = 0.0,
+        load_timeout_s: float = 0.0,
+    ) -> WorkerEngine:
+        """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
+
+        Args:
+            load: what to load.
+            isolation: ``process`` or ``thread``.
+            python: interpreter for the process; None is this one.
+            on_progress: called on the event loop while the model loads.
+            step_timeout_s: how long a step, or tokenizing one prompt, may take before the worker is killed; 0 is for
+                ever.
+            load_timeout_s: how long the load may say nothing new before the worker is killed; 0 is for ever.
+
+        Raises:
+            ModelLoadError, MissingDependency, ConfigError: the worker says why it cannot load the model, or it does not
+                get on.
+            EngineDead: the worker died while loading.
+        """
+        path = f"{load.options_path}.python"
+        try:
+            carrier = start_carrier(isolation, python)
+        except ModelLoadError as error:
+            raise error if python is None else type(error)(f"{path}: {error.message}") from error
+        engine = cls(carrier, load.engine, step_timeout_s)
+        if load.prefix_disk is not None:
+            engine._close_s = _CLOSE_WITH_DISK_S
+        try:
+            await engine._connection.open(carrier.socket)
+            await engine._greet(python, path)
+            engine._connection.send(load)
+            engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
+            engine._is_ready = True
+        except BaseException as error:
+            carrier.kill()
+            await engine.close()
+            if python is not None and isinstance(error, PluginError | ModelLoadError) and path not in error.message:
+                raise ModelLoadError(f"{error.message} (in the environment of {path}: {python})") from error
+            raise
+        return engine
+
+    async def _greet(self, python: str | None, path: str) -> None:
+        """Wait for the worker's first words and check that it is one of ours."""
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                hello = await self._greeted
+        except TimeoutError:
+            raise ModelLoadError(f"{path}: {python or 'the worker'} said nothing for {_HELLO_S:g} s") from None
+        except EngineDead as error:
+            if python is None:
+                raise
+            raise await explain(python, path, error.message) from error
+        check_hello(hello, path)
+
+    async def _wait_loaded(self, timeout_s: float, on_progress: Progress, path: str) -> ModelInfo:
+        """Wait until the model is there; a load that does not get on is refused, and its worker killed."""
+
+        def refuse(why: str) -> None:
+            settle(self._loaded, ModelLoadError(f"{why}; if it needs longer, raise {path}.load_timeout_s"))
+
+        self._load_watch = watch = LoadWatch(timeout_s, on_progress, refuse)
+        try:
+            return await self._loaded
+        finally:
+            watch.end()
+
+    def _end_hung(self, reason: str) -> None:
+        """A thread of the worker hangs: nothing but the end of the process ends that."""
+        self._reason = reason
+        self._carrier.kill()
+        self._connection.abort()
+
+    async def close(self) -> None:
+        """Stop; running requests end with EngineDead."""
+        self._is_closing = True
+        self._end_everything(EngineDead("The server is shutting down."))
+        if self._is_ready and self._connection.is_open:
+            self._connection.send(Close())
+            await self._wait_ended(self._close_s)
+        self._carrier.kill()
+        self._connection.abort()
+        await self._wait_ended(_KILL_S)
+
+    async def _wait_ended(self, timeout_s: float) -> None:
+        await asyncio.wait([self._carrier.ended], timeout=timeout_s)
+
+    def _on_lost(self, reason: str | None) -> None:
+        """The link has ended: find out why, but not for long."""
+        self._reason = self._reason or reason
+        if self._carrier.ended.done():
+            self._bury()
+        else:
+            self._carrier.ended.add_done_callback(lambda _: self._bury())
+            self._loop.call_later(_AUTOPSY_S, self._bury)
+
+    def _bury(self) -> None:
+        """The worker is dead, or useless because its link is: end everything that waits for it."""
+        if self._is_closing or self.died.done():
+            return
+        ending = self._carrier.ended.result() if self._carrier.ended.done() else Ending("the worker closed its link")
+        reason = self._reason or ending.text
+        self.is_killed_from_outside = ending.is_from_outside and self._reason is None
+        self.has_died_working = bool(self._calls) or self._requests.is_any_begun
+        self._carrier.kill()
+        self._connection.abort()
+        self.died.set_result(EngineDead(reason))
+        self._end_everything(WorkerDied(_lost_request(reason) if self._is_ready else reason))
+
+    def _end_everything(self, error: EngineDead) -> None:
+        self._step_watchdog.end()
+        self._intake_watchdog.end()
+        self._requests.fail_all(error)
+        self._calls.fail_all(error)
+        for future in (self._greeted, self._loaded):
+            settle(future, error)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def submit(
+        self, request: EngineRequest, *, resume: Resume | None = None, recorder: Recorder | None = None
+    ) -> WorkerGeneration:
+        """Queue a request; returns when the worker has accepted it.
+
+        Args:
+            request: what to answer.
+            resume: how far it was answered before, by another worker or earlier by this one.
+            recorder: told of everything that happens to it.
+
+        Raises:
+            RequestError: the request cannot be served.
+            Overloaded: the queue is full.
+            EngineDead: the worker is gone.
+        """
+        request_id = request.request_id
+        if request_id in self._requests:
+            raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
+        link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
+        generation = WorkerGeneration(request_id, self._loop, lambda: self._cancel(link_id), recorder)
+        self._check_room()
+        if resume is not None:
+            # What has begun once is not given up for waiting again.
+            request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
+        self._connection.send(Submit(request, resume))
+        self._requests.add(link_id, generation)
+        self.backlog.enter(generation.request_id, request.caller, request.priority)
+        self._begin_watch()
+        try:
+            await generation.wait_accepted()
+        except asyncio.CancelledError:
+            generation.cancel()
+            raise
+        return generation
+
+    def _cancel(self, link_id: str) -> None:
+        if self._requests.cancel(link_id):
+            self._connection.send(Cancel(link_id))
+
+    def _begin_watch(self) -> None:
+        self._step_watchdog.begin()
+        self._intake_watchdog.begin()
+
+    async def tokenize(
+        self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
+    ) -> list[int]:
+        """Token ids of a prompt, exactly as ``submit`` would encode it."""
+        token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special), observer)
+        return token_ids
+
+    async def detokenize(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> str:
+        """Text of ids; raises InvalidRequest for ids outside the vocabulary."""
+        return b"".join(await self.pieces(token_ids, observer)).decode("utf-8", "replace")
+
+    async def pieces(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> list[bytes]:
+        """The bytes of each id; raises InvalidRequest for ids outside the vocabulary."""
+        pieces: list[bytes] = await self._call(lambda call: Detokenize(call, tuple(token_ids)), observer)
+        return pieces
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing now; answered after the running step."""
+        stats: EngineStats = await self._call(GetStats)
+        return stats
+
+    async def view(self, observer: WorkObserver | None = None) -> EngineView:
+        """What runs, waits and is kept; answered after the running step."""
+        view: EngineView = await self._call(GetView, observer)
+        requests = tuple(
+            msgspec.structs.replace(request, request_id=self._requests.request_id(request.request_id))
+            for request in view.requests
+        )
+        return msgspec.structs.replace(view, requests=requests)
+
+    async def stop_thinking(self, request_id: str) -> int:
+        """Close the reasoning of a request's choices by force; returns of how many, 0 when none is thinking."""
+        link_id, generation = self._requests.find(request_id)
+        num_choices: int = await self._call(lambda call: StopThinking(call, link_id))
+        if num_choices and generation is not None and generation.recorder is not None:
+            generation.recorder.thinking_stopped()
+        return num_choices
+
+    async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:
+        """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
+        number = self._calls.next_number()
+        self._check_room()
+        self._connection.send(message_for(number))
+        self._begin_watch()
+        return await self._calls.answer_to(number, observer)
+
+    def _check_room(self) -> None:
+        if self.died.done():
+            raise WorkerDied(_lost_request(self.died.result().message))
+        if self._is_closing:
+            raise EngineDead(_lost_request("its worker is gone"))
+        if not self._connection.is_open:
+            raise WorkerDied(_lost_request("its worker is gone"))
+        if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
+            raise ModelOverloaded("The model's worker does not take requests at the moment; try again.")
+
+    # -- what comes back ---------------------------------------------------------------------------
+
+    def _handle(self, message: FromWorker) -> None:
+        if isinstance(message, StepOutputs):
+            self._step_watchdog.heard()
+            self._requests.distribute(message)
+            return
+        if isinstance(message, Entered | Started | Stats | View | ThinkingStopped):
+            self._step_watchdog.heard()
+        elif isinstance(message, Accepted | Rejected | Tokenized | Detokenized | CallFailed):
+            self._intake_watchdog.heard()
+        match message:
+            case Accepted() | Rejected() | Entered() | Started() | Left() | Begun(work=str()):
+                self._requests.handle(message)
+            case Figures():
+                self.figures = message.figures
+            case Hello():
+                settle(self._greeted, message)
+            case LoadProgress():
+                if self._load_watch is not None:
+                    self._load_watch.heard(message.share, message.text)
+            case Ready():
+                settle(self._loaded, message.info)
+            case LoadFailed():
+                settle(self._loaded, message.failure.to_error())
+            case Died():
+                self._reason = message.reason
+                self._on_lost(None)  # its link may stay open for as long as one of its threads is busy
+            case _:
+                self._calls.handle(message)
+
+
+def _lost_request(reason: str) -> str:
+    """What a client is told whose request the worker took along."""
+    return f"The model stopped working ({reason}); it is being restarted, so try again in a moment."

@@ -1,0 +1,281 @@
+"""The worker's side: loads the model and serves it. The same code runs in a process or in a thread.
+
+Four threads share the work. The *engine thread* (the caller of :meth:`WorkerHost.run`) loads the model and
+steps the engine; runners are used by no other thread. The *reader thread* receives messages and never waits
+for the other two, so a cancellation or the end of the server is noticed at once. The *intake threads* tokenize, one
+of them the requests with constraints, which may take a second to compile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+
+import msgspec
+from attrs import frozen
+
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.drafter import BoundDrafter
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError
+from enginehouse.contract.types import EngineRequest, Resume
+from enginehouse.engine.disk import DiskTier
+from enginehouse.engine.loop import EngineOutput, StepEngine
+from enginehouse.engine.sequence import ActiveRequest
+from enginehouse.plugins import PluginRegistry
+from enginehouse.workers.disk import open_disk
+from enginehouse.workers.drafters import bind_drafters, find_backend, open_runner
+from enginehouse.workers.early_exit import use_exit_policy
+from enginehouse.workers.figures import FigureReports
+from enginehouse.workers.handshake import own_hello
+from enginehouse.workers.intake import Intake
+from enginehouse.workers.link import FrameTooLarge, Link
+from enginehouse.workers.messages import (
+    Begun,
+    Cancel,
+    Close,
+    Detokenize,
+    Died,
+    Entered,
+    FromWorker,
+    GetStats,
+    GetView,
+    Left,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Started,
+    Stats,
+    StepOutputs,
+    StopThinking,
+    Submit,
+    ThinkingStopped,
+    Tokenize,
+    ToWorker,
+    View,
+    decode_to_worker,
+    encode,
+    failure_of,
+    printable,
+)
+
+__all__ = ["WorkerHost"]
+
+_log = logging.getLogger(__name__)
+
+
+@frozen
+class _Enter:
+    """A tokenized request on its way from the intake thread to the engine thread."""
+
+    request: EngineRequest
+    token_ids: list[int]
+    resume: Resume | None
+
+
+class WorkerHost:
+    """Serves one model over one link.
+
+    Args:
+        link: the worker's end.
+        on_server_gone: called on the reader thread when the server closed its end or died. A process ends
+            itself here, whatever the engine thread is doing; a thread can only be asked to end.
+    """
+
+    def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
+        self._link = link
+        self._on_server_gone = on_server_gone
+        self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | StopThinking | Close | _Enter] = SimpleQueue()
+        self._intake: Intake | None = None
+        self._engine: StepEngine | None = None
+        self._disk: DiskTier | None = None
+        self._is_ended = False
+        self._last_progress = LoadProgress(0.0, "")
+
+    # -- engine thread -----------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Load the model and serve until the server says Close; False when the engine broke before."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        try:
+            self._send(own_hello())
+            first = self._inbox.get()
+            engine = self._load(first) if isinstance(first, Load) else None
+            return engine is None or self._serve(engine)
+        finally:
+            self._is_ended = True  # the reader thread sees the link's end now, but it is not the server's doing
+            self._link.close()
+
+    def _load(self, message: Load) -> StepEngine | None:
+        """Open the model and say so; None when that failed, which is said as well."""
+        try:
+            runner, engine = self._open(message)
+        except EnginehouseError as error:
+            self._send(LoadFailed(failure_of(error)))
+            return None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - worker border; panics of libraries in Rust are no Exception
+            _log.exception("the backend %s failed to load the model", message.backend)
+            reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
+            self._send(LoadFailed(failure_of(ModelLoadError(reason))))
+            return None
+        self._intake = Intake(engine, runner.tokenizer, self._send, lambda *item: self._inbox.put(_Enter(*item)))
+        self._intake.start()
+        self._engine = engine
+        self._send(Ready(msgspec.structs.replace(runner.info, engine=engine.capabilities)))
+        return engine
+
+    def _open(self, message: Load) -> tuple[Runner, StepEngine]:
+        registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
+        runner = open_runner(find_backend(registry, message.backend), message, self._report)
+        drafters: Mapping[str, BoundDrafter] = {}
+        try:
+            slots = message.engine.slots
+            if message.exit_policy is not None:
+                use_exit_policy(registry, message.exit_policy, runner, message.backend)
+            if message.prefix_disk is not None:
+                self._disk = open_disk(message.prefix_disk, message, runner)
+            drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
+            engine = StepEngine(
+                runner,
+                message.engine,
+                registry.samplers,
+                registry.structured_decoders.values(),
+                drafters=drafters,
+                on_started=self._report_started,
+                disk=self._disk,
+            )
+        except BaseException:
+            for drafter in drafters.values():
+                drafter.shutdown()
+            if self._disk is not None:
+                self._disk.close()
+            runner.close()
+            raise
+        return runner, engine
+
+    def _report_started(self, request: ActiveRequest) -> None:
+        request_id, num_cached = request.request.request_id, request.num_cached_tokens or 0
+        self._send(Started(request_id, num_cached, request.num_loaded_tokens, request.cache_miss))
+
+    def _report(self, share: float, text: str) -> None:
+        """Pass on a load's progress, but not more often than it can be seen."""
+        last = self._last_progress
+        if text != last.text or abs(share - last.share) >= 0.01:
+            self._last_progress = LoadProgress(share, printable(text))
+            self._send(self._last_progress)
+
+    def _serve(self, engine: StepEngine) -> bool:
+        """The engine thread's loop: take what came in, then one step; sleeps while there is no work."""
+        reports = FigureReports(engine, self._send, is_process=self._on_server_gone is not None)
+        try:
+            while self._take_messages(engine, reports):
+                outputs = engine.step()
+                if outputs:
+                    self._send_outputs(outputs)
+                reports.after_step()
+        except Exception as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
+            _log.exception("the engine failed")
+            self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
+            return False
+        finally:
+            assert self._intake is not None
+            self._intake.close()  # first: its threads use the model's tokenizer
+            engine.close()
+        return True
+
+    def _take_messages(self, engine: StepEngine, reports: FigureReports) -> bool:
+        """Handle all messages; False after Close. Waits for one while the engine has nothing to do."""
+        while True:
+            is_idle = not engine.has_work()
+            if is_idle and self._inbox.empty():
+                reports.before_rest()
+            try:
+                message = self._inbox.get(block=is_idle, timeout=self._disk.tends_in_s() if self._disk else None)
+            except Empty:
+                if not is_idle or self._disk is None:
+                    return True
+                self._disk.tend()
+                continue
+            match message:
+                case _Enter():
+                    self._add(engine, message)
+                case Cancel():
+                    engine.cancel(message.request_id)
+                    self._send(Left(message.request_id))
+                case GetStats():
+                    self._send(Stats(message.call, engine.stats()))
+                case GetView():
+                    self._send(Begun(message.call, "request"))
+                    self._send(View(message.call, engine.view()))
+                case StopThinking():
+                    self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
+                case Close():
+                    return False
+
+    def _add(self, engine: StepEngine, entering: _Enter) -> None:
+        request_id = entering.request.request_id
+        self._send(Begun(request_id, "request"))
+        try:
+            engine.add(entering.request, entering.token_ids, entering.resume)
+            self._send(Entered(request_id))
+        except Exception as error:  # noqa: BLE001 - a plugin's sampler is created here: only its request may fail
+            failure = (
+                error if isinstance(error, EnginehouseError) else GenerationFailed(f"{type(error).__name__}: {error}")
+            )
+            self._send_outputs([(request_id, failure)])
+        assert self._intake is not None
+        self._intake.entered(len(entering.token_ids))
+
+    def _send_outputs(self, outputs: list[EngineOutput]) -> None:
+        """One message for the whole step."""
+        self._send(
+            StepOutputs(
+                [
+                    (request_id, failure_of(output) if isinstance(output, EnginehouseError) else output)
+                    for request_id, output in outputs
+                ]
+            )
+        )
+
+    # -- reader thread -----------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Receive until the server is gone. A worker that cannot receive any more ends, whatever the reason."""
+        try:
+            while (payload := self._link.receive()) is not None:
+                self._dispatch(decode_to_worker(payload))
+        except (FrameTooLarge, msgspec.DecodeError):
+            _log.exception("the server sent something that is no message")
+        except Exception:  # noqa: BLE001 - a runner's abort(), for example: a deaf worker would keep all waiting
+            _log.exception("receiving failed")
+            self._send(Died("the worker could not receive any more"))
+        if self._on_server_gone is not None and not self._is_ended:
+            self._on_server_gone()
+        self._inbox.put(Close())
+
+    def _dispatch(self, message: ToWorker) -> None:
+        intake = self._intake
+        match message:
+            case Load() | GetStats() | GetView() | StopThinking() | Close():
+                self._inbox.put(message)
+            case Cancel():
+                if intake is None or not intake.cancel(message.request_id):
+                    self._inbox.put(message)
+                    if self._engine is not None:
+                        self._engine.interrupt(message.request_id)
+            case Submit() if intake is not None:
+                intake.submit(message)
+            case Tokenize() | Detokenize() if intake is not None:
+                intake.call(message)
+            case _:
+                _log.error("the server sent %s before the model was ready", type(message).__name__)
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def _send(self, message: FromWorker) -> None:
+        """Send, or drop when the server is gone: the reader thread notices that too and ends the worker."""
+        self._link.send(encode(message))

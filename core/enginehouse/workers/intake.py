@@ -1,0 +1,241 @@
+"""The worker's intake threads: prompts are tokenized and checked here, while the engine thread computes.
+
+A long prompt delays only those behind it, never a running stream and never a cancellation: the reader
+thread tells :class:`Intake` directly what was cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.contract.types import EngineRequest, Resume
+from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.text.segments import encode_segments, min_tokens
+from enginehouse.workers.calls import NOBODY
+from enginehouse.workers.link import FrameTooLarge
+from enginehouse.workers.messages import (
+    Accepted,
+    Begun,
+    CallFailed,
+    Detokenize,
+    Detokenized,
+    FromWorker,
+    Left,
+    Rejected,
+    Submit,
+    Tokenize,
+    Tokenized,
+    failure_of,
+)
+
+__all__ = ["Intake"]
+
+# What a refused client is told to wait: about the time of a short answer, after which a place may be free.
+_RETRY_AFTER_S = 1.0
+
+# Tokenized in some 30 ms, also by a tokenizer that takes a microsecond per character.
+_LONG_CHARACTERS = 32_768
+
+_log = logging.getLogger(__name__)
+
+
+_Queue = SimpleQueue[Submit | Tokenize | Detokenize | None]
+
+
+class Intake:
+    """Turns Submit messages into tokenized requests.
+
+    Long prompts have a thread of their own, so that short ones do not wait for them. So have requests with a
+    constraint, which may take a second to compile.
+
+    Args:
+        engine: asked whether a request fits; only its thread-safe methods are used.
+        tokenizer: the model's.
+        send: sends a message to the server.
+        enter: hands a tokenized request to the engine thread.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        tokenizer: Tokenizer,
+        send: Callable[[FromWorker], None],
+        enter: Callable[[EngineRequest, list[int], Resume | None], None],
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._send = send
+        self._enter = enter
+        self._queue: _Queue = SimpleQueue()
+        self._long: _Queue = SimpleQueue()
+        self._constrained: _Queue = SimpleQueue()
+        self._queues = {"constrained intake": self._constrained, "long intake": self._long, "intake": self._queue}
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
+        self._begun: dict[str, bool] = {}  # being tokenized or compiled; whether it was cancelled meanwhile
+        self._num_entering = 0  # handed over, not yet added by the engine thread
+        self._num_entering_tokens = 0  # of their prompts
+        self._is_closing = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
+            for name, queue in self._queues.items()
+        ]
+
+    def start(self) -> None:
+        """Begin to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop after what is being tokenized and compiled now; waits for that."""
+        self._is_closing = True
+        for queue in self._queues.values():
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    # -- reader thread -----------------------------------------------------------------------------
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request, or refuse it at once when the queue is full."""
+        request_id = message.request.request_id
+        with self._lock:
+            num_before = len(self._waiting) + self._num_entering
+            is_full = message.resume is None and self._engine.is_full(num_before + 1)
+            if not is_full:
+                self._waiting.add(request_id)
+        if is_full:
+            error = Overloaded("The queue of this model is full; try again in a moment.", _RETRY_AFTER_S)
+            self._send(Rejected(request_id, failure_of(error)))
+        else:
+            usual = self._queue if message.request.constraint is None else self._constrained
+            (self._long if _is_long(message.request) else usual).put(message)
+
+    def call(self, message: Tokenize | Detokenize) -> None:
+        """Queue a call; the watchdog's question goes through all threads, for each may hang."""
+        usual = self._constrained if message.call == NOBODY else self._queue
+        (self._long if _is_long(message) else usual).put(message)
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request and say so when nothing works on it; False when the engine thread has it already."""
+        with self._lock:
+            if request_id not in self._waiting:
+                return False
+            self._waiting.remove(request_id)
+            is_begun = request_id in self._begun
+            if is_begun:
+                self._begun[request_id] = True
+        if not is_begun:
+            self._send(Left(request_id))
+        return True
+
+    # -- engine thread -----------------------------------------------------------------------------
+
+    def entered(self, num_tokens: int) -> None:
+        """The engine thread has added a request with so long a prompt; the engine counts it from now on."""
+        with self._lock:
+            self._num_entering -= 1
+            self._num_entering_tokens -= num_tokens
+
+    # -- intake threads ----------------------------------------------------------------------------
+
+    def _run(self, queue: _Queue) -> None:
+        while (message := queue.get()) is not None and not self._is_closing:
+            if isinstance(message, Submit):
+                self._begin(message.request, message.resume)
+            elif message.call == NOBODY and queue is not self._queue:
+                (self._long if queue is self._constrained else self._queue).put(message)
+            else:
+                self._answer(message)
+
+    def _begin(self, request: EngineRequest, resume: Resume | None) -> None:
+        """Take a request in, unless it was cancelled before its turn; if it is meanwhile, it leaves afterwards."""
+        request_id = request.request_id
+        with self._lock:
+            if request_id not in self._waiting:
+                return
+            self._begun[request_id] = False
+        self._send(Begun(request_id, "text"))
+        self._take(request, resume)
+        with self._lock:
+            is_cancelled = self._begun.pop(request_id)
+        if is_cancelled:
+            self._send(Left(request_id))
+
+    def _take(self, request: EngineRequest, resume: Resume | None) -> None:
+        request_id = request.request_id
+        try:
+            token_ids = self._token_ids(request)
+            if request.constraint is not None:
+                self._send(Begun(request_id, "constraint"))
+            self._engine.check(request, len(token_ids))
+            if resume is None:
+                self._check_room(len(token_ids))
+        except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this request may fail
+            with self._lock:
+                self._waiting.discard(request_id)
+            self._send(Rejected(request_id, failure_of(_as_ours(error, "The prompt could not be tokenized"))))
+            return
+        # Accepted leaves before the engine thread knows the request, so it precedes the request's first event.
+        self._send(Accepted(request_id, len(token_ids)))
+        with self._lock:
+            if request_id in self._waiting:
+                self._waiting.remove(request_id)
+                self._num_entering += 1
+                self._num_entering_tokens += len(token_ids)
+                self._enter(request, token_ids, resume)
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Refuse a prompt that makes the tokens that wait too many."""
+        with self._lock:
+            num_before = self._num_entering_tokens
+        if self._engine.is_full_of_tokens(num_before, num_tokens):
+            raise Overloaded("Too many prompt tokens wait for this model; try again in a moment.", _RETRY_AFTER_S)
+
+    def _token_ids(self, request: EngineRequest) -> list[int]:
+        if request.token_ids is not None:
+            return list(request.token_ids)
+        # What cannot fit is refused by its length: tokenizing it would only take time.
+        self._engine.check_length(min_tokens(self._tokenizer, request.segments), is_lower_bound=True)
+        return encode_segments(self._tokenizer, request.segments, request.add_special)
+
+    def _answer(self, message: Tokenize | Detokenize) -> None:
+        if message.call != NOBODY:
+            self._send(Begun(message.call, "text"))
+        try:
+            if isinstance(message, Tokenize):
+                token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)
+                self._send(Tokenized(message.call, token_ids))
+            else:
+                self._send(Detokenized(message.call, self._pieces(message.token_ids)))
+        except FrameTooLarge:
+            self._send(CallFailed(message.call, failure_of(InvalidRequest("There are too many tokens to list them."))))
+        except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this call may fail
+            self._send(CallFailed(message.call, failure_of(_as_ours(error, "The tokenizer failed"))))
+
+    def _pieces(self, token_ids: tuple[int, ...]) -> list[bytes]:
+        vocab_size = self._tokenizer.vocab_size
+        bad_ids = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+        if bad_ids:
+            listed = ", ".join(map(str, bad_ids[:8]))
+            raise InvalidRequest(f"Token ids must lie in [0, {vocab_size}); got {listed}.", "tokens")
+        return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
+
+
+def _is_long(asked: EngineRequest | Tokenize | Detokenize) -> bool:
+    """Whether tokenizing, or listing what ids stand for, may take more than some milliseconds."""
+    if isinstance(asked, Detokenize):
+        return len(asked.token_ids) > _LONG_CHARACTERS
+    return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
+
+
+def _as_ours(error: Exception, what: str) -> EnginehouseError:
+    if isinstance(error, EnginehouseError):
+        return error
+    _log.error("%s", what, exc_info=error)
+    return GenerationFailed(f"{what}: {type(error).__name__}: {error}")
