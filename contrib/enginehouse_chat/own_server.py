@@ -15,8 +15,8 @@ from attrs import evolve
 from rich.console import Console
 from rich.text import Text
 
-from enginehouse.api.listening import listen, url_of
-from enginehouse.api.server import run_loop, serve
+from enginehouse.api.http.listening import listen, url_of
+from enginehouse.api.http.server import run_loop, serve
 from enginehouse.cli.choosing import choose_models
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry

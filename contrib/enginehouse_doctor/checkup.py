@@ -16,9 +16,9 @@ from typing import Literal
 
 from attrs import frozen
 
-from enginehouse.api.listening import tls_context
+from enginehouse.api.http.keys import load_keys
+from enginehouse.api.http.listening import tls_context
 from enginehouse.contract.errors import ConfigError, EnginehouseError
-from enginehouse.keys import load_keys
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, evolve, field
 
-from enginehouse.api.listening import listen, url_of
-from enginehouse.api.server import run_loop, serve
+from enginehouse.api.http.listening import listen, url_of
+from enginehouse.api.http.server import run_loop, serve
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import Settings
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from attrs import define, field
 
-from enginehouse.api.listening import listen
+from enginehouse.api.http.listening import listen
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.config import (
     AuthSettings,

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.admission import Admission
-from enginehouse.api.app import build_app
-from enginehouse.api.doors import PUBLIC, SCOPES, scope_of
-from enginehouse.api.exchange import OpenExchanges
-from enginehouse.api.security import Guard
-from enginehouse.api.state import ApiState
+from enginehouse.api.http.admission import Admission
+from enginehouse.api.http.app import build_app
+from enginehouse.api.http.exchange import OpenExchanges
+from enginehouse.api.http.keys import KeyStore, hash_key, key_line
+from enginehouse.api.http.permissions import PUBLIC, SCOPES, scope_of
+from enginehouse.api.http.security import Guard
+from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ConfigError
-from enginehouse.keys import KeyStore, hash_key, key_line
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry

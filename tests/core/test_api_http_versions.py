@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from enginehouse.api.doors import PUBLIC, SCOPES
+from enginehouse.api.http.permissions import PUBLIC, SCOPES
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import pytest
 
-from enginehouse.api.chat import ChatBody
-from enginehouse.api.completions import CompletionBody
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import (

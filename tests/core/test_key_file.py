@@ -13,11 +13,11 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from enginehouse.api.http.keys import KeyStore, add_key, hash_key, key_line, read_key_file, revoke_key
+from enginehouse.api.http.keys.ring import KeyRing
+from enginehouse.api.http.keys.store import load_keys
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
-from enginehouse.keys import KeyStore, add_key, hash_key, key_line, read_key_file, revoke_key
-from enginehouse.keys.ring import KeyRing
-from enginehouse.keys.store import load_keys
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse_testkit.script import write_script
@@ -268,7 +268,7 @@ def test_new_settings_hold_though_the_file_was_being_read_for_the_old_ones(tmp_p
             assert may_go_on.wait(20)
         return ring
 
-    monkeypatch.setattr("enginehouse.keys.store.load_keys", read_slowly)
+    monkeypatch.setattr("enginehouse.api.http.keys.store.load_keys", read_slowly)
     new = AuthSettings(key_file=str(path))
     threads = [threading.Thread(target=store.refresh), threading.Thread(target=store.reload, args=(new,))]
     threads[0].start()

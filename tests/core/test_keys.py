@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from enginehouse.api.http.keys import KeyRing, hash_key, key_line, load_keys, new_key, read_key_file
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
-from enginehouse.keys import KeyRing, hash_key, key_line, load_keys, new_key, read_key_file
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import load_settings
 

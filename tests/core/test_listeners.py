@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 import enginehouse
-from enginehouse.api.listeners import Listeners
+from enginehouse.api.http.listeners import Listeners
 from enginehouse.contract.server_events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.loader import PluginLoader

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from enginehouse.admission import EVERYBODY, NOT_RECOGNISED, MemoryAccount, Reservation
+from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, MemoryAccount, Reservation
 from enginehouse.contract.errors import RateLimited, ServerOverloaded
 from enginehouse.settings.config import LimitsSettings
 

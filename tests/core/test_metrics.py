@@ -10,11 +10,11 @@ import pytest
 from attrs import evolve
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginehouse.api.access import AccessRecord
+from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.http.pace import GAP_BUCKETS_S, Pace
 from enginehouse.api.metrics.families import FAMILIES, FIGURES, family
 from enginehouse.api.metrics.request_metrics import RequestMetrics
 from enginehouse.api.metrics.values import Values
-from enginehouse.api.pace import GAP_BUCKETS_S, Pace
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
 from enginehouse.contract.router import Attempt, Route, RouteQuestion
 from enginehouse.plugins import PluginRegistry

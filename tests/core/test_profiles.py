@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from enginehouse.api.caller import Caller, split_compat
-from enginehouse.api.details import optimization_headers
+from enginehouse.api.http.caller import Caller, split_compat
+from enginehouse.api.http.keys import KeyRecord
+from enginehouse.api.openai.details import optimization_headers
 from enginehouse.contract.types import RequestFinished
-from enginehouse.keys import KeyRecord
 from enginehouse.pipeline.parameters import read_defaults
 from enginehouse.settings.config import load_settings
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName

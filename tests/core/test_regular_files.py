@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginehouse.api.http.keys.file import read_key_file
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ConfigError, DownloadError, ModelLoadError
 from enginehouse.contract.model_folder import ModelFolder, recommended_parameters
 from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_file import digest
-from enginehouse.keys.file import read_key_file
 from enginehouse.pipeline.prompt.model_templates import ModelTemplates
 from enginehouse.serving.hub.cache import ModelCache, is_complete
 from enginehouse.serving.hub.client import HubClient

@@ -6,8 +6,8 @@ import attrs
 import pytest
 from attrs import field, frozen
 
-from enginehouse.api.chat import ChatBody
-from enginehouse.api.completions import CompletionBody
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.contract.request_fields import CORE_FIELDS, fields_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings

@@ -13,9 +13,9 @@ import ast
 import attrs
 import msgspec
 
-from enginehouse.api.chat import ChatBody
-from enginehouse.api.completions import CompletionBody
-from enginehouse.api.unsupported import refused_fields
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.api.openai.unsupported import refused_fields
 from enginehouse.contract.backend import DRAW_FIELDS
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import EngineCapabilities, EngineSettings, ModelInfo

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from enginehouse.addresses import connection_to, full_url
+from enginehouse.cli.addresses import connection_to, full_url
 from enginehouse.contract.errors import EnginehouseError
 
 __all__ = ["ServerRefusal", "ask_server"]

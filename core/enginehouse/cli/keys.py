@@ -14,10 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from enginehouse.api.http.keys import KeyRecord, add_key, hash_key, key_line, new_key, read_key_file, revoke_key
 from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import Scope, read_moment
-from enginehouse.keys import KeyRecord, add_key, hash_key, key_line, new_key, read_key_file, revoke_key
 from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["keys"]

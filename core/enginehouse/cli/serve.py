@@ -9,7 +9,7 @@ import click
 from attrs import evolve
 from rich.console import Console
 
-from enginehouse.api.server import run
+from enginehouse.api.http.server import run
 from enginehouse.cli.choosing import choose_models
 from enginehouse.cli.logs import drop_unwritable, write_logs
 from enginehouse.cli.options import config_option, read_settings

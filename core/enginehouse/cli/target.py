@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.addresses import connection_to, full_url
+from enginehouse.cli.addresses import connection_to, full_url
 from enginehouse.contract.errors import ConfigError
 
 __all__ = ["Answer", "OutOfTime", "Target", "connect"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from enginehouse.api.generations import _FIXED
+from enginehouse.api.http.config_snapshots import _FIXED
 from enginehouse.serving.status import ModelState
 
 from .conftest import Operated

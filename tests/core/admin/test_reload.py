@@ -18,7 +18,7 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.api.generations import keep_fixed
+from enginehouse.api.http.config_snapshots import keep_fixed
 from enginehouse.contract.backend import ModelSource, Probe
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.router import Attempt, Route, RouteQuestion

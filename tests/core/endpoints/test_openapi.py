@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from enginehouse.api.doors import API_PREFIXES, PUBLIC, SCOPES
+from enginehouse.api.http.permissions import API_PREFIXES, PUBLIC, SCOPES
 from enginehouse.api.openapi import build_document
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, PluginsSettings, Settings

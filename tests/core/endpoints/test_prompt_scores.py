@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from enginehouse.api.chat import ChatBody
-from enginehouse.api.prompt_scores import PromptScores
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.prompt_scores import PromptScores
 from enginehouse.contract.types import PromptLogprobs, TokenLogprob
 
 from .conftest import Endpoints

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from enginehouse.api.http.keys.editing import add_key
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
-from enginehouse.keys.editing import add_key
 
 FULL = Path("/dev/full")
 

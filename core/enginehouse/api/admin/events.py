@@ -11,9 +11,9 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.encoding import encode_json
-from enginehouse.api.sse import EVENT_STREAM_HEADERS, PING, event
-from enginehouse.api.state import ApiState
+from enginehouse.api.http.sse import EVENT_STREAM_HEADERS, PING, event
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.encoding import encode_json
 from enginehouse.serving.events import Subscription
 
 __all__ = ["event_route"]

@@ -7,8 +7,8 @@ from typing import Any
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.body import read_empty_body
-from enginehouse.api.state import ApiState
+from enginehouse.api.http.body import read_empty_body
+from enginehouse.api.http.state import ApiState
 
 __all__ = ["reload_route"]
 

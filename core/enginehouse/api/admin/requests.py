@@ -9,10 +9,10 @@ from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.admin.engine_views import Engines
 from enginehouse.api.admin.running_requests import describe_answer, describe_partial, prompts_of
-from enginehouse.api.body import read_empty_body
-from enginehouse.api.caller import caller_of
-from enginehouse.api.open_answers import OpenAnswer, find_answer, list_answers
-from enginehouse.api.state import ApiState
+from enginehouse.api.http.body import read_empty_body
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.open_answers import OpenAnswer, find_answer, list_answers
 
 __all__ = ["request_routes"]
 

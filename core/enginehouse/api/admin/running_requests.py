@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from enginehouse.api.answer import Choice
-from enginehouse.api.open_answers import OpenAnswer
+from enginehouse.api.openai.answer import Choice
+from enginehouse.api.openai.open_answers import OpenAnswer
 from enginehouse.contract.inspection import EngineView, Phase, RequestView, SequenceView
 from enginehouse.contract.types import ChoiceFinished, GenerateRequest
 

@@ -9,8 +9,8 @@ from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.admin.engine_views import Engines
-from enginehouse.api.caller import caller_of
-from enginehouse.api.state import ApiState
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.state import ApiState
 from enginehouse.contract.inspection import EngineView, Inspectable, PrefixView
 
 __all__ = ["slot_route"]

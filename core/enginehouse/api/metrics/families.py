@@ -12,7 +12,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from enginehouse.api.pace import GAP_BUCKETS_S
+from enginehouse.api.http.pace import GAP_BUCKETS_S
 from enginehouse.contract.inspection import BATCH_SIZES
 
 __all__ = ["FAMILIES", "FIGURES", "PREFIX", "Family", "family"]

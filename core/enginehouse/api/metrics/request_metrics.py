@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginehouse.api.access import AccessRecord
+from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.metrics.families import FIGURES
 from enginehouse.api.metrics.values import Values
 from enginehouse.serving import ModelManager

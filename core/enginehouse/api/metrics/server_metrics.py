@@ -13,13 +13,13 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from enginehouse.admission import MemoryAccount
-from enginehouse.api.access import AccessRecord
-from enginehouse.api.exchange import OpenExchanges
-from enginehouse.api.listeners import Listeners
+from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.http.admission import MemoryAccount
+from enginehouse.api.http.exchange import OpenExchanges
+from enginehouse.api.http.listeners import Listeners
 from enginehouse.api.metrics.request_metrics import RequestMetrics
 from enginehouse.api.metrics.values import Values
-from enginehouse.api.open_answers import list_answers
+from enginehouse.api.openai.open_answers import list_answers
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineFigures, Inspectable
 from enginehouse.serving import ModelManager, ModelState, ModelStatus

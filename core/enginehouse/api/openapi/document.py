@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from enginehouse.api.http.rate_headers import RATE_HEADERS
 from enginehouse.api.openapi.admin import ADMIN_SCHEMAS, admin_paths
 from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
 from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
-from enginehouse.api.rate_headers import RATE_HEADERS
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.pipeline.model_card import release
 from enginehouse.settings.config import LimitsSettings

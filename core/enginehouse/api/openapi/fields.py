@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 from attrs import define, field
 
-from enginehouse.api.body import KEEPS_NULLS
+from enginehouse.api.http.body import KEEPS_NULLS
 
 __all__ = ["ClassSchemas", "JsonSchema", "attribute_texts"]
 

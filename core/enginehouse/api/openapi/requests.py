@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import attrs
 
-from enginehouse.api.chat import ChatBody
-from enginehouse.api.completions import CompletionBody
-from enginehouse.api.decoding import MAX_TOKEN_IDS
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.api.openai.decoding import MAX_TOKEN_IDS
+from enginehouse.api.openai.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
+from enginehouse.api.openai.tools import MAX_TOOLS
 from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
-from enginehouse.api.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
-from enginehouse.api.tools import MAX_TOOLS
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.pipeline.parameters import MAX_STOP_CHARS, MAX_STOP_TOKENS
 from enginehouse.settings.config import LimitsSettings

@@ -10,9 +10,9 @@ import functools
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.encoding import encode_json
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.encoding import encode_json
 from enginehouse.api.openapi.document import build_document
-from enginehouse.api.state import ApiState
 
 __all__ = ["schema_route"]
 

@@ -1,9 +1,0 @@
-"""Who may have how much of the server: rates, requests at once and memory, of each caller and of all together."""
-
-from __future__ import annotations
-
-from enginehouse.admission.gate import Admission, Ticket
-from enginehouse.admission.memory import EVERYBODY, NOT_RECOGNISED, MemoryAccount, Reservation
-from enginehouse.admission.rates import RateState
-
-__all__ = ["EVERYBODY", "NOT_RECOGNISED", "Admission", "MemoryAccount", "RateState", "Reservation", "Ticket"]

@@ -1,0 +1,157 @@
+"""The record of one request, and its line in the access log. Prompts and answers are never in it.
+
+The guard creates a record per request and ends it with the response; handlers fill it in. Metrics and the events
+that plugins hear are made of the same record.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import define, field
+from litestar.types import Scope
+
+from enginehouse.api.http.pace import Pace
+from enginehouse.api.http.request_ids import new_request_id
+from enginehouse.pipeline.parameters import Parameters
+
+__all__ = ["RECORD_KEY", "AccessRecord", "record_of"]
+
+RECORD_KEY = "enginehouse.access"
+"""Where the record of a request lies in its ASGI scope."""
+
+_log = logging.getLogger("enginehouse.access")
+
+_MAX_CHARS = 200  # of what clients write
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/,+@")
+
+
+@define(kw_only=True)
+class AccessRecord:
+    """What is known about one request; None is "does not apply".
+
+    Attributes:
+        endpoint: the route's address without its prefix, such as ``/chat/completions``; None where there is no route.
+        status: of the HTTP response; 0 when none was sent.
+        outcome: finish reasons (``stop``, ``length``), ``cancelled`` when the client left, ``ok``, or an error code.
+        request_id: as in the response header.
+        answer_id: the id inside the answer, which the engine knows it by.
+        key: name of the API key that was used.
+        model: the configured name of the model that answered; ``asked_model`` is what the request said.
+        replays: how often the answer was taken up again after its worker died.
+        queue_s: times are in seconds; those of the engine are measured in the worker.
+        figures: what optimisations report of this request, by name.
+        parameters: those in effect, of the first prompt.
+        traceparent: the header of that name, of W3C Trace Context; not checked. ``tracestate`` likewise.
+        began: ``time.perf_counter`` at its arrival; ``began_ns`` is the same moment as Unix time in nanoseconds.
+    """
+
+    method: str
+    path: str
+    endpoint: str | None = None
+    status: int = 0
+    outcome: str = "ok"
+    request_id: str | None = None
+    answer_id: str | None = None
+    key: str | None = None
+    model: str | None = None
+    asked_model: str | None = None
+    stream: bool | None = None
+    num_choices: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    replays: int | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    total_s: float = 0.0
+    finish_reasons: Sequence[str] = ()
+    figures: dict[str, float] = field(factory=dict)
+    parameters: Parameters | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    began: float = field(factory=time.perf_counter)
+    began_ns: int = field(factory=time.time_ns)
+    pace: Pace = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.pace = Pace(self.began)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of the answer behind the first of each choice, per second of decoding; None where there are none."""
+        if self.completion_tokens is None or not self.decode_s:
+            return None
+        num_decoded = self.completion_tokens - (self.num_choices or 1)
+        return num_decoded / self.decode_s if num_decoded > 0 else None
+
+    def identify(self) -> str:
+        """The id of the request, a new one where the client sent none."""
+        self.request_id = self.request_id or new_request_id()
+        return self.request_id
+
+    def end(self) -> None:
+        """The response has ended: write the line."""
+        self.total_s = time.perf_counter() - self.began
+        level = logging.DEBUG if self.path == "/health" else logging.INFO  # probes come every few seconds
+        if _log.isEnabledFor(level):
+            fields = self.fields()
+            line = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+            _log.log(level, "%s", line, extra={"access": fields})
+
+    def fields(self) -> dict[str, Any]:
+        """What the log shows: what applies, by name."""
+        fields = {
+            "id": self.request_id,
+            "answer_id": self.answer_id if self.answer_id != self.request_id else None,
+            "key": self.key,
+            "method": self.method,
+            "path": self.path[:_MAX_CHARS],
+            "status": self.status,
+            "outcome": self.outcome,
+            "model": self.model,
+            "asked_model": self._other_model(),
+            "stream": self.stream,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "replays": self.replays or None,
+            "queue_s": self.queue_s,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "first_token_s": self.pace.first_s,
+            "total_s": self.total_s,
+            "tokens_per_s": self.tokens_per_s,
+            **self.figures,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _other_model(self) -> str | None:
+        """The name that the request said, where it is another one than the model's own."""
+        asked = self.asked_model
+        return asked[:_MAX_CHARS] if asked is not None and asked != self.model else None
+
+
+def record_of(scope: Scope) -> AccessRecord:
+    """The record of a request that the guard let in."""
+    record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
+    return record
+
+
+def _shown(value: Any) -> str:
+    """The value so that a line stays one line and splits at spaces."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    text = str(value)[:_MAX_CHARS]
+    if text and _PLAIN.issuperset(text):
+        return text
+    # Escaped where it holds line ends that JSON does not know, or controls of terminals.
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,0 +1,221 @@
+"""Lets a caller's generating requests in while its limits, and those of the whole server, last.
+
+A :class:`Ticket` is one request. Its tokens are estimated and set aside when the request is known, and
+settled when it ends. Refusals say when to come again: by the rate's own window, or for requests at once by how fast
+such requests have ended lately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from enginehouse.api.http.admission.memory import MemoryAccount
+from enginehouse.api.http.admission.rates import Rate, Rates, RateState, Taken
+from enginehouse.contract.errors import RateLimited, ServerOverloaded
+from enginehouse.contract.identity import Identity
+from enginehouse.engine.throughput import Throughput
+from enginehouse.settings.config import LimitsSettings
+
+__all__ = ["Admission", "Ticket"]
+
+_MAX_OWNERS = 4096
+
+_EVERYBODY = ""
+"""Whose rates and requests those of the whole server are; no key has this name."""
+
+
+@frozen(kw_only=True)
+class _Limits:
+    """What one owner, a key or the whole server, may have; None is no limit."""
+
+    owner: str
+    requests: Rate | None
+    tokens: Rate | None
+    max_concurrent: int | None
+
+
+@define(eq=False)
+class _Running:
+    """The requests of one owner that are in now, and how fast such end."""
+
+    ended: Throughput
+    count: int = 0
+
+
+@define(eq=False)
+class Ticket:
+    """One request that is, or wants to be, let in.
+
+    Attributes:
+        used: tokens of its prompt and answer; None counts what was set aside.
+        states: what is left of its rates; of several of one unit the one that gives less. Also of a refused request.
+        owners: whose limits hold for it; the door's own, as are the tokens that were taken.
+        is_in: whether it counts among the requests that are running.
+        is_generating: whether its end says how soon another one may begin; the others take no time to speak of.
+    """
+
+    used: int | None = None
+    states: tuple[RateState, ...] = ()
+    owners: tuple[_Limits, ...] = ()
+    is_in: bool = False
+    is_generating: bool = True
+    taken: list[Taken] = field(factory=list)
+
+
+class Admission:
+    """Owns the counts of all callers. Used on one event loop.
+
+    Args:
+        clock: seconds, monotonic.
+
+    Attributes:
+        memory: the account of what clients make the server keep.
+    """
+
+    def __init__(self, settings: LimitsSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.memory = MemoryAccount(settings)
+        self._settings = settings
+        self._clock = clock
+        self._rates = Rates()
+        self._running: dict[str, _Running] = {}
+        self._lock = asyncio.Lock()  # between asking and taking nobody else takes
+
+    def change(self, settings: LimitsSettings) -> None:
+        """Let other limits hold from now on; requests that are in keep what they have."""
+        self._settings = settings
+        self.memory.change(settings)
+
+    def ticket(self, caller: Identity | None, *, is_generating: bool = True) -> Ticket:
+        """A ticket for one request, which is not in yet; close it in any case.
+
+        Args:
+            is_generating: else it only counts among the requests at once.
+        """
+        owners = self._owners(caller)
+        if not is_generating:
+            owners = tuple(evolve(owner, requests=None, tokens=None) for owner in owners)
+        return Ticket(owners=owners, is_generating=is_generating)
+
+    async def enter(self, ticket: Ticket) -> None:
+        """Let the request in.
+
+        Raises:
+            RateLimited: the caller has too many requests in, or sent too many in the last minute.
+            ServerOverloaded: all callers together have too many in.
+        """
+        try:
+            for owner in ticket.owners:
+                self._check_concurrent(owner)
+            await self._take([(owner.requests, 1) for owner in ticket.owners if owner.requests is not None])
+            for owner in ticket.owners:
+                self._count(owner.owner, 1)
+            ticket.is_in = True
+        finally:
+            await self._note_states(ticket)
+
+    async def reserve(self, ticket: Ticket, num_tokens: int) -> None:
+        """Set tokens aside for the prompt and the answer.
+
+        Raises:
+            RateLimited: there are not so many left in this minute.
+        """
+        wanted = [(owner.tokens, num_tokens) for owner in ticket.owners if owner.tokens is not None]
+        if wanted:
+            try:
+                ticket.taken += await self._take(wanted)
+            finally:
+                await self._note_states(ticket)
+
+    async def close(self, ticket: Ticket) -> None:
+        """The request has ended: settle its tokens; harmless when it was never in, or is closed."""
+        if ticket.is_in:
+            ticket.is_in = False
+            for owner in ticket.owners:
+                self._count(owner.owner, -1, tells_pace=ticket.is_generating)
+        if ticket.used is not None:
+            for taken in ticket.taken:
+                await self._rates.settle(taken, ticket.used)
+        ticket.taken.clear()
+
+    def _owners(self, caller: Identity | None) -> tuple[_Limits, ...]:
+        """Whose limits hold for a caller's request: its own, and everybody's."""
+        limits = self._settings
+        everybody = _limits(_EVERYBODY, limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
+        if caller is None:
+            return (everybody,)
+        own = _limits(
+            caller.name,
+            caller.requests_per_minute or limits.key_requests_per_minute,
+            caller.tokens_per_minute or limits.key_tokens_per_minute,
+            caller.max_concurrent or limits.key_max_concurrent,
+        )
+        return (own, everybody)
+
+    def _check_concurrent(self, owner: _Limits) -> None:
+        running = self._running.get(owner.owner)
+        if owner.max_concurrent is None or running is None or running.count < owner.max_concurrent:
+            return
+        per_s = running.ended.per_s
+        retry_after_s = 1 / per_s if per_s else 1.0
+        if owner.owner == _EVERYBODY:
+            message = f"The server has {running.count} requests to answer, as many as it takes; try again in a moment."
+            raise ServerOverloaded(message, retry_after_s)
+        message = f"This key has {running.count} requests running, as many as it may; try again when one has ended."
+        raise RateLimited(message, "concurrent", retry_after_s)
+
+    def _count(self, owner: str, more: int, *, tells_pace: bool = False) -> None:
+        running = self._running.get(owner)
+        if running is None:
+            self._forget_idle()
+            running = self._running[owner] = _Running(Throughput(self._clock))
+        if tells_pace:
+            running.ended.count()
+        running.count += more
+        running.ended.run(running.count > 0)
+
+    def _forget_idle(self) -> None:
+        """Keep no counts of ever more callers: names may come from tokens that others make."""
+        if len(self._running) >= _MAX_OWNERS:
+            self._running = {name: running for name, running in self._running.items() if running.count}
+
+    async def _take(self, wanted: Sequence[tuple[Rate, int]]) -> list[Taken]:
+        """Take all or nothing; what must be waited for longest refuses."""
+        async with self._lock:
+            waits_s = [await self._rates.wait_s(rate, amount) for rate, amount in wanted]
+            longest_s = max(waits_s, default=0.0)
+            if longest_s > 0:
+                raise _refusal(*wanted[waits_s.index(longest_s)], longest_s)
+            return [await self._rates.take(rate, amount) for rate, amount in wanted]
+
+    async def _note_states(self, ticket: Ticket) -> None:
+        states: dict[str, RateState] = {}
+        for owner in ticket.owners:
+            for rate in (owner.requests, owner.tokens):
+                if rate is None:
+                    continue
+                state = await self._rates.state(rate)
+                other = states.get(rate.unit)
+                if other is None or state.remaining < other.remaining:
+                    states[rate.unit] = state
+        ticket.states = tuple(states.values())
+
+
+def _limits(owner: str, requests: int | None, tokens: int | None, max_concurrent: int | None) -> _Limits:
+    def rate(unit: str, per_minute: int | None) -> Rate | None:
+        return None if per_minute is None else Rate(owner=owner, unit=unit, per_minute=per_minute)
+
+    return _Limits(
+        owner=owner, requests=rate("requests", requests), tokens=rate("tokens", tokens), max_concurrent=max_concurrent
+    )
+
+
+def _refusal(rate: Rate, amount: int, wait_s: float) -> RateLimited:
+    asked = f", and this request asks for about {amount}" if rate.unit == "tokens" else ""
+    whose = "All callers together" if rate.owner == _EVERYBODY else "This key"
+    message = f"{whose} may use {rate.per_minute} {rate.unit} per minute{asked}; try again in {math.ceil(wait_s)} s."
+    return RateLimited(message, rate.unit, wait_s)

@@ -1,0 +1,96 @@
+"""The application: every route, and the guard in front of them.
+
+Reading order of a request: ``security`` (may it come in), this module (which route), ``chat`` or
+``completions`` (decode; wire format), ``generation`` (submit, then answer), ``answer`` (assembly), ``sse``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from litestar import Litestar, Request, Response, Router
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.admin.events import event_route
+from enginehouse.api.admin.models import admin_model_routes
+from enginehouse.api.admin.reload import reload_route
+from enginehouse.api.admin.requests import request_routes
+from enginehouse.api.admin.slots import slot_route
+from enginehouse.api.http.access import AccessRecord, record_of
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.callers import Callers
+from enginehouse.api.http.errors import describe
+from enginehouse.api.http.health import health_route
+from enginehouse.api.http.permissions import API_PREFIXES, may_manage, open_doors
+from enginehouse.api.http.reporting import request_ended
+from enginehouse.api.http.security import Guard, note_outcome
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.metrics.route import metrics_route
+from enginehouse.api.openai.chat import chat_route
+from enginehouse.api.openai.completions import completion_route
+from enginehouse.api.openai.models import model_routes
+from enginehouse.api.openai.route import route_route
+from enginehouse.api.openai.tokens import token_routes
+from enginehouse.api.openapi import schema_route
+from enginehouse.contract.errors import ModelLoadError
+
+__all__ = ["api_routes", "build_app"]
+
+
+def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
+    """Every route of the API itself, below whatever prefix it is mounted at."""
+    generating = [chat_route(state), completion_route(state)]
+    return [*generating, route_route(state), *model_routes(state), *token_routes(state)]
+
+
+def build_app(state: ApiState) -> Guard:
+    """The ASGI application of one server.
+
+    Raises:
+        ConfigError: the settings name an authenticator that does not exist.
+    """
+    routes = api_routes(state)
+    litestar = Litestar(
+        route_handlers=[
+            *(Router(prefix or "/", route_handlers=routes) for prefix in API_PREFIXES),
+            health_route(state),
+            schema_route(state),
+            metrics_route(state.metrics),
+            *admin_model_routes(state),
+            event_route(state),
+            reload_route(state),
+            *request_routes(state),
+            slot_route(state),
+        ],
+        guards=[open_doors(state.admission)],
+        exception_handlers={Exception: _answer_error},
+        openapi_config=None,
+        logging_config=None,
+    )
+    state.registry.check_authenticators(state.settings.auth.authenticators)
+    authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
+    callers = Callers(state.keys, authenticators)
+    return Guard(litestar, state.settings, callers, state.admission, _on_end(state))
+
+
+def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
+    """What is done with the record of every request when its response has ended."""
+
+    def count_and_tell(record: AccessRecord) -> None:
+        state.metrics.on_request_end(record, by_key=state.settings.server.key_metrics)
+        if state.listeners:
+            state.listeners.publish(request_ended(record))
+
+    return count_and_tell
+
+
+def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Whatever was raised before the first byte, as JSON."""
+    concerns_manager = isinstance(error, ModelLoadError) or request.scope["path"].startswith("/admin/")
+    shows_details = concerns_manager and may_manage(request.scope)
+    answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
+    note_outcome(request.scope, answer.code)
+    headers = dict(answer.headers)
+    body = answer.body(caller_of(request.scope).profile)
+    return Response(body, status_code=answer.status, media_type="application/json", headers=headers)

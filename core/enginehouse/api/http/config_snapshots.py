@@ -1,0 +1,185 @@
+"""Configurations of a running server, one after the other: each request is served by the one it met when it came in.
+
+Everything that is made from settings - the pipeline with its defaults and templates, the decoders, the guard with its
+keys - belongs to one generation and is never changed. Reloading makes a new generation and puts it in the place of the
+old one, which goes on serving the requests that it has begun with. What outlives generations are the models, the
+rendering processes, the running exchanges, and what is counted: everything in the state that is not made anew here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from attrs import evolve
+from litestar.types import Receive, Scope, Send
+
+from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.http.admission import MemoryAccount
+from enginehouse.api.http.app import build_app
+from enginehouse.api.http.errors import ErrorAnswer
+from enginehouse.api.http.origins import Headers
+from enginehouse.api.http.security import Guard
+from enginehouse.api.http.state import ApiState, ReloadReport
+from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.serving.background import apart
+from enginehouse.serving.changing import ModelChanger
+from enginehouse.settings.config import Settings
+
+__all__ = ["Generations", "Reread", "keep_fixed"]
+
+Reread = Callable[[], Settings]
+"""Reads the settings again, as they were read at the start; may block, raises ConfigError."""
+
+_FIXED = {
+    "server": (
+        "host",
+        "port",
+        "uds",
+        "uds_mode",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_keyfile_password",
+        "ssl_ca_certs",
+        "log_format",
+        "pull",
+        "head_timeout_s",
+        "body_timeout_s",
+    ),
+    "limits": (
+        "max_header_bytes",
+        "max_headers",
+        "max_queue",
+        "max_queue_per_key",
+        "max_queue_tokens",
+        "render_timeout_s",
+        "render_max_chars",
+    ),
+}
+"""Settings that something outside generations is made with: the port, the log, connections, workers, renderers."""
+
+_STAYS = "The configuration was not reloaded, the old one stays"
+
+_log = logging.getLogger("enginehouse.server")
+
+
+class Generations:
+    """The ASGI application that the server runs: hands each request to the newest generation.
+
+    Args:
+        first: the state of the first generation.
+        renderer: renders the prompts of all.
+        reread: None when there is nothing to read settings from again.
+    """
+
+    def __init__(self, first: ApiState, renderer: Renderer, reread: Reread | None = None) -> None:
+        self._renderer = renderer
+        self._reread = reread
+        self._changer = ModelChanger(first.manager)
+        self._reloading = asyncio.Lock()
+        self._number = 1
+        self._state = evolve(first, reload=self.reload)
+        self._app = build_app(self._state)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await self._app(scope, receive, send)
+
+    def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
+        """See :meth:`enginehouse.api.http.security.Guard.check_long_head`."""
+        return self._app.check_long_head(headers)
+
+    def end(self, record: AccessRecord) -> None:
+        """See :meth:`enginehouse.api.http.security.Guard.end`."""
+        self._app.end(record)
+
+    @property
+    def memory(self) -> MemoryAccount:
+        """The account of what clients make the server keep."""
+        return self._state.admission.memory
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the newest generation."""
+        return self._state.settings
+
+    async def reload(self) -> ReloadReport:
+        """Read the settings again and serve by them. Either all of it happens or nothing.
+
+        Raises:
+            ReloadRefused: they are wrong, or there are none to read; nothing was changed.
+            ReloadFailed: something failed over them, such as a plugin; nothing was changed.
+            ServerStopping: the server ends meanwhile.
+        """
+        if self._reread is None:
+            raise ReloadRefused("This server was started without a configuration that could be read again.")
+        async with self._reloading:
+            try:
+                wanted = await apart("reading the settings", self._reread)
+                settings, needs_restart = keep_fixed(self.settings, wanted)
+                state, app = await apart("making a generation", lambda: self._make(settings))
+                planned = await self._changer.plan(settings)
+                await self._check_templates(state)
+                await asyncio.to_thread(state.keys.reload, settings.auth)
+            except PluginError as error:
+                raise ReloadFailed(f"{_STAYS}: {error.message}") from error
+            except EnginehouseError as error:
+                path = error.path if isinstance(error, ConfigError) else None
+                raise ReloadRefused(f"{_STAYS}: {error.message}", path) from error
+            except Exception as error:
+                _log.exception("a new configuration could not be planned")
+                raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
+            # From here on nothing is awaited: a request meets the old generation or the new one.
+            state.manager.check_open()
+            state.admission.change(settings.limits)
+            state.manager.check_with(state.pipeline.check_model)
+            changes = self._changer.apply(planned)
+            self._state, self._app = state, app
+            self._number += 1
+            return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
+
+    async def reload_on(self, signal: asyncio.Event) -> None:
+        """Reload whenever ``signal`` is set; what comes of it is told by the log. Runs until it is cancelled."""
+        while True:
+            await signal.wait()
+            signal.clear()
+            try:
+                report = await self.reload()
+            except EnginehouseError as error:
+                _log.error("%s", error.message)
+            except Exception:  # noqa: BLE001 - border: a signal has nobody who would hear of it
+                _log.exception("reloading the configuration failed")
+            else:
+                _log.info("%s", report.sentence())
+
+    def _make(self, settings: Settings) -> tuple[ApiState, Guard]:
+        """A generation. Takes a moment and may block, so reloading does it beside the event loop."""
+        former = self._state
+        replays = former.pipeline.replays
+        pipeline = Pipeline(settings, former.registry, former.manager, self._renderer, replays)
+        state = evolve(former, settings=settings, pipeline=pipeline)
+        return state, build_app(state)
+
+    async def _check_templates(self, state: ApiState) -> None:
+        """Refuse chat templates that cannot be compiled, for models that stay loaded."""
+        for status in state.manager.statuses():
+            settings = state.settings.models.get(status.name)
+            if status.info is not None and settings is not None and settings.chat_template is not None:
+                await state.pipeline.check_model(status.name, status.info)
+
+
+def keep_fixed(old: Settings, new: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """The new settings, with the old values of those that cannot change in a running server, and the paths of these."""
+    kept: list[str] = []
+    for table, names in _FIXED.items():
+        before, after = getattr(old, table), getattr(new, table)
+        changed = {name: getattr(before, name) for name in names if getattr(before, name) != getattr(after, name)}
+        kept += [f"{table}.{name}" for name in changed]
+        new = evolve(new, **{table: evolve(after, **changed)})
+    if old.plugins != new.plugins:
+        kept.append("plugins")
+        new = evolve(new, plugins=old.plugins)
+    return new, tuple(kept)

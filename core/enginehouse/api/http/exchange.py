@@ -1,0 +1,171 @@
+"""An HTTP request that is being answered, and the set of all of them.
+
+An exchange notices that its client has left, or that the server stops, and then cancels the generations
+that it holds; the code that iterates these just sees them end and asks the exchange why. Knows ASGI's
+``receive``; knows no routes, bodies or encodings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from enginehouse.contract.backend import Generation
+from enginehouse.contract.errors import EnginehouseError, ServerStopping
+
+if TYPE_CHECKING:
+    from enginehouse.api.openai.open_answers import OpenAnswer
+
+__all__ = ["Exchange", "OpenExchanges", "Receive"]
+
+_T = TypeVar("_T")
+
+Receive = Callable[[], Awaitable[Any]]
+"""ASGI's receive."""
+
+
+class Exchange:
+    """One request and its response.
+
+    Attributes:
+        disconnected: the client has left; nobody reads an answer.
+        error: why the server ended the exchange early; None when it did not.
+        answer: what it answers, for whoever lists what is running; None where nothing is generated.
+        on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
+    """
+
+    def __init__(self, receive: Receive, ping_s: float) -> None:
+        self.disconnected = False
+        self.error: EnginehouseError | None = None
+        self.answer: OpenAnswer | None = None
+        self.on_idle: Callable[[], Awaitable[None]] | None = None
+        self._receive = receive
+        self._ping_s = ping_s
+        self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        self._generations: list[Generation] = []
+        self._is_cancelled = False
+        self._waiting: asyncio.Task[Any] | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether an answer is no longer wanted."""
+        return self.disconnected or self.error is not None
+
+    def hold(self, generation: Generation) -> None:
+        """Cancel ``generation`` when this exchange ends early."""
+        self._generations.append(generation)
+        if self._is_cancelled:
+            generation.cancel()
+
+    def cancel(self) -> None:
+        """Cancel everything held, also what comes later; harmless when it has ended by itself."""
+        self._is_cancelled = True
+        for generation in self._generations:
+            generation.cancel()
+
+    def end(self, error: EnginehouseError) -> None:
+        """End early; the client is told ``error``."""
+        if not self.is_ended:
+            self.error = error
+            self._stop_work()
+
+    def sent(self) -> None:
+        """Note that something was sent now."""
+        self._last_sent = self._loop.time()
+
+    async def until_ended(self, work: Awaitable[Any]) -> Any:
+        """Await ``work``, given up as soon as the exchange ends; None then."""
+        if self.is_ended:
+            asyncio.ensure_future(work).cancel()
+            return None
+        self._waiting = asyncio.ensure_future(work)
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            if not self.is_ended:
+                raise
+            return None
+        finally:
+            self._waiting = None
+
+    async def watch(self) -> None:
+        """Wait for the client to leave; keeps an idle stream open meanwhile. Runs beside the answer."""
+        while True:
+            try:
+                async with asyncio.timeout(max(0.01, self._last_sent + self._ping_s - self._loop.time())):
+                    message = await self._receive()
+            except TimeoutError:
+                if self._loop.time() - self._last_sent >= self._ping_s:
+                    self.sent()
+                    if self.on_idle is not None:
+                        await self.on_idle()
+                continue
+            if message["type"] == "http.disconnect":
+                self.disconnected = True
+                self._stop_work()
+                return
+
+    def _stop_work(self) -> None:
+        self.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+class OpenExchanges:
+    """Every exchange that is running, and every order of an operator. ``stopping`` refuses new ones."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._open: set[Exchange] = set()
+        self._orders: set[asyncio.Task[Any]] = set()
+        self._end: EnginehouseError | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return iter(tuple(self._open))
+
+    @contextlib.asynccontextmanager
+    async def open(self, receive: Receive, ping_s: float) -> Any:
+        """An exchange that is watched until the block ends."""
+        self._check_running()
+        exchange = Exchange(receive, ping_s)
+        self._open.add(exchange)
+        watcher = asyncio.create_task(exchange.watch())
+        try:
+            yield exchange
+        finally:
+            self._open.discard(exchange)
+            watcher.cancel()
+            exchange.cancel()
+
+    async def follow(self, order: Coroutine[Any, Any, _T]) -> _T:
+        """What an operator's order comes to, whether its client stays or not; raises the error of :meth:`end_all`."""
+        task = asyncio.ensure_future(order)
+        try:
+            self._check_running()
+            self._orders.add(task)
+            return await task
+        except asyncio.CancelledError:
+            if self._end is None:
+                raise
+            raise self._end from None
+        finally:
+            self._orders.discard(task)
+            task.cancel()
+
+    def end_all(self, error: EnginehouseError) -> None:
+        """End every exchange and order early."""
+        self._end = error
+        for exchange in self:
+            exchange.end(error)
+        for order in self._orders:
+            order.cancel()
+
+    def _check_running(self) -> None:
+        if self.stopping:
+            raise ServerStopping("The server is shutting down.")

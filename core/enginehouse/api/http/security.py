@@ -1,0 +1,330 @@
+"""The guard in front of every route: who may call, from where, with what.
+
+A plain ASGI wrapper, so that it also covers addresses that do not exist. In this order: the access
+record; the profile that the address names; Host (against DNS rebinding); Origin and CORS; API keys or what plugins
+recognise instead, for everything but what ``doors`` lists as public; the content type of POSTs. What a caller may do is
+checked when the route is known, see ``doors``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
+from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
+from enginehouse.api.http.caller import CALLER_KEY, Caller, caller_of, split_compat
+from enginehouse.api.http.callers import Callers, ExpiredKey
+from enginehouse.api.http.errors import BodyTooLarge, ErrorAnswer, describe, http_error
+from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
+from enginehouse.api.http.permissions import PUBLIC, ticket_of
+from enginehouse.api.http.rate_headers import rate_headers
+from enginehouse.api.http.request_ids import REQUEST_ID_HEADER, sent_request_id
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest
+from enginehouse.contract.identity import Identity
+from enginehouse.settings.config import Settings, is_loopback
+from enginehouse.settings.profiles import PROFILES
+
+__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome"]
+
+CONNECTION_KEY = "enginehouse.connection"
+"""Where the reservation of a request's connection is in its ASGI scope."""
+
+_MAX_TRACE_BYTES = 512
+_MAX_SHOWN_CHARS = 100
+
+
+def note_outcome(scope: Scope, outcome: str) -> None:
+    """Write an outcome into the access record of a request."""
+    record_of(scope).outcome = outcome
+
+
+class Guard:
+    """Lets requests through to ``app`` or answers them itself.
+
+    Args:
+        callers: recognises who calls.
+        admission: where the tickets of requests are closed, and the bytes of their bodies counted.
+        on_end: called with the record of every request when its response has ended.
+
+    Attributes:
+        app: what is guarded.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        callers: Callers,
+        admission: Admission,
+        on_end: Callable[[AccessRecord], None] = lambda record: None,
+    ) -> None:
+        self.app = app
+        self._on_end = on_end
+        self._callers = callers
+        self._admission = admission
+        self._profile = PROFILES[settings.server.profile]
+        self._origins = Origins(settings.server.cors_origins)
+        self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
+        self._root_path = settings.server.root_path
+        self._max_body_bytes = settings.limits.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != ScopeType.HTTP:
+            await self.app(scope, receive, send)
+            return
+        record = AccessRecord(method=scope["method"], path=scope["path"])
+        self._take_root_path(scope)
+        scope[RECORD_KEY] = record  # type: ignore[literal-required]
+        headers: Headers = dict(reversed([*scope["headers"]]))  # of repeated headers the first one counts
+        cors = self._origins.response_headers(headers)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                own = (REQUEST_ID_HEADER, record.identify().encode())
+                ticket = ticket_of(scope)
+                rates = rate_headers(ticket) if ticket is not None else ()
+                message["headers"] = [*message.get("headers", ()), own, *rates, *cors]
+            await send(message)
+
+        body = self._admission.memory.open()
+        try:
+            await self._answer(scope, headers, _counted(receive, body, scope), send_with_headers, body)
+        finally:
+            body.close()
+            ticket = ticket_of(scope)
+            if ticket is not None:
+                await self._admission.close(ticket)
+            self.end(record)
+
+    def _take_root_path(self, scope: HTTPScope) -> None:
+        """Take the path away below which a proxy shows this server, unless the proxy has; so routes match."""
+        root, path = self._root_path, scope["path"]
+        if root and (path == root or path.startswith(f"{root}/")):
+            scope["path"] = path.removeprefix(root) or "/"
+            scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
+
+    def end(self, record: AccessRecord) -> None:
+        """A response has ended: log and count it."""
+        record.end()
+        self._on_end(record)
+
+    async def _answer(
+        self, scope: HTTPScope, headers: Headers, receive: Receive, send: Send, body: Reservation
+    ) -> None:
+        bad_id = _note_request_id(scope)
+        _note_trace(record_of(scope), headers)
+        key, no_key = self._find_key(headers)
+        self._note_caller(scope, key)
+        refusal = self._hosts.check(scope) or self._origins.check(headers)
+        if refusal is None and is_preflight(scope, headers):
+            fields = [*self._origins.preflight_headers(headers), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 204, "headers": fields})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        if refusal is None and no_key is not None and scope["path"] not in PUBLIC:
+            found = await self._callers.by_plugin(scope, headers)
+            if found is not None:
+                self._note_caller(scope, found)
+            refusal = no_key if found is None else None
+        refusal = refusal or self._note_owner(scope, body)
+        refusal = refusal or _check_content_type(scope, headers) or self._check_length(scope, headers, body) or bad_id
+        if refusal is not None:
+            note_outcome(scope, refusal.code)
+            await _send_error(send, refusal, scope)
+            return
+        try:
+            if scope["method"] == "HEAD":
+                await self.app({**scope, "method": "GET"}, receive, _head_only(send))
+            else:
+                await self.app(scope, receive, send)
+        except Exception as error:  # border: nothing that a request causes reaches the server loop
+            note_outcome(scope, describe(error, record_of(scope).identify()).code)
+            raise
+
+    def _note_caller(self, scope: HTTPScope, key: Identity | None) -> None:
+        """Write the caller into the scope; the address loses the profile that it names, so that routes match."""
+        if CALLER_KEY in scope:  # a plugin has recognised whom no key told
+            named = caller_of(scope).named_profile
+        else:
+            named, path = split_compat(scope["path"])
+            if named is not None:
+                scope["path"], scope["raw_path"] = path, path.encode("utf-8", "surrogateescape")
+        by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
+        profile = named or by_key or self._profile
+        scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]
+        if key is not None:
+            record_of(scope).key = key.name
+
+    def _note_owner(self, scope: HTTPScope, body: Reservation) -> ErrorAnswer | None:
+        """Let what the request and its connection hold belong to the caller; the refusal where it cannot."""
+        key = caller_of(scope).key
+        owner = key.name if key is not None else NOT_RECOGNISED if self._callers.are_checked else EVERYBODY
+        body.move(owner)
+        connection = connection_of(scope)
+        try:
+            if connection is not None:
+                connection.move(owner)
+        except EnginehouseError as error:
+            return describe(error)
+        return None
+
+    def _find_key(self, headers: Headers) -> tuple[Identity | None, ErrorAnswer | None]:
+        """Whose key was given, and the refusal where one is needed but none of ours was given."""
+        try:
+            key = self._callers.by_key(headers)
+        except ExpiredKey:
+            return None, http_error(401, "This API key has expired.", "expired_api_key", www_authenticate="Bearer")
+        return key, _no_key() if key is None and self._callers.are_checked else None
+
+    def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
+        """The refusal of a caller whose head is too long to be read to its end: nobody without a key learns more."""
+        return self._find_key(headers)[1]
+
+    def _check_length(self, scope: HTTPScope, headers: Headers, body: Reservation) -> ErrorAnswer | None:
+        """A body that says how long it is need not be read to be refused."""
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit():
+            return None
+        most = min(self._max_body_bytes, self._admission.memory.share(body.owner))
+        if int(length) > most:
+            return describe(BodyTooLarge.of(most))
+        try:
+            connection = connection_of(scope)  # it may hold the first of it already
+            body.check(max(0, int(length) - (connection.num_bytes if connection is not None else 0)))
+        except EnginehouseError as error:
+            return describe(error)
+        return None
+
+
+def connection_of(scope: Scope) -> Reservation | None:
+    """What the connection of a request holds; None on Windows, where another protocol runs."""
+    return cast(Reservation | None, scope.get(CONNECTION_KEY))
+
+
+def _counted(receive: Receive, body: Reservation, scope: HTTPScope) -> Receive:
+    """Counts the body of a request, from when it is read until the request has ended."""
+    connection = connection_of(scope)
+
+    async def receive_counted() -> Any:
+        message = await receive()
+        if num_bytes := len(message.get("body", b"")):  # type: ignore[arg-type]
+            if connection is not None:
+                connection.give_back(num_bytes)
+            body.take(num_bytes)
+        return message
+
+    return receive_counted
+
+
+class _Hosts:
+    """Which Host headers are answered."""
+
+    def __init__(self, bound: str, allowed: tuple[str, ...]) -> None:
+        self._allowed = {name.lower() for name in (bound, *allowed)}
+        # On a wildcard address every address of this machine is "the bind address". Addresses cannot be
+        # rebound by DNS, so any is fine; names must be listed.
+        self._any_address = _is_wildcard(bound)
+        self._any = "*" in allowed
+
+    def check(self, scope: HTTPScope) -> ErrorAnswer | None:
+        """The refusal, or None."""
+        values = [value for name, value in scope["headers"] if name == b"host"]
+        if not values and scope["http_version"] == "1.0":
+            return None  # older than Host; no browser, which could be led here by a foreign name, speaks it
+        if len(values) != 1:
+            return http_error(400, "The request needs exactly one Host header.")
+        host = host_name(values[0].decode("latin-1"))
+        if self._any or host in self._allowed or is_loopback(host) or (self._any_address and _is_address(host)):
+            return None
+        shown = f"{host[:_MAX_SHOWN_CHARS]!r}"
+        message = f"This server does not answer for the Host {shown}; add it to server.allowed_hosts where it should."
+        return http_error(403, message, "host_not_allowed")
+
+
+def _note_request_id(scope: HTTPScope) -> ErrorAnswer | None:
+    """Take the id that the client sent; the refusal of one that cannot be used."""
+    try:
+        record_of(scope).request_id = sent_request_id(scope["headers"])
+    except InvalidRequest as error:
+        return describe(error)
+    return None
+
+
+def _note_trace(record: AccessRecord, headers: Headers) -> None:
+    """Take the trace that the request belongs to; whoever uses it checks it."""
+    if traceparent := headers.get(b"traceparent"):
+        record.traceparent = traceparent[:_MAX_TRACE_BYTES].decode("latin-1")
+        record.tracestate = headers.get(b"tracestate", b"")[:_MAX_TRACE_BYTES].decode("latin-1") or None
+
+
+def _no_key() -> ErrorAnswer:
+    message = "A valid API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'."
+    return http_error(401, message, www_authenticate="Bearer")
+
+
+def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | None:
+    """POSTs must be JSON: a web page can send other types without asking first."""
+    if scope["method"] != "POST":
+        return None
+    if b"content-type" not in headers and headers.get(b"content-length", b"0") == b"0" and not _is_chunked(headers):
+        return None  # no body, no type; whether one is needed is the route's to say
+    kind, _, parameters = headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
+    if kind.strip() != "application/json" or (charset is not None and charset[1] not in ("utf-8", "utf8")):
+        return http_error(415, "The request body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
+        # Nothing is decompressed: a few kilobytes could become gigabytes.
+        return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
+    return None
+
+
+def _is_chunked(headers: Headers) -> bool:
+    return b"transfer-encoding" in headers
+
+
+def _head_only(send: Send) -> Send:
+    """Sends the status and the headers of an answer to GET; to the application its client has left then."""
+    is_sent = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal is_sent
+        if is_sent:
+            return
+        await send(message)
+        if message["type"] == "http.response.start":
+            is_sent = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head
+
+
+async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
+    body = answer.body(caller_of(scope).profile)
+    fields = [
+        ("content-type", "application/json"),
+        ("content-length", str(len(body))),
+        *answer.headers,
+    ]
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+    await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("", "*") or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)

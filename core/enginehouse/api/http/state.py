@@ -1,0 +1,73 @@
+"""What handlers share: one value per server, injected by the app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from attrs import Factory, field, frozen
+
+from enginehouse.api.http.admission import Admission
+from enginehouse.api.http.exchange import OpenExchanges
+from enginehouse.api.http.keys import KeyStore
+from enginehouse.api.http.listeners import Listeners
+from enginehouse.api.metrics import ServerMetrics
+from enginehouse.contract.errors import ReloadRefused
+from enginehouse.pipeline.pipeline import Pipeline
+from enginehouse.plugins import PluginRegistry
+from enginehouse.serving import ModelManager
+from enginehouse.serving.changes import ModelChanges
+from enginehouse.settings.config import Settings
+
+__all__ = ["ApiState", "ReloadReport"]
+
+
+@frozen(kw_only=True)
+class ReloadReport:
+    """What a reload of the configuration changed.
+
+    Attributes:
+        generation: number of the configuration that is served now; the first one is 1.
+        needs_restart: settings in which it differs but that cannot change while the server runs; the old ones hold.
+    """
+
+    generation: int
+    models: ModelChanges
+    needs_restart: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """For the log."""
+        words = {"added": self.models.added, "replaced": self.models.replaced, "removed": self.models.removed}
+        parts = [f"models {word}: {', '.join(names)}" for word, names in words.items() if names]
+        if self.needs_restart:
+            parts.append(f"needing a restart: {', '.join(self.needs_restart)}")
+        return f"configuration {self.generation} is served now" + "".join(f"; {part}" for part in parts)
+
+
+async def _no_reload() -> ReloadReport:
+    raise ReloadRefused("This server cannot read its configuration again.")
+
+
+@frozen(eq=False, kw_only=True)
+class ApiState:
+    """The server's parts that handlers use.
+
+    Attributes:
+        reload: reads the configuration again, see :meth:`enginehouse.api.http.config_snapshots.Generations.reload`.
+    """
+
+    settings: Settings
+    registry: PluginRegistry
+    manager: ModelManager
+    pipeline: Pipeline
+    exchanges: OpenExchanges
+    admission: Admission
+    listeners: Listeners = field(factory=Listeners)
+    metrics: ServerMetrics = field(
+        default=Factory(
+            lambda self: ServerMetrics(self.manager, self.exchanges, self.listeners, self.admission.memory),
+            takes_self=True,
+        )
+    )
+    keys: KeyStore
+    reload: Callable[[], Coroutine[Any, Any, ReloadReport]] = _no_reload

@@ -1,0 +1,344 @@
+"""From engine events to what each choice says: the one assembly behind streamed and whole answers.
+
+An :class:`Assembly` turns events into pieces, through a parser where answers may hold reasoning or calls. A
+stream encodes each piece as it comes; a whole answer folds the same pieces into :class:`Choice` values. Wire
+formats are in ``chat`` and ``completions``, which implement :class:`Dialect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from attrs import define, field
+
+from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.openai.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
+from enginehouse.api.openai.compressed import compression_figures
+from enginehouse.api.openai.predicted import PredictionCount
+from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
+    CallDelta,
+    ChoiceFinished,
+    Event,
+    PromptLogprobs,
+    ReasoningDelta,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+)
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.settings.profiles import PROFILES
+
+__all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]
+
+
+@define
+class WholeCall:
+    """A whole tool call."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(factory=list)
+
+
+@define
+class Choice:
+    """A whole choice: the sum of its pieces."""
+
+    index: int
+    texts: list[str] = field(factory=list)
+    reasonings: list[str] = field(factory=list)
+    calls: list[WholeCall] = field(factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Append ``piece``."""
+        self.texts.append(piece.text)
+        self.reasonings.append(piece.reasoning)
+        if piece.call is not None:
+            self._add_call(piece.call)
+        if piece.logprobs is not None:
+            self.logprobs = self.logprobs if self.logprobs is not None else []
+            self.logprobs += piece.logprobs
+        self.finish_reason = self.finish_reason or piece.finish_reason
+
+    def note(self, piece: Piece) -> None:
+        """Append what ``piece`` says, but not how probable it was."""
+        if piece.text:
+            self.texts.append(piece.text)
+        elif piece.reasoning:
+            self.reasonings.append(piece.reasoning)
+        elif piece.call is not None:
+            self._add_call(piece.call)
+        if piece.finish_reason is not None:
+            self.finish_reason = piece.finish_reason
+
+    def _add_call(self, piece: CallPiece) -> None:
+        if piece.id is not None and piece.name is not None:
+            self.calls.append(WholeCall(piece.id, piece.name))
+        self.calls[piece.index].arguments.append(piece.arguments)
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(self.reasonings)
+
+
+class Dialect(Protocol):
+    """How one endpoint writes an answer; made per request."""
+
+    def opening(self) -> bytes:
+        """Events before the first piece, perhaps none."""
+        ...
+
+    def event(self, piece: Piece) -> bytes:
+        """One server-sent event."""
+        ...
+
+    def flush(self) -> bytes:
+        """Events that were held back, at the end of a stream that has no usage event."""
+        ...
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """The event with the token counts."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
+        """The JSON of an answer that is not streamed."""
+        ...
+
+
+@define
+class Assembly:
+    """What all prompts of one API call have said; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
+
+    Attributes:
+        running: one accepted request per prompt.
+        choices: what each choice has said so far; of a stream without log-probabilities.
+        prompt_logprobs: of each prompt, its tokens but the first, where they were asked for; complete before the
+            first piece of that prompt.
+        scores: writes them for clients that ask for them themselves; None when nobody does.
+        prediction: how much of a predicted answer has come; None without one.
+        has_begun: the engine has said something.
+        is_complete: everything has ended as it should.
+        num_tokens: visible tokens that have come, where the engine knows ids.
+        ended: choices that have ended, by index.
+    """
+
+    running: Sequence[RunningRequest]
+    num_choices: int
+    record: AccessRecord
+    finished: list[RequestFinished] = field(factory=list)
+    choices: list[Choice] = field(factory=list)
+    prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
+    scores: PromptScores | None = None
+    prediction: PredictionCount | None = None
+    has_begun: bool = False
+    is_complete: bool = False
+    num_tokens: int = 0
+    ended: dict[int, ChoiceFinished] = field(factory=dict)
+    _parsers: list[ChoiceParser | None] = field(factory=list)
+    _with_calls: set[int] = field(factory=set)  # choices whose calls the engine itself found
+
+    def __attrs_post_init__(self) -> None:
+        self.prompt_logprobs = [[] for _ in self.running]
+        for prompt, running in enumerate(self.running):
+            for choice in range(self.num_choices):
+                parser = running.parsing.open()
+                index = prompt * self.num_choices + choice
+                self._parsers.append(None if parser is None else ChoiceParser(index, parser))
+                self.choices.append(Choice(index))
+
+    @property
+    def num_prompts(self) -> int:
+        """Requests that must end."""
+        return len(self.running)
+
+    def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
+        """Append what ``event`` adds, perhaps nothing."""
+        self.has_begun = True
+        if type(event) is TextDelta:
+            index = prompt * self.num_choices + event.choice
+            self.num_tokens += len(event.token_ids)
+            parser = self._parsers[index]
+            if parser is not None:
+                pieces += parser.push(event.text, event.logprobs)
+            elif event.text or event.logprobs:
+                pieces.append(Piece(index, event.text, event.logprobs))
+        elif isinstance(event, ChoiceFinished):
+            self._finish(prompt * self.num_choices + event.choice, event, pieces)
+        elif isinstance(event, RequestFinished):
+            self.finished.append(event)
+        elif isinstance(event, PromptLogprobs):
+            self._score(prompt, event, pieces)
+        elif isinstance(event, ReasoningDelta):
+            pieces.append(Piece(prompt * self.num_choices + event.choice, reasoning=event.text))
+        elif isinstance(event, CallDelta):
+            index = prompt * self.num_choices + event.choice
+            self._with_calls.add(index)
+            pieces.append(Piece(index, call=call_piece(event)))
+
+    def _score(self, prompt: int, event: PromptLogprobs, pieces: list[Piece]) -> None:
+        self.prompt_logprobs[prompt] += event.entries
+        if self.scores is not None:
+            pieces.append(Piece(prompt * self.num_choices, scores=self.scores.push(prompt, event)))
+
+    def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
+        self.ended[index] = event
+        parser = self._parsers[index]
+        if parser is None:
+            calls = index in self._with_calls and event.finish_reason == "stop"
+            pieces.append(Piece(index, finish_reason="tool_calls" if calls else event.finish_reason))
+        else:
+            pieces += parser.finish(event.finish_reason)
+
+    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> list[Choice]:
+        """Every choice as a whole, when the last one has ended."""
+        mark = self.record.pace.mark
+        async for prompt, events in batches:
+            pieces: list[Piece] = []
+            for event in events:
+                self.push(prompt, event, pieces)
+            if pieces and pieces[-1].scores is None:
+                mark()
+            for piece in pieces:
+                if piece.scores is None:
+                    self.choices[piece.index].add(piece)
+        return self.choices
+
+    def sent(self, pieces: Sequence[Piece]) -> None:
+        """Note that a stream has sent these: when, and what they say."""
+        self.record.pace.mark()
+        choices = self.choices
+        for piece in pieces:
+            if piece.text and piece.finish_reason is None:  # nearly always; this runs for every token
+                choices[piece.index].texts.append(piece.text)
+            else:
+                choices[piece.index].note(piece)
+
+    def complete(self) -> None:
+        """Check that everything has ended and note it in the access record."""
+        if len(self.finished) < self.num_prompts or len(self.ended) < self.num_prompts * self.num_choices:
+            raise GenerationFailed("The engine ended the request before it was complete.")
+        record, finished = self.record, self.finished
+        record.finish_reasons = [event.finish_reason for event in self.ended.values()]
+        record.outcome = ",".join(sorted(set(record.finish_reasons)))
+        record.prompt_tokens = sum(event.num_prompt_tokens for event in finished)
+        record.cached_tokens = sum(event.num_cached_tokens for event in finished)
+        record.completion_tokens = sum(event.num_completion_tokens for event in finished)
+        record.queue_s = max(event.queue_s for event in finished)
+        record.prefill_s = max(event.prefill_s for event in finished)
+        record.decode_s = max(event.decode_s for event in finished)
+        record.replays = self._num_replays()
+        self._note_figures()
+        self.is_complete = True
+
+    def break_off(self) -> None:
+        """The answer ends before it is complete: note what it has cost so far, and how often it was taken up again."""
+        record = self.record
+        record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
+        record.completion_tokens = self.num_tokens
+        record.replays = self._num_replays()
+        self._note_figures()
+
+    def _num_replays(self) -> int:
+        return sum(getattr(running.generation, "num_replays", 0) for running in self.running)
+
+    def _note_figures(self) -> None:
+        """What optimisations did for this answer, over all prompts."""
+        figures: Counter[str] = Counter(compression_figures(self.running))
+        for event in self.finished:
+            figures["loaded_prompt_tokens"] += event.num_loaded_tokens
+            figures["forced_tokens"] += event.num_forced_tokens
+            if event.num_drafted_tokens:
+                figures["drafted_tokens"] += event.num_drafted_tokens
+                figures["accepted_draft_tokens"] += event.num_accepted_tokens
+            figures["early_exit_tokens"] += event.num_early_exit_tokens
+            figures["skipped_layers"] += event.num_skipped_layers
+        for running in self.running:
+            if running.routed is not None:
+                figures["routed_requests"] += 1
+                figures["routing_attempts"] += 1 + len(running.routed.tried)
+                figures["discarded_tokens"] += running.routed.num_discarded_tokens
+        if self.prediction is not None:
+            figures["accepted_prediction_tokens"] = self.prediction.num_accepted
+            figures["rejected_prediction_tokens"] = self.prediction.num_rejected
+        self.record.figures.update({name: value for name, value in figures.items() if value})
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object; prompt tokens count once per prompt."""
+        prompt = sum(event.num_prompt_tokens for event in self.finished)
+        completion = sum(event.num_completion_tokens for event in self.finished)
+        cached = sum(event.num_cached_tokens for event in self.finished)
+        predicted = self.prediction
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(event.num_reasoning_tokens for event in self.ended.values()),
+                "accepted_prediction_tokens": predicted.num_accepted if predicted is not None else 0,
+                "rejected_prediction_tokens": predicted.num_rejected if predicted is not None else 0,
+            },
+        }
+
+    async def counting(
+        self, batches: AsyncIterator[tuple[int, Sequence[Event]]], prediction: PredictionCount
+    ) -> AsyncIterator[tuple[int, Sequence[Event]]]:
+        """The same batches; their tokens are compared with the prediction on the way."""
+        self.prediction = prediction
+        async for prompt, events in batches:
+            for event in events:
+                if isinstance(event, TextDelta):
+                    prediction.push(event.token_ids)
+            yield prompt, events
+
+
+def model_name(running: RunningRequest) -> str:
+    """The model as answers name it: by its own name, or in some profiles by the one that was asked for."""
+    asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
+    return asked or running.model.name
+
+
+async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:
+    """Batches of events of one or several requests as they come, each with the index of its request."""
+    if len(running) == 1:
+        async for batch in running[0].generation:
+            yield 0, batch
+        return
+    # Bounded, so that events wait where they are counted when the client does not read.
+    arrived: asyncio.Queue[tuple[int, Sequence[Event]] | BaseException | None] = asyncio.Queue(len(running))
+
+    async def collect(index: int) -> None:
+        try:
+            async for batch in running[index].generation:
+                await arrived.put((index, batch))
+            await arrived.put(None)
+        except Exception as error:  # noqa: BLE001 - raised again where the batches are read
+            await arrived.put(error)
+
+    tasks = [asyncio.create_task(collect(index)) for index in range(len(running))]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await arrived.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,145 @@
+"""From the text of one choice to pieces of its answer, where that text holds reasoning or tool calls.
+
+Used by :class:`enginehouse.api.openai.answer.Assembly`. Log-probabilities go with text for the reader only: those of
+tokens that turned out to be reasoning, a call or a tag are left out.
+"""
+
+from __future__ import annotations
+
+import codecs
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from enginehouse.contract.parsers import AnswerPart, AnswerText, CallArguments, CallStarted, ReasoningText
+from enginehouse.contract.types import CallDelta, FinishReason, TokenLogprob
+from enginehouse.pipeline.answer_parser import AnswerParser
+
+__all__ = ["CallPiece", "ChoiceParser", "Piece", "call_piece"]
+
+
+class CallPiece(msgspec.Struct, gc=False):
+    """What is added to one tool call; ``id`` and ``name`` come first and once."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+class Piece(msgspec.Struct, gc=False):
+    """What one event adds to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
+
+    ``finish_reason`` is an engine's, or ``tool_calls``. ``scores`` are members that tell of the prompt, and come
+    before everything else.
+    """
+
+    index: int
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    reasoning: str = ""
+    call: CallPiece | None = None
+    scores: dict[str, Any] | None = None
+
+
+class ChoiceParser:
+    """Follows one choice."""
+
+    def __init__(self, index: int, parser: AnswerParser) -> None:
+        self._index = index
+        self._parser = parser
+        self._num_calls = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting: list[tuple[str, TokenLogprob]] = []  # tokens whose text nothing has shown yet
+
+    def push(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Piece]:
+        """The pieces that new text adds, often none."""
+        if logprobs is None:
+            return self._pieces(self._parser.push(text))
+        pieces: list[Piece] = []
+        for part, entry in self._by_token(text, logprobs):
+            pieces += self._with_logprobs(self._pieces(self._parser.push(part)), part, entry)
+        return pieces
+
+    def finish(self, reason: FinishReason) -> list[Piece]:
+        """The rest and the end."""
+        pieces = self._pieces(self._parser.flush(is_cut=reason == "length"))
+        if self._waiting:
+            pieces = self._with_logprobs(pieces, "", None)
+        final = "tool_calls" if self._num_calls and reason == "stop" else reason
+        return [*pieces, Piece(self._index, finish_reason=final)]
+
+    def _by_token(self, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[str, TokenLogprob | None]]:
+        """``text`` token by token, so that the result does not depend on how many came at once."""
+        if not logprobs:
+            yield text, None
+            return
+        done = 0
+        for entry in logprobs[:-1]:
+            num_chars = len(self._decoder.decode(entry.token))
+            yield text[done : done + num_chars], entry
+            done += num_chars
+        self._decoder.decode(logprobs[-1].token)
+        yield text[done:], logprobs[-1]
+
+    def _with_logprobs(self, pieces: list[Piece], text: str, entry: TokenLogprob | None) -> list[Piece]:
+        """Give the first piece of answer text the tokens that it consists of; forget those of anything else."""
+        if entry is not None:
+            self._waiting.append((text, entry))
+        if not pieces:
+            return pieces
+        waiting, self._waiting = self._waiting, []
+        for piece in pieces:
+            if piece.text:
+                num_chars, shown = 0, list[TokenLogprob]()
+                while waiting and num_chars < len(piece.text):
+                    part, shown_entry = waiting.pop()
+                    num_chars += len(part)
+                    shown.append(shown_entry)
+                piece.logprobs = tuple(reversed(shown))
+                break
+        return pieces
+
+    def _pieces(self, parts: Sequence[AnswerPart]) -> list[Piece]:
+        """Neighbours of one kind as one piece."""
+        pieces: list[Piece] = []
+        previous: type[AnswerPart] | None = None
+        for part in parts:
+            joins = bool(pieces) and type(part) is previous
+            previous = type(part)
+            match part:
+                case AnswerText(text):
+                    if joins:
+                        pieces[-1].text += text
+                    else:
+                        pieces.append(Piece(self._index, text))
+                case ReasoningText(text):
+                    if joins:
+                        pieces[-1].reasoning += text
+                    else:
+                        pieces.append(Piece(self._index, reasoning=text))
+                case CallStarted(name):
+                    pieces.append(Piece(self._index, call=self._new_call(name)))
+                case CallArguments(text):
+                    call = pieces[-1].call if joins else None
+                    if call is not None:
+                        call.arguments += text
+                    else:
+                        pieces.append(Piece(self._index, call=CallPiece(self._num_calls - 1, text)))
+        return pieces
+
+    def _new_call(self, name: str) -> CallPiece:
+        self._num_calls += 1
+        return CallPiece(self._num_calls - 1, id=_new_id(), name=name)
+
+
+def call_piece(event: CallDelta) -> CallPiece:
+    """A piece of a call that the engine itself has found."""
+    return CallPiece(event.call, event.arguments, _new_id() if event.name is not None else None, event.name)
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

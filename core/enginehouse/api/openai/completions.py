@@ -1,0 +1,173 @@
+"""``POST /v1/completions``: its body and its handler."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve, field, frozen
+from attrs.validators import ge, le, optional
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import ASGIApp
+
+from enginehouse.api.http.body import read_body
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.completion_dialect import CompletionDialect
+from enginehouse.api.openai.decoding import BodyDecoder, Decoded, GenerationBody
+from enginehouse.api.openai.echo import Echo, read_echo
+from enginehouse.api.openai.generation import GenerationResponse
+from enginehouse.api.openai.raw_prompt import read_prompts
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import GenerateRequest
+from enginehouse.pipeline.parameters import INT64_MAX
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.serving.background import aside
+from enginehouse.settings.config import LimitsSettings
+
+__all__ = ["CompletionBody", "completion_route"]
+
+_MAX_SHARED_CHARS = 2**24
+_MAX_SHARED_MEMBERS = 2**17
+"""Of what several prompts have in common, times the prompts."""
+
+
+@frozen(kw_only=True)
+class CompletionBody(GenerationBody):
+    """The request body.
+
+    Attributes:
+        prompt: a string, a list of strings, a list of token ids, or a list of such lists.
+        suffix: text that follows the answer, for models that fill gaps.
+        echo: repeat the prompt in front of each answer, and its log-probabilities in front of theirs.
+        logprobs: how many alternatives to report per token; 0 reports the drawn token only.
+        best_of: draw this many answers and show the ``n`` whose tokens are the most probable on average.
+        max_tokens: at least 1; with ``echo`` also 0, which only reports the prompt.
+    """
+
+    prompt: Any
+    suffix: str = ""
+    echo: bool = False
+    logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
+    best_of: int | None = field(default=None, validator=optional(ge(1)))
+    max_tokens: int | None = field(default=None, validator=optional([ge(0), le(INT64_MAX)]))
+
+    def check(self, limits: LimitsSettings) -> None:
+        """Check combinations of fields."""
+        super().check(limits)
+        self._check_best_of(limits)
+        if self.max_tokens == 0:
+            self._check_scoring()
+        if self.compression and self.echo:
+            raise InvalidRequest("echo: not allowed together with compression", "echo")
+        if self.suffix and self.echo:
+            raise InvalidRequest("echo: not allowed together with suffix", "echo")
+
+    def _check_best_of(self, limits: LimitsSettings) -> None:
+        if self.best_of is None:
+            return
+        if self.best_of < self.n:
+            raise InvalidRequest(f"best_of: must be at least n ({self.n}), not {self.best_of}", "best_of")
+        if self.best_of > limits.max_choices:
+            raise InvalidRequest(f"best_of: must be at most {limits.max_choices}, not {self.best_of}", "best_of")
+        if self.best_of > self.n and self.stream:
+            raise InvalidRequest("best_of: cannot be streamed, for the best answer is known at the end", "best_of")
+
+    def _check_scoring(self) -> None:
+        if not self.echo:
+            raise InvalidRequest("max_tokens: must be at least 1; only with echo it may be 0", "max_tokens")
+        constraint = self.constraint()
+        if constraint is not None:
+            message = "not allowed when max_tokens is 0, for no answer could be of that form"
+            raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to report for every prompt token but the first, also where the prompt is repeated."""
+        counts = (super().num_prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in counts if count is not None), default=None)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to draw per prompt, those that are not shown too."""
+        return self.best_of or self.n
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling fields, log-probabilities included."""
+        ranked = 0 if self.num_choices > self.n else None
+        num_logprobs = ranked if self.logprobs is None else self.logprobs
+        return {**super().sampling(), **({} if num_logprobs is None else {"num_logprobs": num_logprobs})}
+
+    def prompts(self, max_prompts: int) -> list[dict[str, Any]]:
+        """Each prompt and what goes with it, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
+
+        Raises:
+            InvalidRequest: a prompt has none of the forms.
+        """
+        prompts = read_prompts(self.prompt, max_prompts, may_be_empty=bool(self.suffix))
+        if self.suffix and "token_ids" in prompts[0]:
+            raise InvalidRequest("suffix: only with prompts that are text, not token ids", "suffix")
+        return [{"suffix": self.suffix or None, **prompt} for prompt in prompts]
+
+
+def completion_route(state: ApiState) -> HTTPRouteHandler:
+    """The route, below the prefix where the API is mounted."""
+    settings = state.settings
+    decoder = BodyDecoder(
+        CompletionBody,
+        state.registry.samplers,
+        settings.limits,
+        settings.server.unsupported_parameters,
+        logs_prompts=settings.server.log_prompts,
+    )
+
+    @post("/completions", status_code=200)
+    async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+        """Continue texts."""
+        body = await read_body(request.receive, settings.limits.max_body_bytes)
+        decoded = await decoder.read(body, caller_of(request.scope))
+        request_id = f"cmpl-{uuid.uuid4().hex}"
+        echoes: list[Echo] = []
+
+        async def prepare(running: Sequence[RunningRequest]) -> None:
+            if decoded.body.echo:
+                echoes.extend(await asyncio.gather(*(read_echo(state.pipeline, one) for one in running)))
+
+        def dialect(assembly: Assembly) -> CompletionDialect:
+            return CompletionDialect(request_id, assembly, decoded.body, echoes)
+
+        most = max(1, settings.limits.max_queue)
+        requests = await aside(decoded.is_large, lambda: _requests(decoded, request_id, most))
+        return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect, prepare=prepare)
+
+    return create_completion
+
+
+def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:
+    """One request per prompt, with ids of their own.
+
+    Raises:
+        InvalidRequest: a prompt is wrong, or there is too much that each of them would bring along.
+    """
+    first, *others = decoded.body.prompts(max_prompts)
+    request = decoded.request(request_id, **first)
+    _check_shared(request, 1 + len(others))
+    further = (evolve(request, request_id=f"{request_id}-{number}", **other) for number, other in enumerate(others, 1))
+    return [request, *further]
+
+
+def _check_shared(request: GenerateRequest, num_prompts: int) -> None:
+    """Refuse what is large and goes to the model with each of many prompts: a small body would become gigabytes."""
+    constraint, bias = request.constraint, request.sampling.get("logit_bias", ())
+    if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
+        most = _MAX_SHARED_CHARS // num_prompts
+        message = f"with {num_prompts} prompts it may have at most {most} characters, not {len(constraint.text)}"
+        raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
+    if num_prompts * len(bias) > _MAX_SHARED_MEMBERS:
+        most = _MAX_SHARED_MEMBERS // num_prompts
+        message = f"with {num_prompts} prompts it may have at most {most} members, not {len(bias)}"
+        raise InvalidRequest(f"logit_bias: {message}", "logit_bias")

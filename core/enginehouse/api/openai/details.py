@@ -1,0 +1,195 @@
+"""The member ``enginehouse`` of an answer: effective values, where they come from, times, and what was saved.
+
+Only written when a request asks for it by header, or the settings say so, for strict clients know no such member. It
+rides on the whole answer, or on the last chunk of a stream, whichever that is: there is no chunk of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from enginehouse.api.openai.answer import Assembly, Choice, Dialect
+from enginehouse.api.openai.choice_parser import Piece
+from enginehouse.api.openai.compressed import shown_compressed
+from enginehouse.api.openai.decoding import Decoded, GenerationBody
+from enginehouse.api.openai.effective import shown_fields, shown_parameters
+from enginehouse.api.openai.encoding import encode_json, encode_line
+from enginehouse.api.openai.routed import shown_routed
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.request_fields import RequestField
+from enginehouse.settings.profiles import Profile
+
+__all__ = ["DETAILS_HEADER", "AnswerDetails", "DetailedDialect", "asks_for_details", "optimization_headers"]
+
+DETAILS_HEADER = b"x-enginehouse-details"
+_EVENT_END = b"}\n\n"
+_VALUES = {b"true": True, b"1": True, b"false": False, b"0": False}
+
+
+def asks_for_details(headers: Iterable[tuple[bytes, bytes]], by_default: bool) -> bool:
+    """Whether an answer shall have the member; the header wins over the settings.
+
+    Raises:
+        InvalidRequest: the header's value is none of true, false, 1 and 0.
+    """
+    value = next((value for name, value in headers if name == DETAILS_HEADER), None)
+    if value is None:
+        return by_default
+    wanted = _VALUES.get(value.strip().lower())
+    if wanted is None:
+        raise InvalidRequest("X-Enginehouse-Details: must be true or false", "X-Enginehouse-Details")
+    return wanted
+
+
+@frozen(eq=False)
+class AnswerDetails:
+    """What there is to say about one answer; complete once the assembly is.
+
+    Attributes:
+        shows_kept_text: whether the caller may see text that other requests left in the prefix cache.
+    """
+
+    decoded: Decoded[GenerationBody]
+    assembly: Assembly
+    plugin_fields: Mapping[str, RequestField]
+    shows_kept_text: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """The member as plain data."""
+        running, decoded = self.assembly.running[0], self.decoded
+        left_out = [name for one in self.assembly.running for name in one.unsupported]
+        return {
+            "model": running.model.name,
+            "routed": shown_routed(running.routed),
+            "backend": running.model.info.backend,
+            "parameters": self._parameters(),
+            "timings_ms": self._timings_ms(),
+            "tokens_per_second": self._speeds(),
+            "optimizations": _optimizations(self.assembly),
+            "compression": shown_compressed(self.assembly.running),
+            "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
+            "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
+            "ignored": list(decoded.ignored),
+        }
+
+    def _parameters(self) -> dict[str, Any]:
+        """Of several prompts, the seeds differ where none was given; they are listed then."""
+        running = self.assembly.running
+        first = running[0]
+        shown = shown_fields(self.decoded) | shown_parameters(first.parameters, self.plugin_fields.values())
+        if len(running) > 1:
+            shown["seed"]["value"] = [one.parameters.sampling.seed for one in running]
+        room = [one.model.info.max_context - one.generation.num_prompt_tokens for one in running]
+        limit = first.parameters.stopping.max_tokens
+        shown["max_tokens"]["value"] = max(room) if limit is None else min(limit, max(room))
+        return dict(sorted(shown.items()))
+
+    def _timings_ms(self) -> dict[str, float]:
+        """Of several prompts, the longest time of each stage."""
+        running, finished = self.assembly.running, self.assembly.finished
+        seconds = {
+            "render": max(one.render_s for one in running),
+            "tokenize": max(one.tokenize_s for one in running),
+            "queue": max(event.queue_s for event in finished),
+            "prefill": max(event.prefill_s for event in finished),
+            "decode": max(event.decode_s for event in finished),
+            "total": time.perf_counter() - self.assembly.record.began,
+        }
+        return {name: round(1000 * value, 3) for name, value in seconds.items()}
+
+    def _speeds(self) -> dict[str, float | None]:
+        """Prompt tokens that were computed, and tokens made behind the first of each choice, per second."""
+        finished = self.assembly.finished
+        prefill_s = sum(event.prefill_s for event in finished)
+        decode_s = max(event.decode_s for event in finished)
+        num_computed = sum(event.num_prompt_tokens - event.num_cached_tokens for event in finished)
+        num_decoded = sum(event.num_completion_tokens for event in finished) - (
+            len(finished) * self.assembly.num_choices
+        )
+        return {"prefill": _per_second(num_computed, prefill_s), "decode": _per_second(num_decoded, decode_s)}
+
+
+def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str, str]]:
+    """The response headers by which a profile tells what acted; complete once the assembly is."""
+    saved: dict[str, Any] = _optimizations(assembly)
+    if saved["drafted_tokens"]:
+        saved["speculative"] = "true"
+    return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
+
+
+class DetailedDialect:
+    """Wraps a dialect and adds the member to what it writes last."""
+
+    def __init__(self, dialect: Dialect, details: AnswerDetails) -> None:
+        self._dialect = dialect
+        self._details = details
+        self._held = b""  # the end of a choice, which may be the last chunk
+
+    def opening(self) -> bytes:
+        """As the dialect has it."""
+        return self._dialect.opening()
+
+    def event(self, piece: Piece) -> bytes:
+        """What may leave now."""
+        ready, self._held = self._held, self._dialect.event(piece)
+        if piece.finish_reason is None:
+            ready, self._held = ready + self._held, b""
+        return ready
+
+    def flush(self) -> bytes:
+        """What was held back; with the member when the answer is complete."""
+        ready = self._held + self._dialect.flush()
+        self._held = b""
+        return self._with_details(ready) if self._details.assembly.is_complete else ready
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """As the dialect has it, with the member."""
+        ready, self._held = self._held, b""
+        return self._with_details(ready + self._dialect.usage_event(usage))
+
+    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
+        """As the dialect has it, with the member."""
+        body = self._dialect.whole(choices, usage)
+        return body.removesuffix(b"}") + b',"enginehouse":' + encode_json(self._details.to_plain()) + b"}"
+
+    def _with_details(self, events: bytes) -> bytes:
+        """The events, of which the last is a JSON object on one line, with the member in that one."""
+        member = b',"enginehouse":' + encode_line(self._details.to_plain())
+        return events.removesuffix(_EVENT_END) + member + _EVENT_END if events else events
+
+
+def _optimizations(assembly: Assembly) -> dict[str, int]:
+    """What was saved, measured; complete once the assembly is."""
+    return {
+        "cached_tokens": sum(event.num_cached_tokens for event in assembly.finished),
+        "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
+        "drafted_tokens": sum(event.num_drafted_tokens for event in assembly.finished),
+        "accepted_draft_tokens": sum(event.num_accepted_tokens for event in assembly.finished),
+        "early_exit_tokens": sum(event.num_early_exit_tokens for event in assembly.finished),
+        "skipped_layers": sum(event.num_skipped_layers for event in assembly.finished),
+    }
+
+
+def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
+    """What came from the disk, and why no more was reused: of several prompts, the first that something differs in.
+
+    What the kept sequence has there was perhaps somebody else's, and asking again and again would tell all of it.
+    """
+    missed = next((event.cache_miss for event in assembly.finished if event.cache_miss is not None), None)
+    difference: dict[str, Any] | None = None
+    if missed is not None:
+        difference = {"index": missed.index, "got": missed.got.decode("utf-8", "replace")}
+        if shows_kept_text:
+            difference["expected"] = None if missed.expected is None else missed.expected.decode("utf-8", "replace")
+    return {
+        "loaded_tokens": sum(event.num_loaded_tokens for event in assembly.finished),
+        "first_difference": difference,
+    }
+
+
+def _per_second(num_tokens: int, seconds: float) -> float | None:
+    return round(num_tokens / seconds, 2) if seconds > 0 and num_tokens > 0 else None

@@ -1,0 +1,219 @@
+"""Answers a generating request, streamed or whole: submit, then write. Shared by all generating endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+
+from attrs import evolve, frozen
+from litestar.types import Receive, Scope, Send
+
+from enginehouse.api.http.access import AccessRecord, record_of
+from enginehouse.api.http.admission import Ticket
+from enginehouse.api.http.deadlines import deadlines
+from enginehouse.api.http.exchange import Exchange
+from enginehouse.api.http.own_machine import foreign_sign
+from enginehouse.api.http.permissions import ticket_of
+from enginehouse.api.http.rights import check_model, check_priority, may_see_prompts
+from enginehouse.api.http.security import connection_of
+from enginehouse.api.http.sse import EventStream
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.answer import Assembly, Dialect, event_batches
+from enginehouse.api.openai.compressed import compression_headers
+from enginehouse.api.openai.decoding import Decoded, GenerationBody
+from enginehouse.api.openai.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
+from enginehouse.api.openai.metering import estimate_tokens, used_tokens
+from enginehouse.api.openai.open_answers import OpenAnswer
+from enginehouse.api.openai.predicted import PredictionCount
+from enginehouse.api.openai.prompt_log import log_prompts
+from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.api.openai.routed import routed_headers
+from enginehouse.contract.types import Event, GenerateRequest
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.serving.background import aside
+from enginehouse.settings.timeouts import Timeouts, timeouts_of
+
+__all__ = ["GenerationResponse"]
+
+_EVENT_BYTES = 512
+_LOGPROB_BYTES = 256
+_MANY_LOGPROBS = 500  # with twenty rivals each written in some 10 ms
+
+
+@frozen(eq=False, kw_only=True)
+class GenerationResponse:
+    """An ASGI response. What is refused is raised before its first byte.
+
+    Attributes:
+        requests: one per prompt.
+        dialect: makes the writer of this answer, once every prompt has been accepted.
+        prepare: awaited before that, with the accepted requests.
+    """
+
+    state: ApiState
+    decoded: Decoded[GenerationBody]
+    requests: Sequence[GenerateRequest]
+    dialect: Callable[[Assembly], Dialect]
+    prepare: Callable[[Sequence[RunningRequest]], Awaitable[None]] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Submit, wait for the answer and send it; stops as soon as the client leaves."""
+        record = self._begin_record(scope)
+        ticket = ticket_of(scope)
+        assert ticket is not None, "every route that generates is metered"
+        await self._admit(ticket)
+        async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
+            answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
+            connection = connection_of(scope)
+            if connection is not None:
+                connection.num_in_front = partial(_num_waiting_bytes, answer)
+            try:
+                with deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)):
+                    await self._answer(answer, scope, send)
+            finally:
+                if connection is not None:
+                    connection.num_in_front = None
+                ticket.used = used_tokens(answer)
+                if answer.assembly is not None and not answer.assembly.is_complete:
+                    answer.assembly.break_off()
+
+    async def _admit(self, ticket: Ticket) -> None:
+        """Check what this caller may ask for, and set the tokens aside.
+
+        Raises:
+            RequestError: it may not use the model, or not so urgently.
+            RateLimited: it has used up its tokens.
+        """
+        caller, body = self.decoded.caller, self.decoded.body
+        if not self.state.pipeline.is_routed(body.model):  # a router is asked about allowed models only
+            check_model(caller, body.model, self.state.manager)
+        check_priority(caller, body.priority)
+        num_tokens = await aside(self.decoded.is_large, lambda: estimate_tokens(self.requests))
+        await self.state.admission.reserve(ticket, num_tokens)
+
+    def _timeouts(self) -> Timeouts:
+        model = self.state.manager.find(self.state.pipeline.usual_model(self.decoded.body.model))
+        return timeouts_of(self.state.settings.limits, model.settings)
+
+    async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
+        """Submit and write."""
+        exchange, record, server = answer.exchange, answer.record, self.state.settings.server
+        running = await self._submit(answer)
+        if running is None:
+            _give_up(exchange, record)
+            return
+        record.model, record.parameters = running[0].model.name, running[0].parameters
+        if self.decoded.body.log_prompt and server.log_prompts:
+            log_prompts(self.requests)
+        assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
+        if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
+            assembly.scores = PromptScores(self.decoded.body, len(running))
+        dialect = self._open_dialect(assembly, scope)
+        left_out = dict.fromkeys(name for one in running for name in one.unsupported)
+        profile = self.decoded.caller.profile
+        headers = self.decoded.headers(left_out) + routed_headers(running, profile)
+        headers += compression_headers(running, profile)
+        if self.decoded.body.stream:
+            include_usage = self.decoded.body.include_usage
+            stream = EventStream(
+                send,
+                exchange,
+                dialect,
+                include_usage=include_usage,
+                profile=self.decoded.caller.profile,
+                headers=headers,
+            )
+            await stream.write(assembly, _batches(assembly))
+            return
+        choices = await assembly.fold(_batches(assembly))
+        if exchange.is_ended:
+            _give_up(exchange, record)
+            return
+        assembly.complete()
+        headers += optimization_headers(assembly, self.decoded.caller.profile)
+        usage = assembly.usage()
+        body = await aside(_is_long(assembly), lambda: dialect.whole(choices, usage))
+        await _send_json(send, body, headers)
+
+    def _begin_record(self, scope: Scope) -> AccessRecord:
+        """Write into the record what is known before the request is submitted."""
+        record, request = record_of(scope), self.requests[0]
+        record.answer_id = request.request_id
+        record.request_id = record.request_id or request.request_id
+        record.stream, record.asked_model = self.decoded.body.stream, request.model
+        record.num_choices = len(self.requests) * self.decoded.body.num_choices
+        return record
+
+    def _open_dialect(self, assembly: Assembly, scope: Scope) -> Dialect:
+        dialect, server = self.dialect(assembly), self.state.settings.server
+        if not asks_for_details(scope["headers"], server.details):
+            return dialect
+        shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=foreign_sign(scope) is None)
+        details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
+        return DetailedDialect(dialect, details)
+
+    async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
+        """Bring every prompt to the engine; None when the exchange ended meanwhile."""
+        exchange = answer.exchange
+
+        async def submit(request: GenerateRequest) -> RunningRequest:
+            running = await self.state.pipeline.submit(request, answer.discard)
+            exchange.hold(running.generation)
+            return running
+
+        first, *others = self.requests
+        submitted: list[RunningRequest] | None
+        if others and not self.state.pipeline.is_routed(first.model):
+            submitted = await exchange.until_ended(asyncio.gather(*(submit(request) for request in self.requests)))
+        else:
+            running = await exchange.until_ended(submit(first))
+            submitted = None if running is None else [running]
+            if submitted and others:  # the prompts of one answer go to one model
+                same = [evolve(request, model=submitted[0].model.name) for request in others]
+                rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
+                submitted = None if rest is None else [*submitted, *rest]
+        if submitted is not None and self.prepare is not None:
+            await exchange.until_ended(self.prepare(submitted))
+            return None if exchange.is_ended else submitted
+        return submitted
+
+
+def _is_long(assembly: Assembly) -> bool:
+    """Whether an answer takes long to write: each log-probability becomes an object, with its rivals beside it."""
+    num_scored = sum(len(choice.logprobs or ()) for choice in assembly.choices)
+    return num_scored + sum(map(len, assembly.prompt_logprobs)) > _MANY_LOGPROBS
+
+
+def _num_waiting_bytes(answer: OpenAnswer) -> int:
+    """About what the events take that have come and are not written yet, as the client does not read."""
+    if answer.assembly is None:
+        return 0
+    num_events = sum(getattr(one.generation, "num_waiting_events", 0) for one in answer.assembly.running)
+    num_rivals = answer.requests[0].sampling.get("num_logprobs") or 0
+    return num_events * (_EVENT_BYTES + num_rivals * _LOGPROB_BYTES)
+
+
+def _has_begun(answer: OpenAnswer) -> bool:
+    return answer.assembly is not None and answer.assembly.has_begun
+
+
+def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
+    """The events of all prompts, compared with the prediction where there is one."""
+    batches = event_batches(assembly.running)
+    predicted = assembly.running[0].prediction_token_ids
+    return batches if predicted is None else assembly.counting(batches, PredictionCount(predicted))
+
+
+async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]) -> None:
+    fields = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
+    encoded = [(name.encode(), value.encode()) for name, value in fields]
+    await send({"type": "http.response.start", "status": 200, "headers": encoded})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _give_up(exchange: Exchange, record: AccessRecord) -> None:
+    """End without an answer: nobody reads it, or the server says why."""
+    if exchange.error is not None:
+        raise exchange.error
+    record.outcome = "cancelled"

@@ -1,0 +1,151 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: what is served, and what can be asked of it.
+
+Loading and failed models are listed too; what only an open model knows is null for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from litestar import Request, get
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.permissions import may_manage
+from enginehouse.api.http.rights import shown_as
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.api.openai.effective import shown_parameters
+from enginehouse.api.openai.unsupported import refused_fields
+from enginehouse.contract.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.types import ModelInfo
+from enginehouse.pipeline.capabilities import Capability
+from enginehouse.pipeline.model_card import ModelCard
+from enginehouse.pipeline.routing import AUTO
+from enginehouse.serving import ModelStatus
+
+__all__ = ["all_capabilities", "model_routes"]
+
+_Request = Request[Any, Any, Any]
+
+_BODY_FIELDS = frozenset(attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body))
+
+
+def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
+    """The routes, below the prefix where the API is mounted."""
+
+    @get("/models")
+    async def list_models(request: _Request) -> dict[str, Any]:
+        """List all models that the caller may use."""
+        models = _models(state, request)
+        behind_auto = _behind_auto(state, models)
+        return {"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])}
+
+    @get("/models/{model_id:path}")
+    async def show_model(request: _Request) -> dict[str, Any]:
+        """Show one model, by its name or an alias; names may hold slashes."""
+        name = str(request.path_params["model_id"]).removeprefix("/")
+        caller = caller_of(request.scope)
+        for status in state.manager.statuses():
+            names = shown_as(caller, status)
+            if name in names:
+                return _model(state, status, names, name, request)
+        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, request))):
+            return _routed(behind_auto)
+        raise ModelNotFound(name)
+
+    return [list_models, show_model]
+
+
+def all_capabilities(card: ModelCard) -> dict[str, Capability]:
+    """What becomes of every parameter that is known, those that no model of this server can honour included."""
+    refused = refused_fields(_BODY_FIELDS | card.capabilities.keys())
+    everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
+    return dict(sorted(everything.items()))
+
+
+def _models(state: ApiState, request: _Request) -> list[dict[str, Any]]:
+    """Every model that the caller may use."""
+    caller = caller_of(request.scope)
+    shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
+    return [_model(state, status, names, names[0], request) for status, names in shown if names]
+
+
+def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, request: _Request) -> dict[str, Any]:
+    """OpenAI's model object; what follows ``owned_by`` is ours. The first of ``names`` is its id for this caller."""
+    info = status.info
+    profile, error = caller_of(request.scope).profile, status.error
+    if error is not None and not may_manage(request.scope):
+        error = ModelLoadError.generic  # what really was wrong may name files
+    return {
+        "id": names[0],
+        "object": "model",
+        "created": status.created,
+        "owned_by": "enginehouse",
+        "aliases": list(names[1:]),
+        "state": status.state,
+        "progress": status.progress,
+        "error": error,
+        "backend": status.backend,
+        "num_restarts": status.num_restarts,
+        "max_context": info.max_context if info else None,
+        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile.name)),
+    }
+
+
+def _behind_auto(state: ApiState, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of a caller's models that a router may choose; none where the settings ask for no router.
+
+    Without that ``auto`` is served all the same, but not offered.
+    """
+    router = state.settings.router
+    if router.strategy is None or not state.pipeline.is_routed(AUTO):
+        return []
+    meant = router.models or state.settings.models
+    return [model for model in models if model["id"] in meant]
+
+
+def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The entry of the name that asks a router: as good as the best of the models behind it."""
+    ready = any(model["state"] == "ready" for model in models)
+    return {
+        "id": AUTO,
+        "object": "model",
+        "created": min(model["created"] for model in models),
+        "owned_by": "enginehouse",
+        "aliases": [],
+        "state": "ready" if ready else models[0]["state"],
+        "progress": 1.0 if ready else models[0]["progress"],
+        "error": None,
+        "backend": None,
+        "num_restarts": 0,
+        "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
+        **_UNKNOWN,
+    }
+
+
+_UNKNOWN = dict.fromkeys(
+    ("quantization", "template_hash", "system_fingerprint", "parsers", "parameters", "capabilities", "metadata")
+)
+
+
+def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: str) -> dict[str, Any]:
+    """What is known once the model has been opened; the defaults are those of requests by the name ``asked``."""
+    card = state.pipeline.card(name, info)
+    parameters = shown_parameters(
+        state.pipeline.defaults(asked, name, info, profile), state.registry.request_fields.values()
+    )
+    if parameters["seed"]["origin"] == "drawn":
+        parameters["seed"]["value"] = None  # another one for each request
+    return {
+        "quantization": card.quantization,
+        "template_hash": card.template_hash,
+        "system_fingerprint": card.fingerprint,
+        "parsers": {"tools": card.formats.tool_parser, "reasoning": card.formats.reasoning_parser},
+        "parameters": dict(sorted(parameters.items())),
+        "capabilities": {name: attrs.asdict(capability) for name, capability in all_capabilities(card).items()},
+        "metadata": info.metadata,
+    }

@@ -1,0 +1,90 @@
+"""A generating request that is being answered, as the server's operator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define
+
+from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.http.errors import NotThinking, RequestNotRunning
+from enginehouse.api.http.exchange import Exchange
+from enginehouse.api.openai.answer import Assembly
+from enginehouse.contract.backend import Engine
+from enginehouse.contract.errors import InvalidRequest, RequestCancelled
+from enginehouse.contract.inspection import Inspectable
+from enginehouse.contract.types import GenerateRequest
+
+__all__ = ["OpenAnswer", "find_answer", "list_answers"]
+
+
+@define(eq=False)
+class OpenAnswer:
+    """One request from its decoded body to the end of its response.
+
+    Attributes:
+        requests: one per prompt.
+        assembly: what has been said so far; None until every prompt is accepted by its engine.
+        num_discarded_tokens: what was computed for it and stands in no answer.
+    """
+
+    exchange: Exchange
+    record: AccessRecord
+    requests: Sequence[GenerateRequest]
+    assembly: Assembly | None = None
+    num_discarded_tokens: int = 0
+
+    def discard(self, num_tokens: int) -> None:
+        """Note tokens that were computed for it and that nobody sees."""
+        self.num_discarded_tokens += num_tokens
+
+    @property
+    def id(self) -> str:
+        """The id inside the answer; no two answers have the same."""
+        return self.requests[0].request_id
+
+    def cancel(self) -> None:
+        """End it: its slots are free after the running step, and its client is told who did it."""
+        self.exchange.end(RequestCancelled("The request was cancelled by the operator of this server."))
+
+    async def stop_thinking(self, find_engine: Callable[[str], Engine | None]) -> int:
+        """Close its reasoning; returns of how many choices.
+
+        Args:
+            find_engine: the engine that serves a model now; after a restart it is another one.
+
+        Raises:
+            NotThinking: no choice has an open reasoning, or this engine cannot close it.
+        """
+        num_stopped = 0
+        for running in self.assembly.running if self.assembly is not None else ():
+            engine = find_engine(running.model.name)
+            if isinstance(engine, Inspectable):
+                num_stopped += await engine.stop_thinking(running.request.request_id)
+        if not num_stopped:
+            raise NotThinking(f"The request {self.id!r} has no open reasoning that could be closed.")
+        return num_stopped
+
+
+def list_answers(exchanges: Iterable[Exchange]) -> list[OpenAnswer]:
+    """Every answer that is being made, the oldest first."""
+    answers = [exchange.answer for exchange in exchanges if exchange.answer is not None]
+    return sorted(answers, key=lambda answer: answer.record.began)
+
+
+def find_answer(exchanges: Iterable[Exchange], asked: str) -> OpenAnswer:
+    """The answer with that id, or of the request to which its client gave that id.
+
+    Raises:
+        RequestNotRunning: there is none.
+        InvalidRequest: several requests came with that id.
+    """
+    answers = list_answers(exchanges)
+    found = [answer for answer in answers if answer.id == asked]
+    found = found or [answer for answer in answers if answer.record.request_id == asked]
+    if not found:
+        raise RequestNotRunning(f"No request with the id {asked[:200]!r} is running.")
+    if len(found) > 1:
+        ids = ", ".join(answer.id for answer in found[:8])
+        raise InvalidRequest(f"{len(found)} requests came with this id; name one of their own: {ids}", "request_id")
+    return found[0]

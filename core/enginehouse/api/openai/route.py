@@ -1,0 +1,93 @@
+"""``POST /v1/route``: which models a chat would be tried on, and why; nothing is generated.
+
+A long prompt is counted by the loaded models, to which a context may be too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import evolve
+from litestar import Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.http.body import read_body
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.rights import check_model, check_priority
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.decoding import BodyDecoder
+from enginehouse.contract.router import Candidate
+from enginehouse.pipeline.routing import AUTO, Plan
+from enginehouse.serving.background import aside
+
+__all__ = ["route_route"]
+
+
+def route_route(state: ApiState) -> HTTPRouteHandler:
+    """The route, below the prefix where the API is mounted. It takes the body of a chat; ``model`` may be left out."""
+    settings = state.settings
+    decoder = BodyDecoder(ChatBody, state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+
+    @post("/route", status_code=200)
+    async def explain_route(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+        """Explain how a request would get its model."""
+        caller = caller_of(request.scope)
+        decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
+        asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
+        if not state.pipeline.is_routed(asked):
+            check_model(caller, asked, state.manager)
+        check_priority(caller, decoded.body.priority)
+        chat = await aside(decoded.is_large, lambda: decoded.request("", **decoded.body.chat()))
+        plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
+        shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
+        return Response(shown, headers=dict(decoded.headers(left_out)))
+
+    return explain_route
+
+
+def _without_choice(asked: str | None, name: str) -> dict[str, Any]:
+    return _answer(asked, [name], strategy=None, reason="asked for; nothing stands in for it")
+
+
+def _planned(asked: str | None, plan: Plan) -> dict[str, Any]:
+    return {
+        **_answer(asked, [attempt.model for attempt in plan.route.attempts], plan.strategy, plan.route.reason),
+        "candidates": [*(_candidate(candidate, plan) for candidate in plan.candidates), *_refused(plan.refused)],
+        "features": {name: round(value, 4) for name, value in plan.route.features.items()},
+        "decision_ms": round(1000 * plan.decision_s, 3),
+    }
+
+
+def _answer(asked: str | None, attempts: list[str], strategy: str | None, reason: str) -> dict[str, Any]:
+    return {
+        "object": "route",
+        "asked": asked,
+        "model": attempts[0],
+        "attempts": attempts,
+        "strategy": strategy,
+        "reason": reason,
+        "candidates": [],
+        "features": {},
+        "decision_ms": 0.0,
+    }
+
+
+def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
+    score = plan.route.scores.get(candidate.name)
+    return {
+        "model": candidate.name,
+        "score": None if score is None else round(score, 4),
+        "refused": None,
+        "state": candidate.state,
+        "has_failed": candidate.has_failed,
+        "num_running": candidate.num_running,
+        "num_waiting": candidate.num_waiting,
+        "first_token_ms": None if candidate.first_token_s is None else round(1000 * candidate.first_token_s, 1),
+    }
+
+
+def _refused(refused: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for name, reason in refused.items():
+        yield {"model": name, "refused": reason}

@@ -1,0 +1,255 @@
+"""``POST /tokenize``, ``/detokenize`` and ``/apply-template``: what a model reads, without generating anything.
+
+Bodies and answers are those of llama-server and of vLLM at once. The work is done where the model is: templates in
+rendering processes, token ids in the model's worker.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from attrs import evolve, field, frozen
+from litestar import Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.http.access import RECORD_KEY
+from enginehouse.api.http.body import read_body
+from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.rights import check_model
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.decoding import BodyDecoder, Decoded, RequestBody
+from enginehouse.api.openai.encoding import encode_json, token_text
+from enginehouse.api.openai.raw_prompt import read_token_ids
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import GenerateRequest, Segment
+from enginehouse.pipeline.prompting import Prompt
+from enginehouse.serving import LoadedModel
+from enginehouse.serving.background import aside
+from enginehouse.settings.config import LimitsSettings
+
+__all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
+
+_C = TypeVar("_C", bound=ChatBody)
+
+_MANY_TOKENS = 20_000  # written in some 10 ms
+
+_SHAPES_PROMPT = frozenset(
+    {
+        "chat_template_kwargs",
+        "enable_thinking",
+        "grammar",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "json_schema",
+        "messages",
+        "model",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "response_format",
+        "structured_outputs",
+        "thinking_budget",
+        "tool_choice",
+        "tools",
+    }
+)
+"""Fields of a chat request that the prompt depends on."""
+
+
+@frozen(kw_only=True)
+class ApplyTemplateBody(ChatBody):
+    """The body of ``/apply-template``: a chat request, whose prompt is shown; no field has another effect."""
+
+    def check_prompt(self) -> None:
+        """Check that there are messages."""
+        if self.messages is None or self.prompt is not None:
+            raise InvalidRequest("messages: is required, and no prompt beside it", "messages")
+
+    @staticmethod
+    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
+        """Fields that do not shape the prompt, and unknown ones inside those that do."""
+        yield from (name for name in data if name not in _SHAPES_PROMPT)
+        yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in _SHAPES_PROMPT})
+
+
+@frozen(kw_only=True)
+class TokenizeBody(ChatBody):
+    """The body of ``/tokenize``: a text or a chat request.
+
+    Attributes:
+        content: a text; as llama-server, without the model's special prefix unless ``add_special`` asks for it.
+        prompt: a text; as vLLM and ``/v1/completions``, with the special prefix unless ``add_special`` says no.
+        messages: a chat, whose template writes the special prefix.
+        add_special: whether to put the model's special prefix (for example BOS) in front.
+        add_special_tokens: another name of ``add_special``.
+        parse_special: whether control-token strings in a text are control tokens.
+        with_pieces: give ``tokens`` as objects with ``id`` and ``piece``, the token's text, or its bytes.
+        return_token_strs: also give the text of each token, as ``token_strs``.
+    """
+
+    content: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool = False
+    return_token_strs: bool = False
+
+    def check(self, limits: LimitsSettings) -> None:
+        """Check combinations of fields."""
+        super().check(limits)
+        if None not in (self.add_special, self.add_special_tokens) and self.add_special != self.add_special_tokens:
+            raise InvalidRequest("add_special_tokens: contradicts add_special; give one of them", "add_special_tokens")
+        if self.messages is not None and self.parse_special is not None:
+            raise InvalidRequest("parse_special: only for a text; the text of messages is plain", "parse_special")
+
+    def check_prompt(self) -> None:
+        """Check that there is exactly one thing to tokenize."""
+        given = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
+        if not given:
+            raise InvalidRequest("content: one of content, prompt and messages is required", "content")
+        if len(given) > 1:
+            raise InvalidRequest(f"{given[1]}: not allowed together with {given[0]}; give one of them", given[1])
+
+    @staticmethod
+    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
+        """Fields without effect: generation's in any case, those of chats where a text is tokenized."""
+        shaping = _SHAPES_PROMPT if "messages" in data else frozenset({"model"})
+        yield from (name for name in data if name not in shaping | _OF_TOKENIZE)
+        yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in shaping})
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether the model's special prefix goes in front."""
+        asked = self.add_special if self.add_special is not None else self.add_special_tokens
+        return self.prompt is not None if asked is None else asked
+
+
+_OF_TOKENIZE = frozenset(
+    {"content", "prompt", "add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs"}
+)
+
+
+@frozen(kw_only=True)
+class DetokenizeBody(RequestBody):
+    """The body of ``/detokenize``.
+
+    Attributes:
+        tokens: token ids.
+    """
+
+    model: str | None = None
+    tokens: Any = field()
+
+
+def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
+    """The routes, below the prefix where the API is mounted."""
+    settings, replays = state.settings, state.pipeline.replays
+    shared = (state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+    tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
+    detokenize_decoder = BodyDecoder(DetokenizeBody, *shared)
+    template_decoder = BodyDecoder(ApplyTemplateBody, *shared)
+
+    async def read(request: Request[Any, Any, Any]) -> bytes:
+        return await read_body(request.receive, settings.limits.max_body_bytes)
+
+    @post("/tokenize", status_code=200)
+    async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Token ids of a text or a chat."""
+        decoded = await tokenize_decoder.read(await read(request), caller_of(request.scope))
+        body = decoded.body
+        check_model(decoded.caller, body.model, state.manager)
+        async with state.manager.use(body.model) as model:
+            prompt = await _tokenized_prompt(state, decoded, model)
+            token_ids = await prompt.tokenize(replays, decoded.caller.name)
+            pieces: Sequence[bytes] = ()
+            if body.with_pieces or body.return_token_strs:
+                pieces = await replays.pieces(model, token_ids, decoded.caller.name)
+        written = await aside(
+            len(token_ids) > _MANY_TOKENS,
+            lambda: encode_json(_tokenized(body, token_ids, pieces, model.info.max_context)),
+        )
+        return _answer(request, decoded, model, written, prompt.unsupported)
+
+    @post("/detokenize", status_code=200)
+    async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The text of token ids, control tokens by name."""
+        decoded = await detokenize_decoder.read(await read(request), caller_of(request.scope))
+        token_ids = await aside(
+            decoded.is_large, lambda: read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
+        )
+        check_model(decoded.caller, decoded.body.model, state.manager)
+        async with state.manager.use(decoded.body.model) as model:
+            text = await replays.detokenize(model, token_ids, decoded.caller.name)
+        return _answer(request, decoded, model, encode_json({"content": text, "prompt": text}))
+
+    @post("/apply-template", status_code=200)
+    async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The prompt that a chat request makes."""
+        decoded = await template_decoder.read(await read(request), caller_of(request.scope))
+        check_model(decoded.caller, decoded.body.model, state.manager)
+        async with state.manager.use(decoded.body.model) as model:
+            prompt = await state.pipeline.prompt(await _chat(decoded), model)
+        text = "".join(segment.text for segment in prompt.segments)
+        return _answer(request, decoded, model, encode_json({"prompt": text}), prompt.unsupported)
+
+    return [tokenize, detokenize, apply_template]
+
+
+async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
+    """What ``model`` is to tokenize."""
+    body = decoded.body
+    if body.messages is not None:
+        prompt = await state.pipeline.prompt(await _chat(decoded), model)
+        return evolve(prompt, token_ids=None, add_special=body.prefixed)
+    text = (body.content if body.content is not None else body.prompt) or ""
+    segments = (Segment(text, trusted=body.parse_special is not False),)
+    return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed, written=(text,))
+
+
+async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
+    """The chat that a body holds."""
+    request_id = f"prompt-{uuid.uuid4().hex}"
+    return await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
+
+
+def _tokenized(
+    body: TokenizeBody, token_ids: Sequence[int], pieces: Sequence[bytes], max_context: int
+) -> dict[str, Any]:
+    """The answer of ``/tokenize``."""
+    answer: dict[str, Any] = {
+        "tokens": _with_pieces(token_ids, pieces) if body.with_pieces else token_ids,
+        "count": len(token_ids),
+        "max_model_len": max_context,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [token_text(piece) for piece in pieces]
+    return answer
+
+
+def _with_pieces(token_ids: Sequence[int], pieces: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Ids with their text, or with their bytes where these are no whole characters."""
+    return [{"id": token_id, "piece": _piece(piece)} for token_id, piece in zip(token_ids, pieces, strict=True)]
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _answer(
+    request: Request[Any, Any, Any],
+    decoded: Decoded[RequestBody],
+    model: LoadedModel,
+    written: bytes,
+    left_out: Sequence[str] = (),
+) -> Response[bytes]:
+    """An answer in JSON, its model noted in the log; ``left_out`` is what the model could not honour."""
+    request.scope[RECORD_KEY].model = model.name  # type: ignore[literal-required]
+    headers = dict(decoded.headers(left_out))
+    return Response(written, media_type="application/json", headers=headers)
