@@ -8,7 +8,7 @@ import numpy as np
 from attrs import field, frozen
 
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 
 
 @frozen(kw_only=True)

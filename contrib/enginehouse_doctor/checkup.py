@@ -27,7 +27,7 @@ from enginehouse.serving.memory import default_budget, footprint_of
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import ServerSettings, Settings
-from enginehouse.settings.memory_budget import MAIN_MEMORY, format_bytes
+from enginehouse.settings.limits import MAIN_MEMORY, format_bytes
 from enginehouse.settings.structuring import closest
 
 __all__ = ["Finding", "check_all", "check_settings"]

@@ -23,7 +23,7 @@ from enginehouse.serving.choice import judge_all
 from enginehouse.serving.opening import plan_model
 from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_doctor.checkup import Finding, check_all, check_settings
 
 __all__ = ["doctor"]

@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Draw, Sampled
-from enginehouse.engine.candidates import LogitRow, bounded_by_mass, bounded_by_ratio
-from enginehouse.engine.draws import pick
-from enginehouse.engine.logprobs import RawLogprobs
+from enginehouse.engine.sampling.candidates import LogitRow, RawLogprobs, bounded_by_mass, bounded_by_ratio, pick
 
 __all__ = ["FakeDrawn", "draw_token"]
 

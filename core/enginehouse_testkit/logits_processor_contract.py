@@ -25,7 +25,7 @@ import pytest
 from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
 from enginehouse.contract.sampler import History
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
 from enginehouse.settings.structuring import strict_converter

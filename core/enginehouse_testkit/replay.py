@@ -22,9 +22,8 @@ from enginehouse.contract.types import (
     TokenLogprob,
     TopLogprob,
 )
-from enginehouse.engine.reasoning import ReasoningGate
-from enginehouse.engine.text.detokenizer import Detokenizer
-from enginehouse.engine.text.text_stream import Piece, TextStream
+from enginehouse.engine.constraints import ReasoningGate
+from enginehouse.engine.text.text_stream import Detokenizer, Piece, TextStream
 from enginehouse_testkit.script import Script
 
 __all__ = ["Entry", "Replay", "Tape"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from enginehouse.contract.backend import Progress
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import open_regular
-from enginehouse.settings.memory_budget import format_bytes
+from enginehouse.settings.limits import format_bytes
 from enginehouse_llamacpp.first_layers import FirstLayers, cut_layers
 
 __all__ = ["find_or_write"]

@@ -4,7 +4,7 @@ Called by the runner once per step, right after the forward pass. Nothing here i
 :meth:`MlxDrawn.host` asks, or MLX is told to begin; so the next pass can be built meanwhile. Rows that nothing
 changes are drawn from as the model left them, and rows at temperature 0 are not sorted.
 
-Source: ``enginehouse.engine.sampling`` is the specification. Core adds in float64, which Metal does not have; sums
+Source: ``sampler`` is the specification. Core adds in float64, which Metal does not have; sums
 here are float32, added block by block, so a draw that falls within about 1e-5 of a border may give the neighbour.
 """
 

@@ -17,7 +17,7 @@ from attrs import evolve, field, frozen
 from enginehouse.contract.router import Acceptance, Attempt, Route, RouteQuestion
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

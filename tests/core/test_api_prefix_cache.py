@@ -12,8 +12,7 @@ import httpx
 import pytest
 from attrs import evolve
 
-from enginehouse.api.http.caller import Caller
-from enginehouse.api.http.rights import may_see_prompts
+from enginehouse.api.http.callers import Caller, may_see_prompts
 from enginehouse.settings.auth import KeySettings
 from enginehouse.settings.config import AuthSettings, ModelSettings, ServerSettings, Settings
 from enginehouse.settings.profiles import PROFILES

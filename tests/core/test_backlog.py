@@ -8,7 +8,7 @@ import pytest
 
 from enginehouse.contract.errors import ModelOverloaded, Overloaded, QueueTimeout
 from enginehouse.contract.types import EngineSettings
-from enginehouse.workers.backlog import Backlog
+from enginehouse.workers.queue_estimate import Backlog
 
 
 class Line:

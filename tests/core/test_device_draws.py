@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from enginehouse.contract.backend import Draw, ForwardOutput, LastSampled, Span
 from enginehouse.contract.errors import EnginehouseError, GenerationFailed, StepAborted
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
-from enginehouse.engine.device_draws import can_draw
 from enginehouse.engine.loop import EngineOutput, StepEngine
+from enginehouse.engine.sampling.device_draws import can_draw
 from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from enginehouse_testkit.fake_sampling import FakeDrawn
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.engine.draft_ledger import DraftLedger
+from enginehouse.engine.speculation.draft_length import DraftLedger
 
 LONGEST_STEP = 10.0
 STEPS = st.lists(st.tuples(st.floats(0.0, 8.0), st.floats(1.0, LONGEST_STEP)), min_size=1, max_size=400)

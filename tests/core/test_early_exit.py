@@ -31,10 +31,9 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
-from enginehouse.settings.drafter import DrafterSettings
-from enginehouse.settings.exit_policy import ExitPolicySettings
-from enginehouse.workers.early_exit import GuardedExitPolicy, use_exit_policy
+from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
 from enginehouse.workers.messages import ExitPolicyLoad
+from enginehouse.workers.parts import GuardedExitPolicy, use_exit_policy
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.server_thread import server_thread
 

@@ -15,7 +15,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse.workers import Load, WorkerEngine
-from enginehouse.workers.handshake import PROTOCOL, check_hello, own_hello
+from enginehouse.workers.ipc import PROTOCOL, check_hello, own_hello
 from enginehouse.workers.messages import Hello
 
 from .environments import installed_plugin, make_environment, packages_of_this_one

@@ -17,8 +17,8 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.workers.figures import FigureReports, rss_bytes
 from enginehouse.workers.messages import Figures, decode_from_worker, encode
+from enginehouse.workers.stats import FigureReports, rss_bytes
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from enginehouse.workers import load_watch
-from enginehouse.workers.load_watch import LoadWatch
+from enginehouse.workers import health as load_watch
+from enginehouse.workers.health import LoadWatch
 
 
 class Load:

@@ -10,18 +10,16 @@ import pytest
 from attrs import evolve
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.http.pace import GAP_BUCKETS_S, Pace
-from enginehouse.api.metrics.families import FAMILIES, FIGURES, family
-from enginehouse.api.metrics.request_metrics import RequestMetrics
-from enginehouse.api.metrics.values import Values
+from enginehouse.api.http.access import GAP_BUCKETS_S, AccessRecord, Pace
+from enginehouse.api.metrics.families import FAMILIES, FIGURES, Values, family
+from enginehouse.api.metrics.server_metrics import RequestMetrics
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
 from enginehouse.contract.router import Attempt, Route, RouteQuestion
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.chat_formats import ChatFormats
 from enginehouse.pipeline.model_card import ModelCard, ModelCards
-from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from enginehouse.api.http.caller import Caller, split_compat
+from enginehouse.api.http.callers import Caller, split_compat
 from enginehouse.api.http.keys import KeyRecord
 from enginehouse.api.openai.details import optimization_headers
 from enginehouse.contract.types import RequestFinished

@@ -16,8 +16,8 @@ from enginehouse.contract.errors import ConfigError, DownloadError, ModelLoadErr
 from enginehouse.contract.model_folder import ModelFolder, recommended_parameters
 from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from enginehouse.engine.disk import StateFolder
-from enginehouse.engine.disk.state_file import digest
-from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.engine.disk.state_folder import digest
+from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.serving.hub.cache import ModelCache, is_complete
 from enginehouse.serving.hub.client import HubClient
 from enginehouse.serving.hub.listing import HubFile

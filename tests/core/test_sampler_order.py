@@ -5,8 +5,7 @@ from attrs import frozen
 
 from enginehouse.contract.errors import ConfigError, InvalidRequest
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.pipeline.parameters import Layer, effective_parameters, read_defaults
-from enginehouse.pipeline.sampler_order import step_names
+from enginehouse.pipeline.parameters import Layer, effective_parameters, read_defaults, step_names
 from enginehouse.settings.config import LimitsSettings
 
 

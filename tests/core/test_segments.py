@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
-from enginehouse.engine.text.control_strings import ControlStrings, control_strings
-from enginehouse.engine.text.segments import encode_segments
+from enginehouse.engine.text.segments import ControlStrings, control_strings, encode_segments
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.markers import Markers
 from enginehouse.pipeline.prompt.templates import render

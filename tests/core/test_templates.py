@@ -12,8 +12,7 @@ import pytest
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
 from enginehouse.pipeline.prompt import sandbox
-from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.fallback import CHATML, GEMMA, PLAIN, fallback_template
+from enginehouse.pipeline.prompt.chat_prompt import CHATML, GEMMA, PLAIN, ChatPrompt, fallback_template
 from enginehouse.pipeline.prompt.sandbox import compile_template
 from enginehouse.pipeline.prompt.templates import check, render
 

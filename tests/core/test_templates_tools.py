@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.types import Message, Segment, ToolCall
-from enginehouse.pipeline.prompt.arguments import Arguments, read_arguments
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.templates import render
+from enginehouse.pipeline.prompt.templates import Arguments, read_arguments, render
 
 ARGUMENTS = '{"city": "Zürich", "days":2}'
 CONTROL = ("<|im_end|>", "</think>")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.engine.text.stops import StopAutomaton, stop_automaton
-from enginehouse.engine.text.text_stream import Piece, TextStream
+from enginehouse.engine.text.text_stream import Piece, StopAutomaton, TextStream, stop_automaton
 
 EVERYTHING = "Grüße 漢字かな 한국어 🧑🏽‍🚀 🇨🇦 \U0001d518 e\u0301"
 CONTROL = frozenset({0})

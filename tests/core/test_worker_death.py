@@ -21,10 +21,10 @@ from enginehouse.contract.errors import EngineDead, ModelLoadError, WorkerDied
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams, TextDelta
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers import Load, WorkerEngine
-from enginehouse.workers.carrier import ProcessCarrier, worker_command
-from enginehouse.workers.endings import count_memory_kills, describe_exit, ending_of
-from enginehouse.workers.link import frame, socket_pair
+from enginehouse.workers.health import count_memory_kills, describe_exit, ending_of
+from enginehouse.workers.ipc import frame, socket_pair
 from enginehouse.workers.messages import encode
+from enginehouse.workers.process import ProcessCarrier, worker_command
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 

@@ -13,7 +13,7 @@ from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings
 from enginehouse.engine.loop import StepEngine
 from enginehouse.workers.calls import NOBODY
 from enginehouse.workers.intake import Intake
-from enginehouse.workers.link import MAX_FRAME_BYTES, FrameTooLarge
+from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
     Begun,

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from enginehouse.contract import errors
 from enginehouse.workers import messages
-from enginehouse.workers.connection import Connection
-from enginehouse.workers.link import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
+from enginehouse.workers.ipc import MAX_FRAME_BYTES, Connection, FrameCutter, FrameTooLarge, Link, frame, socket_pair
 from enginehouse.workers.messages import Begun, Cancel, FromWorker, encode
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

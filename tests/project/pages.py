@@ -20,11 +20,9 @@ from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.auth import AuthSettings, KeySettings
-from enginehouse.settings.compressor import CompressorSettings
 from enginehouse.settings.config import PluginsSettings, Settings
-from enginehouse.settings.drafter import DrafterSettings
-from enginehouse.settings.exit_policy import ExitPolicySettings
-from enginehouse.settings.memory_budget import ByteCount, MemoryBudget
+from enginehouse.settings.limits import ByteCount, MemoryBudget
+from enginehouse.settings.optimisations import CompressorSettings, DrafterSettings, ExitPolicySettings
 from enginehouse.settings.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
 from enginehouse_llguidance.formats import STRING_FORMATS

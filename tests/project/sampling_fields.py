@@ -10,8 +10,7 @@ import attrs
 from enginehouse.api.openapi.fields import ClassSchemas
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import SamplingParams, StopParams
-from enginehouse.pipeline.parameters import ParameterFields
-from enginehouse.pipeline.sampler_order import OFF_VALUES
+from enginehouse.pipeline.parameters import OFF_VALUES, ParameterFields
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 

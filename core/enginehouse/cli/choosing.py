@@ -13,9 +13,8 @@ from attrs import evolve
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.downloads import missing_download
 from enginehouse.serving.opening import plan_model
-from enginehouse.serving.sources import find_source
+from enginehouse.serving.sources import find_source, missing_download
 from enginehouse.settings.config import ModelSettings
 
 __all__ = ["choose_models"]

@@ -1,8 +1,7 @@
-"""Constrained sequences: masks computed while the model runs, and tokens that need no sampling.
+"""Constraints of a sequence in the engine: token bitmasks, the end of reasoning, and matchers over both.
 
-The loop tells :class:`Masks` which sequences will be sampled next; their bitmasks are filled on another
-thread during the forward pass. A sequence's :class:`ConstraintState` follows its tokens and knows which
-ones are forced (jump-forward). Which constraint language is used, and by which plugin, is not known here.
+Called by admission, the sampler and the loop. Knows no decoder library: matchers come from
+:mod:`enginehouse.contract.structured`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Tokenizer
@@ -23,9 +24,133 @@ from enginehouse.contract.errors import (
     UnsupportedParameter,
 )
 from enginehouse.contract.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
-from enginehouse.contract.types import Constraint, ConstraintKind
+from enginehouse.contract.types import Constraint, ConstraintKind, ReasoningParams
+from enginehouse.engine.text.text_stream import Detokenizer
 
-__all__ = ["ConstraintState", "Constraints", "Masks"]
+__all__ = ["ConstraintState", "Constraints", "Masks", "ReasoningGate", "TokenMask"]
+
+
+@frozen(eq=False)
+class TokenMask:
+    """Allowed tokens.
+
+    Attributes:
+        bitmask: (ceil(vocab_size / 32),) int32, as :meth:`enginehouse.contract.structured.Matcher.fill_bitmask` writes
+            it; None allows every token.
+        banned: ids that are not allowed either, unless the bitmask allows nothing else: a text that is complete can
+            only end, however few tokens it has.
+    """
+
+    bitmask: NDArray[np.int32] | None = None
+    banned: frozenset[int] = frozenset()
+
+    @classmethod
+    def only(cls, token_id: int, vocab_size: int) -> TokenMask:
+        """Allows a single token."""
+        bitmask = np.zeros((vocab_size + 31) // 32, np.uint32)
+        bitmask[token_id >> 5] = 1 << (token_id & 31)
+        return cls(bitmask.view(np.int32))
+
+    def permits(self, token_id: int) -> bool:
+        """Whether one token is allowed."""
+        if token_id in self.banned:
+            return False
+        return self.bitmask is None or bool((int(self.bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Set the logits of forbidden tokens to -inf, in place.
+
+        Args:
+            logits: (vocab_size,) float32.
+
+        Raises:
+            GenerationFailed: no allowed token has a finite logit.
+        """
+        if self.bitmask is not None:
+            bits = np.unpackbits(self.bitmask.view(np.uint8), bitorder="little", count=len(logits))
+            np.copyto(logits, -np.inf, where=bits == 0)
+        if self.banned:
+            token_ids = list(self.banned)
+            before = logits[token_ids]
+            logits[token_ids] = -np.inf
+            if self.bitmask is not None and logits.max() == -np.inf:
+                logits[token_ids] = before
+        if logits.max() == -np.inf:
+            raise GenerationFailed("No token that is allowed here could be drawn.")
+
+
+class ReasoningGate:
+    """Follows the text of one sequence up to the end of its reasoning.
+
+    Args:
+        params: markers and budget.
+        closing_token_ids: the closing marker as tokens, for closing by force.
+        detokenizer: this sequence's own; shows the markers even where they are control tokens.
+
+    Attributes:
+        num_tokens: tokens of reasoning so far, markers not counted.
+    """
+
+    def __init__(self, params: ReasoningParams, closing_token_ids: tuple[int, ...], detokenizer: Detokenizer) -> None:
+        self._params = params
+        self._budget = params.budget
+        self._detokenizer = detokenizer
+        self._closing_token_ids = closing_token_ids
+        self._phase: Literal["opening", "inside", "after"] = "inside" if params.is_open else "opening"
+        self._tail = ""  # text that may belong to a marker
+        self._num_closing = 0  # tokens of the closing marker taken by force
+        self.num_tokens = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer proper has begun."""
+        return self._phase == "after"
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the next token is reasoning, or part of its end."""
+        return self._phase == "inside"
+
+    def accept(self, token_id: int, is_forced: bool = False) -> None:
+        """The sequence grew by one token; ``is_forced``: as part of a closing by force, so it is no reasoning."""
+        text = self._detokenizer.push(token_id)
+        self._num_closing += is_forced
+        if self._phase == "opening":
+            self._open(text)
+        elif self._phase == "inside":
+            self._tail += text
+            if self._params.end in self._tail:
+                self._phase = "after"
+            else:
+                self._tail = self._tail[-len(self._params.end) + 1 :] if len(self._params.end) > 1 else ""
+                self.num_tokens += not is_forced
+
+    def _open(self, text: str) -> None:
+        self._tail = (self._tail + text).lstrip()
+        start = self._params.start
+        if self._tail.startswith(start):
+            self._phase, self._tail = "inside", self._tail[len(start) :]
+        elif not start.startswith(self._tail):
+            self._phase = "after"  # an answer without reasoning
+
+    def forced_token_ids(self) -> tuple[int, ...]:
+        """What is left of the closing marker when the budget is used up, else nothing."""
+        if self._phase != "inside" or self._budget is None or self.num_tokens < self._budget:
+            return ()
+        return self._closing_token_ids[self._num_closing :]
+
+    def is_closed_by(self, token_ids: Sequence[int]) -> bool:
+        """Whether the next tokens close the reasoning: the closing marker, or as much of it as there are."""
+        closing = self._closing_token_ids[: len(token_ids)]
+        return self._phase == "inside" and bool(closing) and tuple(token_ids[: len(closing)]) == closing
+
+    def close_now(self) -> bool:
+        """Use the budget up at once; False when no reasoning is open, or it is being closed already."""
+        if self._phase != "inside" or self.forced_token_ids():
+            return False
+        self._budget = 0
+        return True
+
 
 _log = logging.getLogger(__name__)
 

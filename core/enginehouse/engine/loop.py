@@ -32,16 +32,16 @@ from enginehouse.contract.types import (
     FinishReason,
     Resume,
 )
+from enginehouse.engine.admission import Entrance
 from enginehouse.engine.constraints import Masks
-from enginehouse.engine.delivery import score_tokens, summary, text_delta, token_logprob
-from enginehouse.engine.device_draws import DeviceDraws, Flight, launch
 from enginehouse.engine.disk import DiskTier
-from enginehouse.engine.entrance import Entrance
 from enginehouse.engine.forward import forward
-from enginehouse.engine.inspecting import StepCounts, view_engine
+from enginehouse.engine.inspection import StepCounts, view_engine
+from enginehouse.engine.outputs import score_tokens, summary, text_delta, token_logprob
+from enginehouse.engine.sampling.device_draws import DeviceDraws, Flight, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.engine.speculation import Speculation
+from enginehouse.engine.speculation.speculation import Speculation
 from enginehouse.engine.text.text_stream import Piece
 
 __all__ = ["EngineOutput", "StepEngine"]

@@ -1,11 +1,6 @@
-"""The prefix cache: finished sequences kept in a radix tree, reused through ``fork`` and ``truncate``.
+"""Prefix cache: a tree of kept sequences, which new ones with the same beginning are forked from.
 
-The tree maps token ids to runner sequences. A node may hold a *handle*: a runner sequence whose tokens
-are exactly the path from the root to that node. Any handle below a point also holds the tokens up to that
-point, so where the runner can cut a sequence, a match may end in the middle of an edge. Where it cannot cut all of
-them everywhere (sliding windows, recurrent state), the handle is taken that really keeps most; see ``cuts.py``.
-
-Each namespace has a tree of its own. Used by the scheduler on the engine thread; knows nothing of requests.
+Called by the scheduler. Knows token ids and sequence handles; the runner forks and truncates.
 """
 
 from __future__ import annotations
@@ -16,11 +11,42 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Runner
+from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.inspection import PrefixView
-from enginehouse.engine.cuts import Cuts
 
-__all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "common_prefix_length"]
+__all__ = ["Cuts", "Divergence", "PrefixCache", "PrefixMatch", "Save", "common_prefix_length"]
+
+
+class Cuts:
+    """Answers for one runner.
+
+    Attributes:
+        anywhere: every cut keeps what is asked for.
+        possible: some cuts keep something.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        capabilities = runner.capabilities
+        self.anywhere = capabilities.truncate == "any"
+        # Without forks a cut would be paid for with the rest of the sequence, which may be worth more.
+        may_plan = capabilities.truncate == "bounded" and capabilities.fork != "none"
+        self._planner = runner if may_plan and isinstance(runner, CutPlanner) else None
+        self.possible = self.anywhere or self._planner is not None
+
+    def kept(self, sequence: int, num_held: int, length: int) -> int:
+        """Tokens that a fork would start with.
+
+        Args:
+            sequence: its handle.
+            num_held: tokens that it holds.
+            length: where to cut; what lies behind the end keeps it whole.
+        """
+        if length >= num_held:
+            return num_held
+        if self.anywhere:
+            return length
+        return self._planner.kept_length(sequence, length) if self._planner is not None else 0
+
 
 Save = Callable[[NDArray[np.int32], str, int], bool]
 """Keeps the sequence of these token ids, namespace and handle elsewhere; False when it cannot now."""

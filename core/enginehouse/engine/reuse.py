@@ -12,8 +12,7 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import CacheFull
-from enginehouse.engine.cuts import Cuts
-from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, common_prefix_length
+from enginehouse.engine.prefix_cache import Cuts, PrefixCache, PrefixMatch, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
 __all__ = ["PrefixReuse", "Source"]

@@ -1,16 +1,13 @@
-"""Which sequences run, and what each step computes.
+"""Scheduler: which sequences run in the next step, and with which tokens.
 
-``admit`` moves waiting sequences into slots, reusing prefixes; ``schedule`` plans one forward pass;
-``preempt`` and ``release`` take sequences out again. Contains no sampling, no text and no logits: a batch
-is spans of token ids. Runs on the engine thread.
-
-Every sequence is served the same way: the runner has seen its first ``num_computed`` tokens and is given
-the next ones. One token is a decode, more are a prefill, and a preempted sequence simply prefills again.
+Fair queueing by a virtual token counter per caller: a caller that was idle starts at the minimum of the waiting
+callers, so idle time earns no credit. Called by the loop. Knows no tensors and no text.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 import numpy as np
 from attrs import frozen
@@ -18,12 +15,59 @@ from attrs import frozen
 from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
 from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.disk import DiskTier, Recall
-from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.prefix_cache import PrefixCache
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 
-__all__ = ["Batch", "Scheduler"]
+__all__ = ["Batch", "FairShares", "Scheduler"]
+
+_PROMPT_WEIGHT = 1
+_ANSWER_WEIGHT = 2
+"""A generated token costs about two of a prompt; the paper's weights, which are those of usual prices."""
+
+_MAX_CALLERS = 1024
+
+
+class FairShares:
+    """What each caller has been given, in weighted tokens."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, float] = {}
+        self._last: str | None = None  # who started last
+
+    def of(self, caller: str) -> float:
+        """What a caller has been given; the least is next."""
+        return self._given.get(caller, 0.0)
+
+    def arrive(self, caller: str, waiting: Collection[str]) -> None:
+        """A request of ``caller`` begins to wait beside those of ``waiting``."""
+        if caller in waiting:
+            return
+        if waiting:
+            least = min(self.of(other) for other in waiting)
+        else:
+            least = self.of(self._last) if self._last is not None else 0.0
+        self._forget(least, waiting)
+        self._given[caller] = max(self.of(caller), least)
+
+    def start(self, caller: str, num_tokens: int) -> None:
+        """A sequence of ``caller`` starts; so many tokens of its prompt must be computed."""
+        self._given[caller] = self.of(caller) + _PROMPT_WEIGHT * num_tokens
+        self._last = caller
+
+    def generated(self, caller: str, num_tokens: int) -> None:
+        """So many tokens were generated for ``caller``."""
+        self._given[caller] = self.of(caller) + _ANSWER_WEIGHT * num_tokens
+
+    def _forget(self, least: float, waiting: Collection[str]) -> None:
+        """Drop the counts that say no more than a new caller's would: names may be ever new ones."""
+        if len(self._given) >= _MAX_CALLERS:
+            self._given = {
+                name: given
+                for name, given in self._given.items()
+                if given > least or name in waiting or name == self._last
+            }
+
 
 _log = logging.getLogger(__name__)
 

@@ -17,15 +17,13 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from enginehouse.contract.types import CacheMiss, EngineRequest, TokenLogprob
-from enginehouse.engine.bitmasks import TokenMask
-from enginehouse.engine.constraints import ConstraintState
+from enginehouse.engine.constraints import ConstraintState, ReasoningGate, TokenMask
 from enginehouse.engine.disk import StateRead
-from enginehouse.engine.reasoning import ReasoningGate
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.text.text_stream import Piece, TextStream
 
 if TYPE_CHECKING:
-    from enginehouse.engine.speculation import SequenceDrafts
+    from enginehouse.engine.speculation.speculation import SequenceDrafts
 
 __all__ = ["ActiveRequest", "Sequence"]
 

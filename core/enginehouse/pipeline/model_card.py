@@ -17,7 +17,7 @@ from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of
 from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
-from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.plugins import PluginRegistry
 
 __all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]

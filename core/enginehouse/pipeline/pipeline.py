@@ -23,7 +23,7 @@ from enginehouse.pipeline.media import MediaReader
 from enginehouse.pipeline.model_card import ModelCard, ModelCards
 from enginehouse.pipeline.model_defaults import ModelDefaults
 from enginehouse.pipeline.parameters import Layer, Parameters, effective_parameters, read_defaults
-from enginehouse.pipeline.prompt.model_templates import ModelTemplates
+from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
 from enginehouse.pipeline.request_parameters import without_parameter
@@ -43,7 +43,7 @@ from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
 from enginehouse.settings.timeouts import Timeouts, timeouts_of
-from enginehouse.workers.backlog import Backlog
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["Pipeline", "RunningRequest"]
 

@@ -15,9 +15,8 @@ from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
-from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.infill import infill_segments
-from enginehouse.pipeline.prompt.model_templates import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.replay import Replays
 from enginehouse.serving import LoadedModel

@@ -6,7 +6,7 @@ go, ``questions`` asks for tokens of a text, texts of tokens and pictures of an 
 one model together, ``quarantine`` finds what of it kills workers, if anything does, and ``culprits`` knows that again.
 
 A worker's engine does the work: it is given the prompt and everything that was told of the answer, and goes on
-(:mod:`enginehouse.engine.resumption`). Knows nothing of HTTP, prompts or processes.
+(:mod:`enginehouse.engine.admission`). Knows nothing of HTTP, prompts or processes.
 """
 
 from __future__ import annotations

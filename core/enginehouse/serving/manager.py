@@ -22,18 +22,16 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.downloads import download, missing_download
-from enginehouse.serving.events import ModelEvent, ModelEvents
 from enginehouse.serving.hub import HubReference
 from enginehouse.serving.leases import Lease
-from enginehouse.serving.memory import default_budget, footprint_apart
+from enginehouse.serving.memory import Room, default_budget, footprint_apart
 from enginehouse.serving.opening import plan_apart
 from enginehouse.serving.restarts import RestartPolicy, Restarts
-from enginehouse.serving.room import Room
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
-from enginehouse.serving.status import ModelStatus
+from enginehouse.serving.sources import download, missing_download
+from enginehouse.serving.status import ModelEvent, ModelEvents, ModelStatus
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse.settings.memory_budget import MemoryBudget
+from enginehouse.settings.limits import MemoryBudget
 
 __all__ = ["ModelManager", "OnProgress", "budget_of"]
 

@@ -1,8 +1,4 @@
-"""Settings of a model -> a plan (source, backend, options) -> an engine that serves it.
-
-Planning looks at the file system and asks backends; it is quick but may block, so the manager runs it off
-the event loop. Opening takes as long as the model takes to load.
-"""
+"""Opening a model: backend, estimate, engine settings, and the engine in a worker or in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import contextlib
 from typing import Any, cast
 
 import attrs
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from enginehouse.contract.backend import Backend, Engine, ModelSource, Progress, Runner
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
@@ -19,15 +15,42 @@ from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry, plugin_border
 from enginehouse.serving.background import apart
 from enginehouse.serving.choice import choose_backend, suits
-from enginehouse.serving.drafters import DrafterPlan, plan_drafters
-from enginehouse.serving.early_exit import plan_exit_policy
-from enginehouse.serving.own_engine import check_own_engine
-from enginehouse.serving.prefix_disk import plan_prefix_disk
+from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
 from enginehouse.workers import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
 
-__all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "open_engine", "plan_apart", "plan_model"]
+__all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
+
+_OF_WORKERS = (
+    "prefill_chunk_tokens",
+    "prefix_cache",
+    "isolation",
+    "python",
+    "step_timeout_s",
+    "replay",
+    "replay_timeout_s",
+    "drafters",
+    "queue_timeout_s",
+)
+"""Settings about the worker process of a model, the engine in it and its queue."""
+
+
+def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> None:
+    """Refuse settings about a worker where there is none: nobody would follow them.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    if backend.opens != "engine":
+        return
+    defaults = {attribute.name: attribute.default for attribute in fields(ModelSettings)}
+    for setting in _OF_WORKERS:
+        if getattr(settings, setting) != defaults[setting]:
+            path = f"models.{name}.{setting}"
+            reason = f"the backend {backend.name!r} serves this model by an engine of its own; remove this setting"
+            raise ConfigError(f"{path}: {reason}", path)
+
 
 PLAN_TIMEOUT_S = 60.0
 """Only names, sizes and headers of files are looked at."""

@@ -21,15 +21,12 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.contract.types import ModelInfo
-from enginehouse.serving.condition import Condition
-from enginehouse.serving.departure import Departure
-from enginehouse.serving.events import Publish
 from enginehouse.serving.leases import Lease, Uses, Waiters
-from enginehouse.serving.memory import footprint_apart
+from enginehouse.serving.memory import Room, footprint_apart
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts
-from enginehouse.serving.room import Room
-from enginehouse.serving.status import ModelState, ModelStatus
+from enginehouse.serving.status import Condition, ModelState, ModelStatus, Publish
+from enginehouse.serving.unloading import Departure
 from enginehouse.serving.workers import Workers
 from enginehouse.settings.config import ModelSettings, Settings
 
@@ -59,7 +56,7 @@ class LoadedModel:
 
 @define(eq=False, kw_only=True)
 class ServedModel:
-    """State of one model; changed on the event loop only. Also a :class:`enginehouse.serving.room.Tenant`.
+    """State of one model; changed on the event loop only. Also a :class:`enginehouse.serving.memory.Tenant`.
 
     Attributes:
         settings: the model's own; what does not concern its worker may be replaced while it is loaded.
@@ -357,7 +354,7 @@ class ServedModel:
     # -- the end -----------------------------------------------------------------------------------
 
     async def make_way(self, drain_s: float) -> bool:
-        """Leave for another model, as the settings say, see :class:`enginehouse.serving.room.Tenant`."""
+        """Leave for another model, as the settings say, see :class:`enginehouse.serving.memory.Tenant`."""
         return await self.unload(drain_s, holds_back=self.settings.draining == "wait")
 
     async def unload(self, drain_s: float, *, force: bool = False, holds_back: bool = True) -> bool:

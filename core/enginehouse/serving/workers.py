@@ -14,9 +14,9 @@ from attrs import define
 
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelLoadError, ResourcesExhausted
-from enginehouse.serving.condition import Condition
 from enginehouse.serving.opening import OpenEngine
 from enginehouse.serving.restarts import Restarts
+from enginehouse.serving.status import Condition
 from enginehouse.workers import WorkerEngine
 
 __all__ = ["Workers"]

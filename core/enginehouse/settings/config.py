@@ -21,12 +21,8 @@ from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings, settings_converter
-from enginehouse.settings.compressor import CompressorSettings
-from enginehouse.settings.drafter import DrafterSettings
-from enginehouse.settings.exit_policy import ExitPolicySettings
-from enginehouse.settings.limits import LimitsSettings
-from enginehouse.settings.memory_budget import ByteCount, MemoryBudget
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget
+from enginehouse.settings.optimisations import CompressorSettings, DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.server import ServerSettings
 from enginehouse.settings.structuring import Problem, closest, find_problems, noun_of
 

@@ -9,11 +9,11 @@ sides speak the same language, ``load_watch`` notices a load that does not get o
 
 from __future__ import annotations
 
-from enginehouse.workers.backlog import Backlog
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.generation import Recorder, WorkerGeneration, WorkObserver
-from enginehouse.workers.load_watch import LoadWatch
+from enginehouse.workers.health import LoadWatch
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad, Stage
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = [
     "Backlog",

@@ -12,7 +12,7 @@ import socket
 import sys
 
 from enginehouse.workers.host import WorkerHost
-from enginehouse.workers.link import Link
+from enginehouse.workers.ipc import Link
 
 __all__: list[str] = []
 

@@ -22,14 +22,10 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.inspection import EngineFigures, EngineView
 from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
-from enginehouse.workers.backlog import Backlog
 from enginehouse.workers.calls import NOBODY, Calls, settle
-from enginehouse.workers.carrier import Carrier, start_carrier
-from enginehouse.workers.connection import Connection
-from enginehouse.workers.endings import Ending
-from enginehouse.workers.generation import Recorder, WorkerGeneration, WorkObserver
-from enginehouse.workers.handshake import check_hello, explain
-from enginehouse.workers.load_watch import LoadWatch
+from enginehouse.workers.generation import Recorder, Requests, WorkerGeneration, WorkObserver
+from enginehouse.workers.health import Ending, LoadWatch, Watchdog
+from enginehouse.workers.ipc import Connection, check_hello, explain
 from enginehouse.workers.messages import (
     Accepted,
     Begun,
@@ -62,8 +58,8 @@ from enginehouse.workers.messages import (
     ToWorker,
     View,
 )
-from enginehouse.workers.requests import Requests
-from enginehouse.workers.watchdog import Watchdog
+from enginehouse.workers.process import Carrier, start_carrier
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["WorkerEngine"]
 

@@ -24,13 +24,8 @@ from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.plugins import PluginRegistry
-from enginehouse.workers.disk import open_disk
-from enginehouse.workers.drafters import bind_drafters, find_backend, open_runner
-from enginehouse.workers.early_exit import use_exit_policy
-from enginehouse.workers.figures import FigureReports
-from enginehouse.workers.handshake import own_hello
 from enginehouse.workers.intake import Intake
-from enginehouse.workers.link import FrameTooLarge, Link
+from enginehouse.workers.ipc import FrameTooLarge, Link, own_hello
 from enginehouse.workers.messages import (
     Begun,
     Cancel,
@@ -60,6 +55,8 @@ from enginehouse.workers.messages import (
     failure_of,
     printable,
 )
+from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, use_exit_policy
+from enginehouse.workers.stats import FigureReports
 
 __all__ = ["WorkerHost"]
 

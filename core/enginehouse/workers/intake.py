@@ -17,7 +17,7 @@ from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.workers.calls import NOBODY
-from enginehouse.workers.link import FrameTooLarge
+from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
     Begun,

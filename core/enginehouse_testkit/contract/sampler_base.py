@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 
 __all__ = ["VOCAB_SIZE", "SamplerContractBase", "rows", "tries_of"]
 

@@ -7,7 +7,7 @@ two that add up, at several cuts, what lies above them, and narrow the range to 
 sets the tokens there aside; one that ends the search among those few. Long rows are cut into parts, which run side by
 side, do not depend on the batch and are added in a fixed order, so a draw is the same in every batch.
 
-Source: ``enginehouse.engine.sampling`` is the specification. Core adds in float64, this in float32 with float64 at the
+Source: ``sampler`` is the specification. Core adds in float64, this in float32 with float64 at the
 end, so a draw that falls within about 1e-6 of a border may give the neighbour.
 """
 

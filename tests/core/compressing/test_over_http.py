@@ -15,8 +15,8 @@ from attrs import evolve
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.settings.compressor import CompressorSettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
+from enginehouse.settings.optimisations import CompressorSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 

@@ -19,8 +19,8 @@ from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.serving.orders import unload_model
-from enginehouse.settings.compressor import CompressorSettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.optimisations import CompressorSettings
 from enginehouse_testkit.script import write_script
 
 from .methods import Confused, Failing, Forgetful, Gated, Halving, Scoring, Slow, Unbudgeted

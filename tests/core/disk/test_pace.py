@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.engine.disk.pace import Pace, SecondsPerToken
+from enginehouse.engine.disk.tier import Pace, SecondsPerToken
 
 
 def test_an_average_follows_what_is_measured() -> None:

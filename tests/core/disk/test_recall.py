@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.contract.backend import Span
 from enginehouse.engine.disk import DiskTier, Recall, StateFolder
-from enginehouse.engine.disk.state_file import digest
+from enginehouse.engine.disk.state_folder import digest
 from enginehouse.engine.prefix_cache import PrefixCache
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 

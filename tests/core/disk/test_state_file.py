@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.engine.disk.state_file import DamagedFile, StateHead, digest, read_head, read_state, write_state
+from enginehouse.engine.disk.state_folder import DamagedFile, StateHead, digest, read_head, read_state, write_state
 
 MODEL, NAMESPACE = digest(b"model"), digest(b"namespace")
 STATE = bytes(range(256)) * 8

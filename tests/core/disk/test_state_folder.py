@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from enginehouse.engine.disk import state_folder
-from enginehouse.engine.disk.state_file import digest
-from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, FolderTaken, StateFolder
+from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, FolderTaken, StateFolder, digest
 
 MODEL = digest(b"model")
 STATE = memoryview(b"s" * 1000)

@@ -20,7 +20,7 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.disk import DiskTier, StateFolder
-from enginehouse.engine.disk.state_file import digest
+from enginehouse.engine.disk.state_folder import digest
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 

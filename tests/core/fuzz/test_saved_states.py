@@ -11,7 +11,7 @@ import numpy as np
 from enginehouse.contract.errors import StateRefused
 from enginehouse.contract.saved_states import HEAD_BYTES, check_head, write_head
 from enginehouse.engine.disk import StateFolder
-from enginehouse.engine.disk.state_file import digest
+from enginehouse.engine.disk.state_folder import digest
 
 from .damage import Amount, amounts, damage_bytes, run_damaged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.pipeline.media.addresses import AddressRefused, check_addresses, is_allowed_host, is_public, read_url
+from enginehouse.pipeline.media.fetching import AddressRefused, check_addresses, is_allowed_host, is_public, read_url
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from enginehouse.pipeline.media.addresses import AddressRefused
-from enginehouse.pipeline.media.fetching import FetchFailed, ImageFetcher
+from enginehouse.pipeline.media.fetching import AddressRefused, FetchFailed, ImageFetcher
 from enginehouse.settings.config import MediaSettings
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.pipeline.media.image_header import ImageHeader, NoImage, read_image_header
+from enginehouse.pipeline.media.reading import ImageHeader, NoImage, read_image_header
 
 
 def chunk(name: bytes, data: bytes) -> bytes:

@@ -22,12 +22,11 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.changes import _WITHOUT_WORKER, find_changes
-from enginehouse.serving.changing import ModelChanger
-from enginehouse.serving.downloads import OnShare
-from enginehouse.serving.events import ModelEvent
+from enginehouse.serving.changing import _WITHOUT_WORKER, ModelChanger, find_changes
 from enginehouse.serving.hub import HubReference
 from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.sources import OnShare
+from enginehouse.serving.status import ModelEvent
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 
 from .test_orders import all_events, endless, read

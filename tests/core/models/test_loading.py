@@ -20,10 +20,10 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.downloads import OnShare
 from enginehouse.serving.hub import HubReference
 from enginehouse.serving.leases import Waiters
 from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.sources import OnShare
 
 from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
 

@@ -12,8 +12,8 @@ from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import ModelPlan, open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, Settings, load_settings
-from enginehouse.workers.disk import model_digest
 from enginehouse.workers.messages import Load
+from enginehouse.workers.parts import model_digest
 
 
 def plan(name: str = "m", **fields: Any) -> tuple[ModelPlan, ModelSettings, Settings]:

@@ -26,10 +26,10 @@ from enginehouse.contract.errors import (
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.changing import ModelChanger
 from enginehouse.serving.leases import Lease
+from enginehouse.serving.memory import choose_leavers
 from enginehouse.serving.orders import load_model, unload_model
-from enginehouse.serving.room import choose_leavers
 from enginehouse.settings.config import Settings
-from enginehouse.settings.memory_budget import MemoryBudget, format_bytes, read_bytes
+from enginehouse.settings.limits import MemoryBudget, format_bytes, read_bytes
 
 from .test_changing import change
 from .tiny import TinyBackend, open_tiny, registry_of, settings_of, tiny, until

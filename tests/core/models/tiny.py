@@ -16,7 +16,7 @@ from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.memory_budget import MAIN_MEMORY, MemoryBudget
+from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget
 from enginehouse_testkit.script import Script, ScriptToken
 from enginehouse_testkit.scripted import ScriptedEngine
 

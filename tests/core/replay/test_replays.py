@@ -21,7 +21,7 @@ from enginehouse.replay.work import State, Work
 from enginehouse.serving import ModelManager
 from enginehouse.serving.restarts import RestartPolicy
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.workers.endings import count_memory_kills
+from enginehouse.workers.health import count_memory_kills
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 

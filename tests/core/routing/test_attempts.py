@@ -27,7 +27,7 @@ from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
 from enginehouse.contract.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
 from enginehouse.pipeline.routing import Plan, Routed, run_attempts
 from enginehouse.pipeline.routing.experience import Experience
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 
 
 @define

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.pipeline.routing.experience import Experience
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 
 
 def test_model_is_left_aside_after_failures_in_a_row_and_tried_again_later() -> None:

@@ -18,7 +18,7 @@ from enginehouse.contract.router import Attempt, Route, RouteQuestion
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.server_thread import server_thread
 
 SMALL_KEY, NO_KEY = "key-of-one-for-small-only", "key-of-one-for-nothing-routed"

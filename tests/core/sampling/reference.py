@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from enginehouse.engine.draws import uniform
+from enginehouse.engine.sampling.candidates import uniform
 
 
 def changed_logits(row, params, prompt, answer):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.errors import GenerationFailed
-from enginehouse.engine.bitmasks import TokenMask
+from enginehouse.engine.constraints import TokenMask
 
 
 def allowed(mask, num_tokens=40):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from enginehouse.engine.candidates import LogitRow, bounded_by_mass, bounded_by_ratio
+from enginehouse.engine.sampling.candidates import LogitRow, bounded_by_mass, bounded_by_ratio
 
 from .reference import chi_square_z, ordered
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.bitmasks import TokenMask
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.engine.constraints import TokenMask
+from enginehouse.engine.sampling.sampler import SequenceSampler
 
 PROBABILITIES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 ROW = np.log(PROBABILITIES).astype(np.float32)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.engine.draws import pick, uniform
+from enginehouse.engine.sampling.candidates import pick, uniform
 
 from .reference import chi_square_z
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.penalties import LogitBias, Penalties
+from enginehouse.engine.sampling.penalties import LogitBias, Penalties
 
 from .reference import changed_logits
 

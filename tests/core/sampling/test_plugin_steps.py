@@ -5,8 +5,8 @@ from attrs import field, frozen, validators
 from enginehouse.contract.errors import GenerationFailed, InvalidRequest
 from enginehouse.contract.sampler import TokenPenalties
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.plugin_steps import build_steps
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 
 VOCAB_SIZE = 200
 ROW = np.random.default_rng(0).normal(0, 3, VOCAB_SIZE).astype(np.float32)

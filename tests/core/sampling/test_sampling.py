@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from enginehouse.contract.errors import GenerationFailed, InvalidRequest
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.engine.sampling.sampler import SequenceSampler
 
 from .reference import changed_logits, chi_square_z, distribution, draw, ordered
 

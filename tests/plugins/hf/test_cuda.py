@@ -21,10 +21,10 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
-from enginehouse.engine.bitmasks import TokenMask
-from enginehouse.engine.draws import uniform
+from enginehouse.engine.constraints import TokenMask
 from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.engine.sampling.candidates import uniform
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
 from enginehouse_testkit.runner_contract import RunnerContract

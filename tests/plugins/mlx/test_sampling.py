@@ -12,10 +12,10 @@ import pytest
 from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Runner, Span
 from enginehouse.contract.errors import InvalidSpan
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
-from enginehouse.engine.bitmasks import TokenMask
-from enginehouse.engine.draws import uniform
+from enginehouse.engine.constraints import TokenMask
 from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.sampling import SequenceSampler
+from enginehouse.engine.sampling.candidates import uniform
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.backend_contract import ModelUnderTest
 from enginehouse_testkit.engine_contract import EngineContract

@@ -18,7 +18,7 @@ import pytest
 from attrs import define, field
 
 from enginehouse.settings.config import MediaSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = pytest.mark.remote

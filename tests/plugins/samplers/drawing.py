@@ -10,7 +10,7 @@ import numpy as np
 
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 
 
 def params_of(fields: Mapping[str, Any], plugins: Mapping[str, SamplerPlugin], **more: Any) -> SamplingParams:

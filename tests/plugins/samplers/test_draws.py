@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.engine.draws import uniform
+from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 

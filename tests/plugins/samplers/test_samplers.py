@@ -9,7 +9,7 @@ import pytest
 
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling import SequenceSampler, build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 

@@ -8,10 +8,10 @@ import pytest
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.drafters import DrafterPlan
+from enginehouse.serving.model_parts import DrafterPlan
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings
-from enginehouse.settings.drafter import DrafterSettings
+from enginehouse.settings.optimisations import DrafterSettings
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from enginehouse.api.http.sse import EVENT_STREAM_HEADERS, PING, event
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.encoding import encode_json
-from enginehouse.serving.events import Subscription
+from enginehouse.serving.status import Subscription
 
 __all__ = ["event_route"]
 

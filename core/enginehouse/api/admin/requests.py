@@ -1,20 +1,143 @@
-"""``/admin/requests``: what is running, and cancelling it. Prompts are shown only where the settings say so."""
+"""`/admin/requests`: the running requests, and cancelling one."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Set
 from typing import Any
 
+import msgspec
 from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.admin.engine_views import Engines
-from enginehouse.api.admin.running_requests import describe_answer, describe_partial, prompts_of
+from enginehouse.api.admin.slots import Engines
 from enginehouse.api.http.body import read_empty_body
-from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.answer import Choice
 from enginehouse.api.openai.open_answers import OpenAnswer, find_answer, list_answers
+from enginehouse.contract.inspection import EngineView, Phase, RequestView, SequenceView
+from enginehouse.contract.types import ChoiceFinished, GenerateRequest
 
-__all__ = ["request_routes"]
+__all__ = ["describe_answer", "describe_partial", "prompts_of", "request_routes"]
+
+_ORDER: tuple[Phase, ...] = ("decode", "prefill", "paused", "queued")
+"""The phase of a request is the first of these that one of its choices is in."""
+
+
+def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restarting: Set[str]) -> dict[str, Any]:
+    """One running request.
+
+    Args:
+        views: pictures of engines, by model.
+        restarting: models whose worker has died and is not back yet; their requests are paused.
+    """
+    record, request = answer.record, answer.requests[0]
+    requests = _views_of(answer, views)
+    choices = _choices(answer, requests)
+    is_paused = answer.assembly is not None and answer.assembly.running[0].model.name in restarting
+    phases = {choice["phase"] for choice in choices}
+    return {
+        "id": answer.id,
+        "request_id": record.request_id,
+        "key": record.key,
+        "model": record.model or record.asked_model,
+        "endpoint": record.endpoint,
+        "phase": "paused" if is_paused else next((phase for phase in _ORDER if phase in phases), "decode"),
+        "stream": bool(record.stream),
+        "client_gone": answer.exchange.disconnected,
+        "priority": request.priority,
+        "age_s": round(time.perf_counter() - record.began, 3),
+        "first_token_s": None if record.pace.first_s is None else round(record.pace.first_s, 3),
+        "prompt_tokens": _num_prompt_tokens(answer),
+        "cached_tokens": sum(view.num_cached_tokens for view in requests.values()) if requests else None,
+        "choices": choices,
+    }
+
+
+def describe_partial(answer: OpenAnswer) -> dict[str, Any]:
+    """What a request has said so far."""
+    choices = answer.assembly.choices if answer.assembly is not None else []
+    return {"id": answer.id, "choices": [_partial(choice) for choice in choices]}
+
+
+def prompts_of(answer: OpenAnswer) -> list[Any]:
+    """The prompts as the client gave them: messages, text or token ids."""
+    return [_prompt(request) for request in answer.requests]
+
+
+def _prompt(request: GenerateRequest) -> Any:
+    part = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
+    return msgspec.to_builtins(part)
+
+
+def _partial(choice: Choice) -> dict[str, Any]:
+    calls = [{"name": call.name, "arguments": "".join(call.arguments)} for call in choice.calls]
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "reasoning": choice.reasoning,
+        "tool_calls": calls,
+        "finish_reason": choice.finish_reason,
+    }
+
+
+def _views_of(answer: OpenAnswer, views: Mapping[str, EngineView]) -> dict[int, RequestView]:
+    """The picture of each prompt's request, by the number of the prompt."""
+    if answer.assembly is None:
+        return {}
+    by_prompt = {}
+    for prompt, running in enumerate(answer.assembly.running):
+        view = views.get(running.model.name)
+        for request in view.requests if view is not None else ():
+            if request.request_id == running.request.request_id:
+                by_prompt[prompt] = request
+    return by_prompt
+
+
+def _num_prompt_tokens(answer: OpenAnswer) -> int | None:
+    if answer.assembly is None:
+        return None
+    return sum(running.generation.num_prompt_tokens for running in answer.assembly.running)
+
+
+def _choices(answer: OpenAnswer, requests: Mapping[int, RequestView]) -> list[dict[str, Any]]:
+    """One entry per choice of every prompt."""
+    num_choices = answer.requests[0].num_choices
+    shown = []
+    for prompt in range(len(answer.requests)):
+        view = requests.get(prompt)
+        by_choice = {sequence.choice: sequence for sequence in view.sequences} if view is not None else {}
+        for number in range(num_choices):
+            shown.append(_choice(answer, prompt * num_choices + number, by_choice.get(number)))
+    return shown
+
+
+def _choice(answer: OpenAnswer, index: int, sequence: SequenceView | None) -> dict[str, Any]:
+    assembly = answer.assembly
+    ended = assembly.ended.get(index) if assembly is not None else None
+    if ended is not None:
+        phase: str = "ended"
+    elif sequence is not None:
+        phase = sequence.phase
+    elif assembly is None:
+        phase = "queued"
+    else:
+        phase = "decode" if assembly.choices[index].texts or assembly.choices[index].reasonings else "prefill"
+    return {
+        "index": index,
+        "phase": phase,
+        "completion_tokens": _num_completion_tokens(ended, sequence),
+        "kv_tokens": sequence.num_kv_tokens if sequence is not None else None,
+        "is_thinking": sequence.is_thinking if sequence is not None else None,
+        "finish_reason": ended.finish_reason if ended is not None else None,
+    }
+
+
+def _num_completion_tokens(ended: ChoiceFinished | None, sequence: SequenceView | None) -> int | None:
+    if ended is not None:
+        return ended.num_tokens
+    return sequence.num_completion_tokens if sequence is not None else None
 
 
 def request_routes(state: ApiState) -> list[HTTPRouteHandler]:

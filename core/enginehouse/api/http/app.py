@@ -18,15 +18,14 @@ from enginehouse.api.admin.reload import reload_route
 from enginehouse.api.admin.requests import request_routes
 from enginehouse.api.admin.slots import slot_route
 from enginehouse.api.http.access import AccessRecord, record_of
-from enginehouse.api.http.caller import caller_of
-from enginehouse.api.http.callers import Callers
+from enginehouse.api.http.callers import Callers, caller_of
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.health import health_route
+from enginehouse.api.http.listeners import request_ended
 from enginehouse.api.http.permissions import API_PREFIXES, may_manage, open_doors
-from enginehouse.api.http.reporting import request_ended
 from enginehouse.api.http.security import Guard, note_outcome
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.metrics.route import metrics_route
+from enginehouse.api.metrics.server_metrics import metrics_route
 from enginehouse.api.openai.chat import chat_route
 from enginehouse.api.openai.completions import completion_route
 from enginehouse.api.openai.models import model_routes

@@ -1,24 +1,22 @@
-"""An HTTP request that is being answered, and the set of all of them.
-
-An exchange notices that its client has left, or that the server stops, and then cancels the generations
-that it holds; the code that iterates these just sees them end and asks the exchange why. Knows ASGI's
-``receive``; knows no routes, bodies or encodings.
-"""
+"""An HTTP request that is being answered, the set of all of them, and their deadlines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginehouse.contract.backend import Generation
-from enginehouse.contract.errors import EnginehouseError, ServerStopping
+from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, ServerStopping, TotalTimeout
+from enginehouse.settings.timeouts import Timeouts
+
+__all__ = ["Exchange", "OpenExchanges", "Receive", "deadlines"]
 
 if TYPE_CHECKING:
     from enginehouse.api.openai.open_answers import OpenAnswer
 
-__all__ = ["Exchange", "OpenExchanges", "Receive"]
 
 _T = TypeVar("_T")
 
@@ -169,3 +167,43 @@ class OpenExchanges:
     def _check_running(self) -> None:
         if self.stopping:
             raise ServerStopping("The server is shutting down.")
+
+
+@contextlib.contextmanager
+def deadlines(exchange: Exchange, timeouts: Timeouts, began: float, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Watch the time while the block runs.
+
+    Args:
+        exchange: is ended when the time is up, which frees the slots of its requests.
+        timeouts: how long what may take.
+        began: ``time.perf_counter`` at the request's arrival.
+        has_begun: whether there has been a sign of the answer; asked when there must be one.
+    """
+    loop = asyncio.get_running_loop()
+    passed_s = time.perf_counter() - began
+
+    def end(error: EnginehouseError, unless: Callable[[], bool]) -> None:
+        if not unless():
+            exchange.end(error)
+
+    timers = [
+        loop.call_later(max(0.0, seconds - passed_s), end, error, unless)
+        for seconds, error, unless in (
+            (timeouts.first_token_s, _first_token(timeouts.first_token_s), has_begun),
+            (timeouts.total_s, _total(timeouts.total_s), lambda: False),
+        )
+        if seconds is not None
+    ]
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _first_token(seconds: float | None) -> EnginehouseError:
+    return FirstTokenTimeout(f"The answer did not begin within {seconds or 0:g} s (first_token_timeout_s).")
+
+
+def _total(seconds: float | None) -> EnginehouseError:
+    return TotalTimeout(f"The answer took longer than {seconds or 0:g} s (total_timeout_s).")

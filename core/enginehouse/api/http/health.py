@@ -11,8 +11,7 @@ from typing import Any
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.http.caller import caller_of
-from enginehouse.api.http.rights import shown_as
+from enginehouse.api.http.callers import caller_of, shown_as
 from enginehouse.api.http.state import ApiState
 from enginehouse.serving import ModelStatus
 

@@ -1,7 +1,4 @@
-"""Hands events to the plugins that listen: each on a thread of its own, so that none delays a request or another.
-
-A plugin that fails, or is slower than the events come, loses events; how many is counted, and nothing else happens.
-"""
+"""Server events for plugins that listen: each listener on a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from queue import Full, Queue
+from typing import Any
 
-from enginehouse.contract.server_events import ServerEvent, ServerStarted, ServerStopped
+import attrs
 
-__all__ = ["Listener", "Listeners"]
+from enginehouse.api.http.access import AccessRecord
+from enginehouse.contract.server_events import ModelChanged, RequestEnded, ServerEvent, ServerStarted, ServerStopped
+from enginehouse.serving import ModelManager
+
+__all__ = ["Listener", "Listeners", "forward_model_events", "request_ended"]
 
 Listener = Callable[..., object]
 """What is called with each event, as ``event=``. A list with False in it, for the first one, ends that."""
@@ -116,3 +118,38 @@ class _Thread(threading.Thread):
         if now - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now
             _log.exception("the plugin %s failed to take an event; further failures are counted", self._plugin)
+
+
+_NAMES = tuple(attribute.name for attribute in attrs.fields(RequestEnded))
+_OWN = ("first_token_s", "parameters", "figures", "finish_reasons")
+
+
+def request_ended(record: AccessRecord) -> RequestEnded:
+    """The event of a request."""
+    copied: dict[str, Any] = {name: getattr(record, name) for name in _NAMES if name not in _OWN}
+    return RequestEnded(
+        **copied,
+        first_token_s=record.pace.first_s,
+        figures=dict(record.figures),
+        finish_reasons=tuple(record.finish_reasons),
+        parameters=_parameters(record),
+    )
+
+
+def _parameters(record: AccessRecord) -> dict[str, Any]:
+    """Of several prompts, the seed is the first one's."""
+    if record.parameters is None:
+        return {}
+    sampling = record.parameters.sampling
+    values = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "seed")}
+    values |= {name: getattr(sampling, name) for name in ("frequency_penalty", "presence_penalty")}
+    return {**values, "max_tokens": record.parameters.stopping.max_tokens}
+
+
+async def forward_model_events(manager: ModelManager, listeners: Listeners) -> None:
+    """Tell those who listen what happens to models; runs until it is cancelled. Progress of loads is left out."""
+    with manager.events.subscribe() as subscription:
+        async for event in subscription:
+            if event.kind != "loading" or event.progress == 0.0:
+                changed = ModelChanged(model=event.model, kind=event.kind, text=event.text, instance=event.instance)
+                listeners.publish(changed)

@@ -15,7 +15,7 @@ from litestar.types import Scope as AsgiScope
 
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.admission import Admission, Ticket
-from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.errors import MissingScope, NotLocal
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.contract.identity import Scope

@@ -20,10 +20,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.http.caller import CALLER_KEY, caller_of
+from enginehouse.api.http.callers import CALLER_KEY, caller_of
 from enginehouse.api.http.config_snapshots import Generations
 from enginehouse.api.http.errors import ErrorAnswer, describe, http_error
-from enginehouse.api.http.request_ids import new_request_id
+from enginehouse.api.http.headers import new_request_id
 from enginehouse.api.http.security import CONNECTION_KEY
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.settings.config import Settings

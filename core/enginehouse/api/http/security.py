@@ -18,13 +18,11 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
-from enginehouse.api.http.caller import CALLER_KEY, Caller, caller_of, split_compat
-from enginehouse.api.http.callers import Callers, ExpiredKey
+from enginehouse.api.http.callers import CALLER_KEY, Caller, Callers, ExpiredKey, caller_of, split_compat
 from enginehouse.api.http.errors import BodyTooLarge, ErrorAnswer, describe, http_error
+from enginehouse.api.http.headers import REQUEST_ID_HEADER, rate_headers, sent_request_id
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.http.permissions import PUBLIC, ticket_of
-from enginehouse.api.http.rate_headers import rate_headers
-from enginehouse.api.http.request_ids import REQUEST_ID_HEADER, sent_request_id
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.identity import Identity
 from enginehouse.settings.config import Settings, is_loopback

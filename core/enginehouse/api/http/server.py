@@ -25,10 +25,9 @@ from enginehouse.api.http.admission import Admission
 from enginehouse.api.http.config_snapshots import Generations, Reread
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.keys import KeyStore
-from enginehouse.api.http.listeners import Listeners
+from enginehouse.api.http.listeners import Listeners, forward_model_events
 from enginehouse.api.http.listening import listen, tls_context, url_of
 from enginehouse.api.http.protocol import HttpProtocol, WireBounds
-from enginehouse.api.http.reporting import forward_model_events
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ServerStopping
 from enginehouse.pipeline.model_card import release

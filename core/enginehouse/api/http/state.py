@@ -16,7 +16,7 @@ from enginehouse.contract.errors import ReloadRefused
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
-from enginehouse.serving.changes import ModelChanges
+from enginehouse.serving.changing import ModelChanges
 from enginehouse.settings.config import Settings
 
 __all__ = ["ApiState", "ReloadReport"]

@@ -16,8 +16,8 @@ from attrs import define, field
 
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.openai.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
-from enginehouse.api.openai.compressed import compression_figures
-from enginehouse.api.openai.predicted import PredictionCount
+from enginehouse.api.openai.compression import compression_figures
+from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.prompt_scores import PromptScores
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.types import (

@@ -13,22 +13,23 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.http.body import KEEPS_NULLS, read_body
-from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, Dialect
-from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
+from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions, HeldUsage
 from enginehouse.api.openai.decoding import BodyDecoder, GenerationBody
 from enginehouse.api.openai.generation import GenerationResponse
-from enginehouse.api.openai.held_usage import HeldUsage
 from enginehouse.api.openai.messages import MessageBody, find_ignored_in_messages, read_messages
 from enginehouse.api.openai.prediction import check_prediction, find_ignored_in_prediction, read_prediction
 from enginehouse.api.openai.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
-from enginehouse.api.openai.thinking import Effort, check_template_variables, read_thinking
 from enginehouse.api.openai.tools import (
     MAX_TOOLS,
+    Effort,
     ToolBody,
+    check_template_variables,
     find_ignored_in_choice,
     find_ignored_in_tools,
+    read_thinking,
     read_tool_use,
 )
 from enginehouse.contract.errors import InvalidRequest

@@ -1,4 +1,4 @@
-"""How ``/v1/chat/completions`` writes its answers: whole and as events, in the shapes of a profile."""
+"""Answers of `/v1/chat/completions`: whole and as events, in the shapes of a profile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginehouse.api.openai.choice_parser import CallPiece, Piece
 from enginehouse.api.openai.encoding import chat_logprobs, encode_json, encode_line
 from enginehouse.settings.profiles import Profile
 
-__all__ = ["ChatDialect", "ChatOptions"]
+__all__ = ["ChatDialect", "ChatOptions", "HeldUsage"]
 
 _REASONING_FIELDS = {
     "reasoning_content": ("reasoning_content",),
@@ -155,3 +155,43 @@ def _call_delta(call: CallPiece) -> dict[str, Any]:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+class HeldUsage:
+    """The dialect of chats, but usage rides on the last chunk that has something to say, else on the very last one."""
+
+    def __init__(self, dialect: ChatDialect) -> None:
+        self._dialect = dialect
+        self._held = b""
+        self._behind = b""
+        self._has_content = False
+
+    def opening(self) -> bytes:
+        """As the dialect has it."""
+        return self._dialect.opening()
+
+    def event(self, piece: Piece) -> bytes:
+        """What may leave now: the chunk before, when this one takes its place as the last with content."""
+        event = self._dialect.event(piece)
+        has_content = piece.finish_reason is None and piece.scores is None
+        if self._has_content and not has_content:
+            self._behind += event
+            return b""
+        ready = self.flush()
+        self._held, self._has_content = event, has_content
+        return ready
+
+    def flush(self) -> bytes:
+        """What was held back, without usage."""
+        ready = self._held + self._behind
+        self._held = self._behind = b""
+        return ready
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """What was held back, with usage."""
+        counts = b',"usage":' + encode_line(self._dialect.counts(usage))
+        return self._held.removesuffix(_EVENT_END) + counts + _EVENT_END + self._behind
+
+    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
+        """As the dialect has it."""
+        return self._dialect.whole(choices, usage)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from enginehouse.api.http.sse import event
 from enginehouse.api.openai.answer import Assembly, Choice, model_name
 from enginehouse.api.openai.choice_parser import Piece
-from enginehouse.api.openai.echo import Echo
 from enginehouse.api.openai.encoding import LegacyLogprobs, encode_json, encode_line
+from enginehouse.api.openai.prompt_scores import Echo
 
 __all__ = ["CompletionDialect", "CompletionOptions"]
 

@@ -14,13 +14,13 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.http.body import read_body
-from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly
 from enginehouse.api.openai.completion_dialect import CompletionDialect
 from enginehouse.api.openai.decoding import BodyDecoder, Decoded, GenerationBody
-from enginehouse.api.openai.echo import Echo, read_echo
 from enginehouse.api.openai.generation import GenerationResponse
+from enginehouse.api.openai.prompt_scores import Echo, read_echo
 from enginehouse.api.openai.raw_prompt import read_prompts
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import GenerateRequest

@@ -15,7 +15,7 @@ from attrs.validators import ge, le, optional
 from cattrs import Converter
 
 from enginehouse.api.http.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
-from enginehouse.api.http.caller import Caller
+from enginehouse.api.http.callers import Caller
 from enginehouse.api.openai.compression import find_ignored_in_compression, read_compression
 from enginehouse.api.openai.constraints import ConstraintFields, find_ignored_in_constraints
 from enginehouse.api.openai.encoding import encode_json

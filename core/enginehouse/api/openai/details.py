@@ -1,8 +1,4 @@
-"""The member ``enginehouse`` of an answer: effective values, where they come from, times, and what was saved.
-
-Only written when a request asks for it by header, or the settings say so, for strict clients know no such member. It
-rides on the whole answer, or on the last chunk of a stream, whichever that is: there is no chunk of its own.
-"""
+"""The member `enginehouse` of an answer: effective values and their origins, times, routing, what was saved."""
 
 from __future__ import annotations
 
@@ -10,20 +6,107 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from enginehouse.api.openai.answer import Assembly, Choice, Dialect
 from enginehouse.api.openai.choice_parser import Piece
-from enginehouse.api.openai.compressed import shown_compressed
+from enginehouse.api.openai.compression import shown_compressed
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.effective import shown_fields, shown_parameters
 from enginehouse.api.openai.encoding import encode_json, encode_line
-from enginehouse.api.openai.routed import shown_routed
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.request_fields import RequestField
+from enginehouse.pipeline.parameters import Origin, Parameters
+from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.pipeline.routing import Routed
 from enginehouse.settings.profiles import Profile
 
-__all__ = ["DETAILS_HEADER", "AnswerDetails", "DetailedDialect", "asks_for_details", "optimization_headers"]
+__all__ = [
+    "DETAILS_HEADER",
+    "AnswerDetails",
+    "DetailedDialect",
+    "asks_for_details",
+    "optimization_headers",
+    "routed_headers",
+    "shown_fields",
+    "shown_parameters",
+    "shown_routed",
+]
+
+_HEADER = "x-octomil-routed-model"
+
+
+def routed_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
+    """The header that names the model, or of several prompts the models, where there was a choice."""
+    names = dict.fromkeys(one.model.name for one in running if one.routed is not None)
+    return [(profile.optimization_headers.get("routed_model", _HEADER), ", ".join(names))] if names else []
+
+
+def shown_routed(routed: Routed | None) -> dict[str, Any] | None:
+    """What is told about the choice; None where there was none."""
+    if routed is None:
+        return None
+    return {
+        "strategy": routed.strategy,
+        "reason": routed.reason,
+        "decision_ms": round(1000 * routed.decision_s, 3),
+        "tried": [attrs.asdict(failed) for failed in routed.tried],
+        "discarded_tokens": routed.num_discarded_tokens,
+    }
+
+
+_CONTENT = frozenset({"messages", "prompt", "suffix", "prediction", "tools", "model"})
+"""Fields that are no parameters but what is asked."""
+
+
+def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestField]) -> dict[str, dict[str, Any]]:
+    """Name to ``value`` and ``origin`` of everything that draws and stops; plugins' fields with what they mean by off.
+
+    Without a limit ``max_tokens`` is null: the rest of the context.
+    """
+    sampling, stopping, origins = parameters.sampling, parameters.stopping, parameters.origins
+    shown = {
+        name: _shown(getattr(group, name), name, origins)
+        for group in (sampling, stopping)
+        for name in group.__struct_fields__
+        if name not in ("extensions", "num_logprobs")
+    }
+    for field in plugin_fields:
+        value = sampling.extensions.get(field.sampler, {}).get(field.name, _default(field))
+        shown[field.name] = _shown(value, field.name, origins)
+    return shown
+
+
+def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
+    """The other fields of a body, but for those that have neither a value nor a default.
+
+    Structures and longer texts are the client's own: only their origin is shown.
+    """
+    shown: dict[str, dict[str, Any]] = {}
+    for attribute in attrs.fields(type(decoded.body)):
+        name, value = attribute.name, getattr(decoded.body, attribute.name)
+        given = name in decoded.given
+        if name in _CONTENT or (value is None and not given):
+            continue
+        entry: dict[str, Any] = {"origin": "request" if given else "built-in"}
+        if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 64):
+            entry = {"value": value, **entry}
+        if given or "value" in entry:
+            shown[name] = entry
+    return shown
+
+
+def _default(field: RequestField) -> Any:
+    """What applies when nobody says anything; None where it depends on other fields."""
+    default: Any = field.attribute.default
+    if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function in attrs' types
+        return default
+    return None if default.takes_self else default.factory()
+
+
+def _shown(value: Any, name: str, origins: Mapping[str, Origin]) -> dict[str, Any]:
+    return {"value": value, "origin": origins.get(name, "built-in")}
+
 
 DETAILS_HEADER = b"x-enginehouse-details"
 _EVENT_END = b"}\n\n"

@@ -1,14 +1,15 @@
-"""JSON pieces that both dialects write: lines for streams, log-probabilities."""
+"""JSON pieces of answers: lines of streams, log-probabilities; and the log of prompts, where it is on."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from enginehouse.contract.types import TokenLogprob
+from enginehouse.contract.types import GenerateRequest, TokenLogprob
 
 __all__ = [
     "LegacyLogprobs",
@@ -18,6 +19,7 @@ __all__ = [
     "finite_logprob",
     "legacy_logprob",
     "legacy_top_logprobs",
+    "log_prompts",
     "token_text",
 ]
 
@@ -112,3 +114,16 @@ class LegacyLogprobs:
             "top_logprobs": [legacy_top_logprobs(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+
+_log = logging.getLogger("enginehouse.prompts")
+
+
+def log_prompts(requests: Iterable[GenerateRequest]) -> None:
+    """Write the prompt of each request: its id and, as JSON, its messages, its text or its token ids."""
+    for request in requests:
+        prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
+        line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"
+        if request.suffix is not None:
+            line += f" suffix={encode_line(request.suffix).decode()}"
+        _log.info("%s", line)

@@ -11,24 +11,27 @@ from litestar.types import Receive, Scope, Send
 
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
-from enginehouse.api.http.deadlines import deadlines
-from enginehouse.api.http.exchange import Exchange
+from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
+from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import ticket_of
-from enginehouse.api.http.rights import check_model, check_priority, may_see_prompts
 from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.sse import EventStream
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, Dialect, event_batches
-from enginehouse.api.openai.compressed import compression_headers
+from enginehouse.api.openai.compression import compression_headers
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.details import AnswerDetails, DetailedDialect, asks_for_details, optimization_headers
-from enginehouse.api.openai.metering import estimate_tokens, used_tokens
-from enginehouse.api.openai.open_answers import OpenAnswer
-from enginehouse.api.openai.predicted import PredictionCount
-from enginehouse.api.openai.prompt_log import log_prompts
+from enginehouse.api.openai.details import (
+    AnswerDetails,
+    DetailedDialect,
+    asks_for_details,
+    optimization_headers,
+    routed_headers,
+)
+from enginehouse.api.openai.encoding import log_prompts
+from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
+from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.prompt_scores import PromptScores
-from enginehouse.api.openai.routed import routed_headers
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import aside

@@ -12,13 +12,12 @@ import attrs
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.http.caller import caller_of
+from enginehouse.api.http.callers import caller_of, shown_as
 from enginehouse.api.http.permissions import may_manage
-from enginehouse.api.http.rights import shown_as
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.completions import CompletionBody
-from enginehouse.api.openai.effective import shown_parameters
+from enginehouse.api.openai.details import shown_parameters
 from enginehouse.api.openai.unsupported import refused_fields
 from enginehouse.contract.errors import ModelLoadError, ModelNotFound
 from enginehouse.contract.types import ModelInfo

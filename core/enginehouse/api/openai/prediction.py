@@ -1,17 +1,15 @@
-"""OpenAI's ``prediction``: what a client expects the answer to be. Checked here; counted while the answer comes.
-
-What OpenAI's documentation says cannot be combined with it is refused, for then there is nothing to compare or
-speculation could not verify it.
-"""
+"""OpenAI's `prediction`: the predicted output of a request, and how much of it appears in the answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 
-__all__ = ["check_prediction", "find_ignored_in_prediction", "read_prediction"]
+__all__ = ["MIN_RUN", "PredictionCount", "check_prediction", "find_ignored_in_prediction", "read_prediction"]
 
 
 def read_prediction(value: Any) -> str | None:
@@ -58,3 +56,70 @@ def _read_part(part: Any, path: str) -> str:
         raise InvalidRequest(f"{path}.text: must be a string", f"{path}.text")
     text: str = part["text"]
     return text
+
+
+MIN_RUN = 4
+"""Tokens that must agree before a prediction that was left is taken up again; fewer agree by chance."""
+
+
+class PredictionCount:
+    """Compares one answer with its prediction, in time linear in the answer.
+
+    From its beginning the answer follows the prediction until they part. Then the prediction is taken up again at the
+    next place that holds the answer's last :data:`MIN_RUN` tokens, and so on: tokens in such runs are accepted, those
+    that were passed over are rejected.
+
+    Args:
+        token_ids: of the prediction.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = tuple(token_ids)
+        self._num_accepted = 0
+        self._next = 0  # place in the prediction behind all that was accepted
+        self._is_following = bool(token_ids)
+        self._recent: deque[int] = deque(maxlen=MIN_RUN)  # of the answer, since the two parted
+        self._places: dict[tuple[int, ...], list[int]] | None = None  # of each run, made when they part
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens of the prediction that the answer holds."""
+        return self._num_accepted
+
+    @property
+    def num_rejected(self) -> int:
+        """The other tokens of the prediction."""
+        return len(self._token_ids) - self._num_accepted
+
+    def push(self, token_ids: Iterable[int]) -> None:
+        """The next tokens of the answer."""
+        for token_id in token_ids:
+            if self._is_following and self._next < len(self._token_ids):
+                if self._token_ids[self._next] == token_id:
+                    self._next += 1
+                    self._num_accepted += 1
+                    continue
+                self._is_following = False
+                self._recent.clear()
+            self._search(token_id)
+
+    def _search(self, token_id: int) -> None:
+        """Look for the answer's last tokens further on in the prediction."""
+        self._recent.append(token_id)
+        if len(self._recent) < MIN_RUN:
+            return
+        if self._places is None:
+            self._places = _places_of_runs(self._token_ids)
+        places = self._places.get(tuple(self._recent), ())
+        at = bisect_left(places, self._next)
+        if at < len(places):
+            self._next = places[at] + MIN_RUN
+            self._num_accepted += MIN_RUN
+            self._is_following = True
+
+
+def _places_of_runs(token_ids: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
+    places: dict[tuple[int, ...], list[int]] = {}
+    for start in range(len(token_ids) - MIN_RUN + 1):
+        places.setdefault(token_ids[start : start + MIN_RUN], []).append(start)
+    return places

@@ -13,8 +13,7 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.http.body import read_body
-from enginehouse.api.http.caller import caller_of
-from enginehouse.api.http.rights import check_model, check_priority
+from enginehouse.api.http.callers import caller_of, check_model, check_priority
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.decoding import BodyDecoder

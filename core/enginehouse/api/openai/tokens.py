@@ -16,8 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.http.access import RECORD_KEY
 from enginehouse.api.http.body import read_body
-from enginehouse.api.http.caller import caller_of
-from enginehouse.api.http.rights import check_model
+from enginehouse.api.http.callers import caller_of, check_model
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.decoding import BodyDecoder, Decoded, RequestBody

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from enginehouse.api.http.rate_headers import RATE_HEADERS
+from enginehouse.api.http.headers import RATE_HEADERS
 from enginehouse.api.openapi.admin import ADMIN_SCHEMAS, admin_paths
 from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES

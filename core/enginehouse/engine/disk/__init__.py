@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from enginehouse.engine.disk.recall import Recall
 from enginehouse.engine.disk.state_folder import FolderTaken, StateFolder
-from enginehouse.engine.disk.tier import DiskTier, StateRead
+from enginehouse.engine.disk.tier import DiskTier, Recall, StateRead
 
 __all__ = ["DiskTier", "FolderTaken", "Recall", "StateFolder", "StateRead"]

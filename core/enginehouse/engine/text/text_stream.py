@@ -1,26 +1,150 @@
-"""The text of one sequence as its tokens arrive: what may be shown now, and with which tokens.
+"""Token ids to visible text: whole characters, stop strings, and what must still be held back.
 
-Created by the engine, one per choice, and used on the engine thread. Knows token bytes and stop
-strings; knows no logits, no log-probabilities and no end tokens: the engine does not push the token
-that ends a generation.
-
-How the engine keeps its own data (for example log-probabilities) in step: append one entry to a FIFO
-per ``push``; each piece takes ``len(piece.token_ids)`` entries from its front. Tokens become visible in
-the order in which they were pushed, none twice. After a stop string or ``flush`` whatever is left in
-the FIFO was dropped: those tokens will never be visible.
+Called by the loop, once per token and sequence. Knows no requests and no tool calls.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
-from enginehouse.engine.text.detokenizer import Detokenizer
-from enginehouse.engine.text.stops import stop_automaton
+__all__ = ["Detokenizer", "Piece", "StopAutomaton", "TextStream", "stop_automaton"]
 
-__all__ = ["Piece", "TextStream"]
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """Incremental UTF-8 over the bytes of tokens.
+
+    A character whose bytes are spread over several tokens appears when its last byte has arrived. Bytes
+    that can never become a character turn into U+FFFD, as ``bytes.decode("utf-8", "replace")`` would do
+    with the whole. The text of control tokens is hidden: they count as tokens without bytes.
+    """
+
+    __slots__ = ("_control_token_ids", "_decoder", "_partial", "_token_bytes", "num_leading")
+
+    def __init__(self, token_bytes: Sequence[bytes], control_token_ids: frozenset[int]) -> None:
+        self._token_bytes = token_bytes
+        self._control_token_ids = control_token_ids
+        self._decoder = _new_decoder("replace")
+        self._partial = b""  # the bytes that the decoder holds: a beginning of one character
+        self.num_leading = 0
+        """Characters of the last text that belong wholly to earlier tokens: 0, or 1 after a broken character."""
+
+    def is_hidden(self, token_id: int) -> bool:
+        """Whether a token adds no bytes: it is a control token, or its bytes are empty."""
+        return token_id in self._control_token_ids or not self._token_bytes[token_id]
+
+    def push(self, token_id: int) -> str:
+        """The characters that are complete with this token; often its text, "" for part of a character."""
+        self.num_leading = 0
+        if token_id in self._control_token_ids:
+            return ""
+        data = self._token_bytes[token_id]
+        if not self._partial and data.isascii():
+            return data.decode("ascii")
+        return self._decode(data)
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        if self._partial and text.startswith(_REPLACEMENT) and not _continues(self._partial, data):
+            self.num_leading = 1
+        self._partial = self._decoder.getstate()[0]
+        return text
+
+
+def _continues(partial: bytes, data: bytes) -> bool:
+    """Whether ``data`` begins with a byte that may follow the incomplete character ``partial``."""
+    try:
+        _new_decoder("strict").decode(partial + data[:1])
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class StopAutomaton:
+    """All stop strings of a request as one Aho-Corasick automaton; immutable, shared by its choices.
+
+    A state is the longest suffix of the text so far that is a beginning of a stop string. Its length,
+    ``depth[state]``, is therefore exactly how many characters must be held back: one less could show the
+    first character of a stop string, one more would delay text that no stop string can claim. State 0 is
+    the empty suffix. Every text costs time linear in its length, whatever the stop strings are.
+
+    Source: A. Aho, M. Corasick, "Efficient string matching" (1975); the search ends at the first match.
+    """
+
+    __slots__ = ("_fail", "_first", "_goto", "_match", "depth")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        if not stops or not all(stops):
+            raise ValueError("stop strings must not be empty")
+        self._goto: list[dict[str, int]] = [{}]
+        self._fail = [0]
+        self._match: list[str | None] = [None]  # the longest stop string that ends in this state
+        self.depth = [0]
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+        self._first = frozenset(self._goto[0])
+
+    def scan(self, state: int, text: str) -> tuple[int, int, str | None]:
+        """Read ``text`` from ``state`` up to the end of the first stop string in it.
+
+        The stop string that is complete first wins, since generation ends there; of several that end with
+        the same character the longest, so that no beginning of another one is shown.
+
+        Returns:
+            The new state; how many characters were read; the stop string, or None after all of ``text``.
+        """
+        if not state and self._first.isdisjoint(text):
+            return 0, len(text), None
+        goto, fail, match = self._goto, self._fail, self._match
+        for num_read, char in enumerate(text, 1):
+            while state and char not in goto[state]:
+                state = fail[state]
+            state = goto[state].get(char, 0)
+            if match[state] is not None:
+                return state, num_read, match[state]
+        return state, len(text), None
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            following = self._goto[state].get(char)
+            if following is None:
+                following = len(self._goto)
+                self._goto[state][char] = following
+                self._goto.append({})
+                self._fail.append(0)
+                self._match.append(None)
+                self.depth.append(self.depth[state] + 1)
+            state = following
+        self._match[state] = stop
+
+    def _link(self) -> None:
+        """Set each state's fail state, shortest states first, and hand down matches along them."""
+        queue = deque(self._goto[0].values())
+        while queue:
+            state = queue.popleft()
+            for char, following in self._goto[state].items():
+                fail = self._fail[state]
+                while fail and char not in self._goto[fail]:
+                    fail = self._fail[fail]
+                self._fail[following] = self._goto[fail].get(char, 0)
+                if self._match[following] is None:
+                    self._match[following] = self._match[self._fail[following]]
+                queue.append(following)
+
+
+@lru_cache(maxsize=64)
+def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
+    """The automaton of ``stops``; choices of one request, and requests alike, share it."""
+    return StopAutomaton(stops)
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):

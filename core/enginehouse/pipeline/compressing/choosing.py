@@ -9,8 +9,8 @@ from attrs import frozen
 from enginehouse.contract.compressor import Compressor
 from enginehouse.contract.errors import ConfigError, InvalidRequest
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.settings.compressor import CompressorSettings
 from enginehouse.settings.config import ModelSettings
+from enginehouse.settings.optimisations import CompressorSettings
 from enginehouse.settings.structuring import closest
 
 __all__ = ["DEFAULT_RATIO", "Choice", "check_settings", "choose", "choose_for_room"]

@@ -30,7 +30,7 @@ from typing import Any
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Segment
-from enginehouse.engine.text.control_strings import ControlStrings
+from enginehouse.engine.text.segments import ControlStrings
 
 __all__ = ["Markers"]
 

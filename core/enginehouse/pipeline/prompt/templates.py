@@ -1,27 +1,11 @@
-"""Chat messages to segments: a pure function around sandboxed renderings.
+"""Chat templates: compiled once, rendered in a sandbox with untrusted text marked.
 
-Called in the rendering processes (:mod:`enginehouse.pipeline.prompt.render_process`); every place that needs a
-model's template goes through here. Knows the customs of chat templates; knows no model by name.
-
-Control-token strings in untrusted values are marked for the time of a rendering
-(:mod:`enginehouse.pipeline.prompt.markers`). A last message by the assistant is continued: its turn stays open
-and nothing follows its text.
-
-Instructions (messages with role ``system`` or ``developer``) are offered in up to three forms, because
-templates differ in what they know. The first one counts that is rendered and, where the template may not
-know the role, shows the text:
-
-1. ``developer`` as it is, if the template mentions the word at all;
-2. ``developer`` as ``system``;
-3. folded: no such messages; each text goes in front of the next user message (behind the last one when
-   none follows), separated by an empty line.
-
-When all forms fail, the first error is reported. Other refusals, for example of two user messages in a
-row, are not worked around: they are the client's to solve.
+Runs in the rendering process. Knows no processes and no sockets.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,13 +13,51 @@ import attrs
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment, ToolCall
-from enginehouse.engine.text.control_strings import ControlStrings, control_strings
-from enginehouse.pipeline.prompt.arguments import Arguments, read_arguments
+from enginehouse.engine.text.segments import ControlStrings, control_strings
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.markers import Markers
 from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
 
-__all__ = ["check", "render"]
+__all__ = ["Arguments", "check", "read_arguments", "render"]
+
+_DAMAGED = "invalid_arguments"
+
+
+class Arguments(dict[str, Any]):
+    """An object that is written, or joined to strings, as the JSON text that it was read from."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, members: dict[str, Any], text: str) -> None:
+        super().__init__(members)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def read_arguments(text: str) -> tuple[dict[str, Any], str]:
+    """The members of arguments and their JSON text.
+
+    Damaged ones, which models write and clients repeat, become one member that shows the model what it wrote.
+    """
+    if not text.strip():
+        return {}, "{}"
+    try:
+        members = json.loads(text)
+    except (ValueError, RecursionError):
+        members = None
+    if isinstance(members, dict):
+        return members, text
+    members = {_DAMAGED: text}
+    return members, json.dumps(members, ensure_ascii=False)
+
 
 _INSTRUCTING = frozenset({"developer", "system"})
 

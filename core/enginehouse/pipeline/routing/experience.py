@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from enginehouse.settings.router import RouterSettings
+from enginehouse.settings.optimisations import RouterSettings
 
 __all__ = ["Experience", "Trial"]
 

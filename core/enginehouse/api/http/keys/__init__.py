@@ -7,10 +7,7 @@ would have to protect, and a slow one would let anybody keep the server busy wit
 from __future__ import annotations
 
 from enginehouse.api.http.keys.editing import add_key, revoke_key
-from enginehouse.api.http.keys.file import read_key_file
-from enginehouse.api.http.keys.hashing import hash_key, new_key
-from enginehouse.api.http.keys.lines import KeyOptions, key_line
-from enginehouse.api.http.keys.ring import KeyRecord, KeyRing
+from enginehouse.api.http.keys.file import KeyOptions, KeyRecord, KeyRing, hash_key, key_line, new_key, read_key_file
 from enginehouse.api.http.keys.store import KeyStore, load_keys
 
 __all__ = [

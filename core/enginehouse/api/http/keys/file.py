@@ -1,16 +1,255 @@
-"""Reads a key file: one line per key, ``#`` begins a comment line."""
+"""The key file: hashed keys, one per line with their rights, and the keys that result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any, get_args
 
-from enginehouse.api.http.keys.lines import read_line
-from enginehouse.api.http.keys.ring import KeyRecord
+from attrs import field, fields, frozen
+
 from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.identity import Identity, Scope, read_moment
 from enginehouse.contract.regular_files import read_regular_text
+from enginehouse.settings.auth import MAX_KEY_BYTES
+from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.structuring import closest
 
-__all__ = ["KEY_FILE_PATH", "MAX_KEY_FILE_BYTES", "read_key_file", "records_in"]
+__all__ = [
+    "KEY_FILE_PATH",
+    "MAX_KEY_FILE_BYTES",
+    "SALT_BYTES",
+    "KeyOptions",
+    "KeyRecord",
+    "KeyRing",
+    "digest_of",
+    "hash_key",
+    "key_line",
+    "new_key",
+    "read_hash",
+    "read_key_file",
+    "read_line",
+    "records_in",
+]
+
+SALT_BYTES = 16
+
+_MIN_HASHED_CHARS = 20
+"""A shorter key could be guessed by trying, and its hash would not stop that."""
+
+_DIGEST_BYTES = 32
+_HASH = re.compile(rf"blake2b:([0-9a-f]{{{2 * SALT_BYTES}}}):([0-9a-f]{{{2 * _DIGEST_BYTES}}})")
+
+
+def new_key() -> str:
+    """A new key with 256 random bits."""
+    return f"eh-{secrets.token_urlsafe(32)}"
+
+
+def hash_key(key: str) -> str:
+    """What a key file holds instead of ``key``.
+
+    Raises:
+        ConfigError: the key is so short that it could be guessed, or so long that the server would not look at it.
+    """
+    encoded = key.encode()
+    if len(key) < _MIN_HASHED_CHARS or len(encoded) > MAX_KEY_BYTES:
+        size = f"at least {_MIN_HASHED_CHARS} characters and at most {MAX_KEY_BYTES} bytes"
+        raise ConfigError(f"a key needs {size}; leave it out to get a new one")
+    salt = secrets.token_bytes(SALT_BYTES)
+    return f"blake2b:{salt.hex()}:{digest_of(encoded, salt).hex()}"
+
+
+def read_hash(text: str) -> tuple[bytes, bytes] | None:
+    """Salt and digest of what :func:`hash_key` wrote; None when it is something else."""
+    found = _HASH.fullmatch(text)
+    return None if found is None else (bytes.fromhex(found[1]), bytes.fromhex(found[2]))
+
+
+def digest_of(key: bytes, salt: bytes) -> bytes:
+    """The hash of a key with that salt."""
+    return hashlib.blake2b(key, salt=salt, digest_size=_DIGEST_BYTES).digest()
+
+
+@frozen(kw_only=True)
+class KeyRecord(Identity):
+    """One key and its owner.
+
+    Attributes:
+        salt: 16 bytes.
+        digest: of the key with that salt.
+    """
+
+    salt: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+
+
+class KeyRing:
+    """All keys of a server.
+
+    Args:
+        records: with different names.
+    """
+
+    def __init__(self, records: Iterable[KeyRecord]) -> None:
+        self._by_salt: dict[bytes, list[KeyRecord]] = {}
+        for record in records:
+            self._by_salt.setdefault(record.salt, []).append(record)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no keys."""
+        return not self._by_salt
+
+    def unknown_models(self, served: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Names of keys, each with a model that it may use and that is not among ``served``, names and aliases."""
+        for records in self._by_salt.values():
+            for record in records:
+                yield from ((record.name, model) for model in sorted(record.models or ()) if model not in served)
+
+    def find(self, given: bytes) -> KeyRecord | None:
+        """The record of a key. Every record is compared, on bytes of equal length, so that time tells nothing."""
+        if len(given) > MAX_KEY_BYTES:
+            return None
+        found = None
+        for salt, records in self._by_salt.items():
+            digest = digest_of(given, salt)
+            for record in records:
+                if hmac.compare_digest(digest, record.digest):
+                    found = record
+        return found
+
+
+@frozen(kw_only=True)
+class KeyOptions:
+    """What a line says besides the name and the hash, as text; None is not said. Names are those in the file."""
+
+    scopes: str | None = None
+    profile: str | None = None
+    namespace: str | None = None
+    models: str | None = None
+    rpm: str | None = None
+    tpm: str | None = None
+    concurrent: str | None = None
+    priority: str | None = None
+    expires: str | None = None
+
+
+_NAMES = tuple(attribute.name for attribute in fields(KeyOptions))
+
+
+def key_line(
+    name: str,
+    hashed: str,
+    scopes: Sequence[str] = ("infer",),
+    profile: str | None = None,
+    namespace: str | None = None,
+    **options: str | None,
+) -> str:
+    """A line of a key file; ``options`` are further fields of :class:`KeyOptions`.
+
+    Raises:
+        ConfigError: a part is wrong, so that the server would refuse the file.
+    """
+    said = {"scopes": ",".join(scopes), "profile": profile, "namespace": namespace, **options}
+    words = [name, hashed, *(f"{option}={value}" for option, value in said.items() if value)]
+    if name.startswith("#") or any(len(word.split()) != 1 for word in words):
+        raise ConfigError("names and namespaces are words without spaces, and a name does not begin with '#'")
+    try:
+        read_line(words)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return " ".join(words)
+
+
+def read_line(words: Sequence[str]) -> KeyRecord:
+    """One line, split at spaces. Its hash is not quoted in messages: it may be a key that was left there by mistake.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    if len(words) < 2:
+        raise ValueError("must be a name, a hash and options, with spaces between them")
+    name, hashed, *rest = words
+    if not all(word.isprintable() for word in words):
+        raise ValueError("holds characters that cannot be printed")
+    found = read_hash(hashed)
+    if found is None:
+        raise ValueError("the second word must be a hash as 'enginehouse keys hash' writes it")
+    said = _read_options(rest)
+    return KeyRecord(
+        name=name,
+        salt=found[0],
+        digest=found[1],
+        scopes=frozenset(_known("scope", (said.scopes or "infer").split(","), get_args(Scope))),
+        models=_read_models(said.models),
+        profile=None if said.profile is None else _known("profile", [said.profile], tuple(PROFILES))[0],
+        namespace=said.namespace or name,
+        requests_per_minute=_read_count("rpm", said.rpm),
+        tokens_per_minute=_read_count("tpm", said.tpm),
+        max_concurrent=_read_count("concurrent", said.concurrent),
+        priority=_read_priority(said.priority),
+        expires=_read_expiry(said.expires),
+    )
+
+
+def _read_options(words: Sequence[str]) -> KeyOptions:
+    options: dict[str, str] = {}
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option not in _NAMES:
+            raise ValueError(f"unknown option {option!r}{closest(option, _NAMES)}")
+        if not equals or not value or option in options:
+            raise ValueError(f"the option {option!r} needs one value")
+        options[option] = value
+    return KeyOptions(**options)
+
+
+def _known(noun: str, given: Sequence[str], known: Sequence[str]) -> Sequence[Any]:
+    """``given``, all of which must be known."""
+    unknown = next((value for value in given if value not in known), None)
+    if unknown is not None:
+        raise ValueError(f"unknown {noun} {unknown!r}; there are {', '.join(known)}")
+    return given
+
+
+def _read_models(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    names = text.split(",")
+    if not all(names):
+        raise ValueError("the option 'models' needs names of models with commas between them")
+    return frozenset(names)
+
+
+def _read_count(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise ValueError(f"the option {option!r} must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _read_priority(text: str | None) -> int:
+    digits = (text or "0").removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or int(digits) >= 2**31:
+        raise ValueError(f"the option 'priority' must be a whole number, not {text!r}")
+    return int(text or "0")
+
+
+def _read_expiry(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return read_moment(text)
+    except ValueError as error:
+        raise ValueError(f"the option 'expires' {error}") from None
+
 
 MAX_KEY_FILE_BYTES = 16 * 2**20
 KEY_FILE_PATH = "auth.key_file"

@@ -11,9 +11,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from enginehouse.api.http.keys.file import read_key_file
-from enginehouse.api.http.keys.hashing import SALT_BYTES, digest_of
-from enginehouse.api.http.keys.ring import KeyRecord, KeyRing
+from enginehouse.api.http.keys.file import SALT_BYTES, KeyRecord, KeyRing, digest_of, read_key_file
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import read_moment
 from enginehouse.settings.auth import AuthSettings, KeySettings

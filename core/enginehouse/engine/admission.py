@@ -1,0 +1,182 @@
+"""Admission: validates a request, makes its sequences, and brings resumed ones back to where they were.
+
+Called by the loop when a request is added. A resumed sequence follows its known tokens once more: text, penalties,
+grammar, reasoning and samplers; nothing that was reported is reported again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
+from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
+from enginehouse.engine.sampling.device_draws import can_draw
+from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.engine.text.text_stream import Detokenizer, TextStream
+
+__all__ = ["Entrance", "restore"]
+
+
+def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
+    """Bring a request's new sequences, one for each choice of ``resume``, to where that says they were.
+
+    Raises:
+        Exception: whatever a grammar or a sampler raises on a token that it allowed before.
+    """
+    for sequence, told in zip(owner.sequences, resume.choices, strict=True):
+        _restore(sequence, told, is_thinking_stopped=resume.is_thinking_stopped)
+        owner.num_completion_tokens += len(told.token_ids)
+        owner.num_forced_tokens += sequence.num_forced
+        if told.token_ids:
+            owner.first_token_s = now_s
+        if sequence.choice == 0:
+            sequence.num_scored = resume.num_scored
+        if resume.is_thinking_stopped and sequence.reasoning is not None:
+            sequence.reasoning.close_now()
+
+
+def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bool) -> None:
+    forced: deque[int] = deque()
+    reasoning = sequence.reasoning if is_thinking_stopped else None
+    probabilities = told.probabilities or (None,) * len(told.token_ids)
+    for index, (token_id, probability) in enumerate(zip(told.token_ids, probabilities, strict=True)):
+        if reasoning is not None and reasoning.is_closed_by(told.token_ids[index:]):
+            reasoning.close_now()  # it was here that somebody stopped it
+        if not forced:
+            forced.extend(sequence.forced_token_ids())
+        if forced:  # it was not drawn then, and is not counted as drawn now
+            forced.popleft()
+            sequence.num_forced += 1
+        sequence.sampler.recall(token_id, probability)
+        sequence.advance(token_id)
+    sequence.untold.clear()
+    sequence.pending_logprobs.extend(told.held_logprobs)
+    sequence.pending_exits.extend([None] * len(sequence.text.pending_token_ids))
+
+
+class Entrance:
+    """Makes sequences of requests, with everything that follows their tokens.
+
+    Args:
+        runner: asked for its tokenizer and capabilities only.
+        samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
+        decoders: plugins that enforce ``EngineRequest.constraint``.
+    """
+
+    def __init__(
+        self, runner: Runner, samplers: Mapping[str, SamplerPlugin], decoders: Iterable[StructuredDecoder]
+    ) -> None:
+        self._runner = runner
+        self._tokenizer = runner.tokenizer
+        self._samplers = samplers
+        self._constraints = Constraints(decoders, runner.tokenizer)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What requests may ask for: core draws what the runner does not, and stops; plugins do the rest."""
+        return EngineCapabilities(
+            native=tuple(sorted(self._runner.capabilities.sampling)),
+            samplers=tuple(sorted(self._samplers)),
+            constraint_kinds=self._constraints.kinds,
+            constraint_problem=self._constraints.problem,
+        )
+
+    def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
+        """Refuse a prompt that does not fit the context. Any thread.
+
+        Raises:
+            ContextLengthExceeded: prompt and one token do not fit.
+        """
+        max_context = self._runner.capabilities.max_context
+        if num_prompt_tokens + 1 > max_context:
+            raise ContextLengthExceeded(num_prompt_tokens, max_context, is_lower_bound=is_lower_bound)
+
+    def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
+        """Refuse what cannot be served. Any thread.
+
+        Raises:
+            ContextLengthExceeded: prompt and one token do not fit.
+            InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
+        """
+        vocab_size = self._tokenizer.vocab_size
+        if num_prompt_tokens < 1:
+            raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
+        self.check_length(num_prompt_tokens)
+        for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
+            bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
+            if bad_ids:
+                message = f"Token ids must lie in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
+                raise InvalidRequest(message, param)
+        bad_keys = [key for key in request.sampling.logit_bias if not 0 <= key < vocab_size]
+        if bad_keys:
+            message = f"logit_bias keys must be token ids in [0, {vocab_size}); got {', '.join(map(str, bad_keys))}."
+            raise InvalidRequest(message, f"logit_bias.{bad_keys[0]}")
+        build_steps(request.sampling, self._samplers)
+        if request.constraint is not None:
+            self._constraints.compile(request.constraint)
+
+    def make(
+        self, request: EngineRequest, prompt_token_ids: list[int], arrival: int, now_s: float, resume: Resume | None
+    ) -> ActiveRequest:
+        """A checked request with its sequences; with ``resume``, at the point where it goes on.
+
+        Raises:
+            Exception: whatever a plugin raises.
+        """
+        prompt = np.array(prompt_token_ids, np.int32)
+        room = self._runner.capabilities.max_context - len(prompt)
+        limit = request.stopping.max_tokens
+        max_length = len(prompt) + (room if limit is None else min(limit, room))
+        owner = ActiveRequest(request, prompt, arrival, now_s)
+        choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
+        owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]
+        owner.num_unfinished = len(owner.sequences)
+        if resume is not None:
+            restore(owner, resume, now_s)
+        return owner
+
+    def _make_sequence(self, owner: ActiveRequest, choice: int, max_length: int) -> Sequence:
+        request, tokenizer = owner.request, self._tokenizer
+        buffer = np.empty(max_length, np.int32)
+        buffer[: len(owner.prompt)] = owner.prompt
+        sampler = SequenceSampler(
+            request.sampling,
+            choice=choice,
+            vocab_size=tokenizer.vocab_size,
+            prompt_token_ids=owner.prompt,
+            steps=build_steps(request.sampling, self._samplers),
+            token_bytes=tokenizer.token_bytes,
+        )
+        text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
+        sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
+        # A prompt that is only scored leaves no room for a token that would be drawn.
+        sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
+        stopping = request.stopping
+        own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
+        sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
+        if request.reasoning is not None:
+            closing = tokenizer.encode(request.reasoning.end, special=True)
+            detokenizer = Detokenizer(tokenizer.token_bytes, self._hidden_token_ids(request))
+            sequence.reasoning = ReasoningGate(request.reasoning, tuple(closing), detokenizer)
+        if request.constraint is not None:
+            matcher = self._constraints.compile(request.constraint).start()
+            sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size)
+        return sequence
+
+    def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
+        """Control tokens, except the markers of reasoning and calls, which the client's side must see."""
+        markers = request.shown_tokens
+        if request.reasoning is not None:
+            markers = (*markers, request.reasoning.start, request.reasoning.end)
+        if not markers:
+            return self._tokenizer.control_token_ids
+        shown = {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
+        return self._tokenizer.control_token_ids - shown

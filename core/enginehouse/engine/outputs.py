@@ -1,0 +1,114 @@
+"""What leaves the engine for one sequence: text with its tokens and log-probabilities, ends, figures.
+
+Called by the loop; builds events and decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Tokens
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import (
+    HeldTokens,
+    PromptLogprobs,
+    RequestFinished,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+    WorkCounts,
+)
+from enginehouse.engine.sampling.candidates import LogitRow, RawLogprobs
+from enginehouse.engine.sampling.sampler import Sampled
+from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.engine.text.text_stream import Piece
+
+__all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
+
+
+def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
+    """The log-probability entry of a token that was drawn with log-probabilities."""
+    assert sampled.logprob is not None
+    top: tuple[TopLogprob, ...] = ()
+    if sampled.top_ids is not None and sampled.top_logprobs is not None:
+        pairs = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
+        top = tuple(TopLogprob(token_id, token_bytes[token_id], logprob) for token_id, logprob in pairs)
+    return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top)
+
+
+def score_tokens(
+    rows: NDArray[np.float32], token_ids: NDArray[np.int32], num_top: int, token_bytes: Tokens[bytes]
+) -> PromptLogprobs:
+    """How probable given tokens are, and which place they have among all; of equals, the lower id comes first.
+
+    Args:
+        rows: (num_tokens, vocab_size) float32, the raw logits that predict each token.
+        token_ids: (num_tokens,) int32.
+        num_top: alternatives per token.
+        token_bytes: bytes of each id.
+
+    Raises:
+        GenerationFailed: a row holds NaN or infinity.
+    """
+    entries, ranks = [], []
+    for row, token_id in zip(rows, token_ids.tolist(), strict=True):
+        maximum = float(row.max())
+        if not math.isfinite(maximum):
+            raise GenerationFailed(f"the model returned {maximum} among its logits")
+        raw = RawLogprobs.of(LogitRow(row, maximum), num_top)
+        sampled = Sampled(token_id, raw.logprob(float(row[token_id])), raw.top_ids, raw.top_logprobs)
+        entries.append(token_logprob(sampled, token_bytes))
+        logit = row[token_id]
+        ranks.append(1 + int(np.count_nonzero(row > logit)) + int(np.count_nonzero(row[:token_id] == logit)))
+    return PromptLogprobs(tuple(entries), tuple(ranks))
+
+
+def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
+    """The event of a piece of text, with the log-probabilities that wait for its tokens; None when empty."""
+    if not piece.token_ids and not piece.text:
+        return None
+    logprobs = None
+    if sequence.owner.request.sampling.num_logprobs is not None:
+        logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
+    exits = tuple(sequence.pending_exits.popleft() for _ in piece.token_ids)
+    if not any(exits):
+        exits = ()
+    work = _work(sequence.owner)
+    if not sequence.text.num_pending and not sequence.untold:
+        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits, work=work)
+    held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
+    probabilities, sequence.untold = tuple(sequence.untold), []
+    held_now = held if held.token_ids else None
+    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits, work)
+
+
+def _work(owner: ActiveRequest) -> WorkCounts | None:
+    if not (owner.num_drafted_tokens or owner.num_early_exit_tokens):
+        return None
+    return WorkCounts(
+        owner.num_drafted_tokens, owner.num_accepted_tokens, owner.num_early_exit_tokens, owner.num_skipped_layers
+    )
+
+
+def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
+    """The last event of a request."""
+    started_s = owner.started_s if owner.started_s is not None else now_s
+    first_s = owner.first_token_s if owner.first_token_s is not None else now_s
+    return RequestFinished(
+        num_prompt_tokens=len(owner.prompt),
+        num_cached_tokens=owner.num_cached_tokens or 0,
+        num_completion_tokens=owner.num_completion_tokens,
+        num_forced_tokens=owner.num_forced_tokens,
+        num_drafted_tokens=owner.num_drafted_tokens,
+        num_accepted_tokens=owner.num_accepted_tokens,
+        num_early_exit_tokens=owner.num_early_exit_tokens,
+        num_skipped_layers=owner.num_skipped_layers,
+        num_loaded_tokens=owner.num_loaded_tokens,
+        cache_miss=owner.cache_miss,
+        queue_s=started_s - owner.received_s,
+        prefill_s=first_s - started_s,
+        decode_s=now_s - first_s,
+    )

@@ -1,0 +1,1 @@
+"""Sampling: from a row of logits to one token."""

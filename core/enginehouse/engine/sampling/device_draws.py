@@ -1,0 +1,141 @@
+"""Tokens that the runner draws itself, where the logits are, and that are read one step later.
+
+A sequence is drawn on the device when the runner's capabilities name everything that its request asks for. The next
+forward pass is then launched before the token has reached the host: the runner knows it, core reads it while the
+device computes. Sequences whose next step depends on the token (drafts, grammars, penalties, reasoning with a limit)
+are drawn on the device as well, but read at once. Behind drafts, every row is drawn from in the same launch: what is
+drawn does not depend on whether the draft before it is right, only whether it is used.
+
+Called by the loop. Knows no text and no scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+from attrs import evolve, field, frozen
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, Runner
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.types import EngineRequest, SamplingParams
+from enginehouse.engine.constraints import TokenMask
+from enginehouse.engine.forward import Computed, Fail, Rows
+from enginehouse.engine.sampling.candidates import uniform
+from enginehouse.engine.sequence import Sequence
+
+__all__ = ["DeviceDraws", "Flight", "can_draw", "launch"]
+
+_BAN, _FORCE = -100.0, 100.0  # a bias that forces a token silences all others, which is core's to do
+_DEFAULTS = SamplingParams()
+
+
+@frozen(eq=False)
+class DeviceDraws:
+    """What the device draws for one sequence.
+
+    Attributes:
+        num_tokens: one, or behind drafts one for each row.
+        exit_layer: how many layers the rows ran through, where a model is left early.
+        is_checking: whether they are held against drafts, and the sequence grows only by what agrees.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    exit_layer: int | None
+    is_checking: bool
+
+
+@frozen(eq=False)
+class Flight:
+    """What a forward pass gave and nobody has used yet.
+
+    Attributes:
+        on_host: rows that core draws from.
+        on_device: what was drawn on the device, in the order of ``drawn``.
+    """
+
+    on_host: Rows = field(factory=list)
+    on_device: list[DeviceDraws] = field(factory=list)
+    drawn: Drawn | None = None
+
+    @property
+    def must_land(self) -> bool:
+        """Whether it must be used before the next forward pass."""
+        return bool(self.on_host) or any(draws.sequence.is_sequential for draws in self.on_device)
+
+
+def can_draw(runner: Runner, request: EngineRequest) -> bool:
+    """Whether the runner honours everything that a request asks for when it draws on the device."""
+    known, sampling = runner.capabilities.sampling, request.sampling
+    if not known or max(sampling.logit_bias.values(), default=0.0) >= _FORCE:
+        return False
+    if request.constraint is not None and ("mask" not in known or sampling.logit_bias):
+        return False  # a grammar outdoes a bias, which takes a look at the row
+    names = sampling.__struct_fields__
+    return all(name in known or getattr(sampling, name) == getattr(_DEFAULTS, name) for name in names if name != "seed")
+
+
+def launch(runner: Runner, computed: Computed, fail: Fail) -> Flight:
+    """Let the runner draw what it can; returns without waiting for it."""
+    on_device: list[DeviceDraws] = []
+    draws: list[Draw] = []
+    for sequence, rows, exit_layer in computed.on_device:
+        if sequence.handle is None:
+            continue  # another choice of its request has just failed
+        try:
+            draws += [_draw(sequence, sequence.handle, row, ahead) for ahead, row in enumerate(rows)]
+        except EnginehouseError as error:
+            fail(sequence.owner, error)
+            continue
+        on_device.append(DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0))
+    if not draws:
+        return Flight(computed.on_host)
+    assert computed.output is not None
+    drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # its capabilities say so
+    for part in on_device:
+        part.sequence.num_pending += not part.is_checking
+    return Flight(computed.on_host, on_device, drawn)
+
+
+def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:
+    """How a token is drawn, ``ahead`` places behind the next one; raises what went wrong with its grammar."""
+    sampling = sequence.owner.request.sampling
+    number = 0.0
+    if sampling.temperature:
+        position = sequence.num_generated + sequence.num_pending + ahead
+        number = uniform(sampling.seed, sequence.choice, position)
+    draw = Draw(row=row, sequence=handle, sampling=sampling, number=number)
+    mask, penalties = sequence.mask(), sequence.sampler.penalties
+    if mask is None and penalties is None and not sampling.logit_bias:
+        return draw
+    bias_ids, bias_values = _bias(sampling.logit_bias, mask)
+    seen_ids, seen_counts = penalties.seen if penalties is not None else (None, None)
+    return evolve(
+        draw,
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        seen_ids=seen_ids,
+        seen_counts=seen_counts,
+        bitmask=_bitmask(mask),
+    )
+
+
+def _bias(bias: Mapping[int, float], mask: TokenMask | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """What is added to which logits; a token without which nothing may be drawn is banned by the bitmask instead."""
+    values = {token_id: value if value > _BAN else -np.inf for token_id, value in bias.items()}
+    if mask is not None and mask.bitmask is None:
+        values |= dict.fromkeys(mask.banned, -np.inf)
+    return np.fromiter(values.keys(), np.int64, len(values)), np.fromiter(values.values(), np.float32, len(values))
+
+
+def _bitmask(mask: TokenMask | None) -> NDArray[np.int32] | None:
+    """The bitmask without the banned tokens, unless it allows nothing else."""
+    if mask is None or mask.bitmask is None or not mask.banned:
+        return mask.bitmask if mask is not None else None
+    allowed = mask.bitmask.view(np.uint32).copy()
+    for token_id in mask.banned:
+        allowed[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+    return allowed.view(np.int32) if allowed.any() else mask.bitmask

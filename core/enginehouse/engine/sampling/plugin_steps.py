@@ -1,0 +1,256 @@
+"""The steps that sampler plugins bring, each behind a border: one that misbehaves fails its request and is named.
+
+Built when a sequence is made (``build_steps``), run by the sampler in the order of its chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import isfinite, nan
+from typing import Any, TypeVar
+
+import numpy as np
+from attrs import frozen
+from cattrs import Converter
+from numpy.typing import NDArray
+
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.logits_processor import ProcessorSession
+from enginehouse.contract.sampler import (
+    Candidates,
+    FollowingStep,
+    PenaltyStep,
+    SamplerPlugin,
+    SamplerRole,
+    SamplerStep,
+    TemperatureStep,
+    TruncationStep,
+    role_of,
+)
+from enginehouse.contract.types import SamplingParams
+from enginehouse.engine.sampling.candidates import Head, LogitRow, Step, Uniform, bounded_temperature
+from enginehouse.engine.sampling.penalties import RowPenalty, TokenHistory
+from enginehouse.settings.structuring import find_problems, strict_converter
+
+__all__ = ["PluginStep", "build_steps"]
+
+_WANTED: Mapping[SamplerRole, type[Any]] = {
+    "penalty": PenaltyStep,
+    "temperature": TemperatureStep,
+    "truncation": TruncationStep,
+    "replacement": TruncationStep,
+    "processor": ProcessorSession,
+}
+
+_R = TypeVar("_R")
+
+
+@frozen(eq=False)
+class PluginStep:
+    """What a plugin made for one sequence.
+
+    Attributes:
+        plugin: name of the sampler, and of the step.
+        order: place among the steps.
+        role: which protocol ``step`` has.
+    """
+
+    plugin: str
+    order: int
+    role: SamplerRole
+    step: Any
+
+    @property
+    def name(self) -> str:
+        """What requests call its place in ``samplers``."""
+        return "temperature" if self.role == "temperature" else self.plugin
+
+    def bind(self, history: TokenHistory | None, temperature: float) -> Step:
+        """As a step of a chain."""
+        if self.role == "processor":
+            assert history is not None
+            return RowPenalty(self.plugin, _PluginProcessor(self.plugin, self.step, history).change)
+        if self.role == "penalty":
+            assert history is not None
+            return RowPenalty(self.plugin, _PluginPenalty(self.plugin, self.step, history).change)
+        if self.role == "temperature":
+            return _PluginTemperature(self.plugin, self.step, temperature)
+        return _PluginTruncation(self.plugin, self.step)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it must be told which tokens were accepted."""
+        return isinstance(self.step, FollowingStep)
+
+    def accept(self, token_id: int, probability: float | None) -> None:
+        """The sequence grew; see :class:`enginehouse.contract.sampler.FollowingStep`."""
+        _call(self.plugin, self.step.accept, token_id, probability)
+
+
+@frozen(eq=False)
+class _PluginTruncation:
+    """A step that keeps some candidates."""
+
+    name: str
+    step: TruncationStep
+
+    def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head]:
+        """See :class:`Step`. A sort of the whole row costs no more than finding nearly all of the probability.
+
+        Raises:
+            GenerationFailed: the plugin raised, gave a wrong shape or left no token.
+        """
+        head = row.whole() if head is None else head
+        token_ids = head.token_ids.astype(np.int32)
+        scaled = (row.logits[token_ids].astype(np.float64) / row.temperature).astype(np.float32)
+        candidates = Candidates(token_ids, scaled, _read_only(row.logits), row.temperature, self._own(number))
+        keep = np.asarray(_call(self.name, self.step, candidates))
+        if keep.dtype != np.bool_ or keep.shape != token_ids.shape:
+            raise _mistake(
+                self.name, f"returned {keep.dtype} of shape {keep.shape}; bool of shape {token_ids.shape} was expected"
+            )
+        if not keep.any():
+            raise _mistake(self.name, "left no token to draw")
+        return row, head[keep]
+
+    def _own(self, number: Uniform) -> Uniform:
+        """Numbers of this plugin, so that two plugins with the same purpose do not share one."""
+        return lambda purpose: number(f"{self.name}:{purpose}")
+
+
+@frozen(eq=False)
+class _PluginTemperature:
+    """A step that sets the temperature, at the place of core's."""
+
+    plugin: str
+    step: TemperatureStep
+    temperature: float
+    name: str = "temperature"
+
+    def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head | None]:
+        """See :class:`Step`.
+
+        Raises:
+            GenerationFailed: the plugin raised, or gave no number from 0 on.
+        """
+        if head is not None:
+            logits = row.logits[head.token_ids]
+        else:
+            logits = row.logits if row.logits.min() > -np.inf else row.logits[row.logits > -np.inf]
+        value = _call(self.plugin, self.step.temperature, _read_only(logits), self.temperature)
+        wanted = float(value) if isinstance(value, int | float | np.floating) else nan
+        if not isfinite(wanted) or wanted < 0:
+            raise _mistake(self.plugin, f"gave the temperature {value!r}")
+        return row.at(bounded_temperature(wanted), head)
+
+
+@frozen(eq=False)
+class _PluginProcessor:
+    """A processor that changes the whole row."""
+
+    plugin: str
+    session: ProcessorSession
+    history: TokenHistory
+
+    def change(self, row: NDArray[np.float32]) -> None:
+        """Change ``row``, (vocab_size,) float32, in place.
+
+        Raises:
+            GenerationFailed: the plugin raised, or left no token or values that are no logits.
+        """
+        _call(self.plugin, self.session.process, row, self.history.view())
+        maximum = float(row.max())
+        if maximum == -np.inf:
+            raise _mistake(self.plugin, "banned every token")
+        if not isfinite(maximum):
+            raise _mistake(self.plugin, f"left {maximum} among the logits")
+
+
+@frozen(eq=False)
+class _PluginPenalty:
+    """A step that lowers some logits."""
+
+    plugin: str
+    step: PenaltyStep
+    history: TokenHistory
+
+    def change(self, row: NDArray[np.float32]) -> None:
+        """Change ``row``, (vocab_size,) float32, in place.
+
+        Raises:
+            GenerationFailed: the plugin raised, or its penalties are no finite numbers for tokens.
+        """
+        penalties = _call(self.plugin, self.step.penalties, self.history.view())
+        if penalties is None:
+            return
+        token_ids, amounts = np.asarray(penalties.token_ids), np.asarray(penalties.amounts, np.float32)
+        if token_ids.size == 0:
+            return
+        if token_ids.dtype.kind != "i" or token_ids.ndim != 1 or token_ids.shape != amounts.shape:
+            raise _mistake(self.plugin, f"gave penalties of shape {amounts.shape} for ids of shape {token_ids.shape}")
+        if token_ids.min() < 0 or token_ids.max() >= row.size or not np.isfinite(amounts).all():
+            raise _mistake(self.plugin, "gave penalties that are not finite, or for ids outside the vocabulary")
+        row[token_ids] -= amounts
+
+
+def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -> tuple[PluginStep, ...]:
+    """The plugins' steps for one sequence, by their order.
+
+    Args:
+        params: its ``extensions`` name the plugins.
+        samplers: the plugins of this process, by name.
+
+    Raises:
+        GenerationFailed: a plugin is missing, refused its fields, raised or made no step; the error names it.
+        InvalidRequest: two plugins want to set the temperature.
+    """
+    if not params.extensions:
+        return ()
+    steps: list[PluginStep] = []
+    converter = _converter()
+    for name, values in params.extensions.items():
+        plugin = samplers.get(name)
+        if plugin is None:
+            raise GenerationFailed(f"the sampler plugin {name!r} is not installed where the model runs", name)
+        try:
+            step = plugin.create(converter.structure(values, plugin.request_fields))
+        except Exception as error:
+            problems = "; ".join(map(str, find_problems(error)))
+            raise GenerationFailed(f"the sampler {name!r} refused its fields: {problems}", name) from error
+        if step is not None:
+            steps.append(_checked(plugin, step))
+    setters = [step.plugin for step in steps if step.role == "temperature"]
+    if len(setters) > 1:
+        raise InvalidRequest(f"{' and '.join(setters)} cannot both set the temperature", "temperature")
+    return tuple(sorted(steps, key=lambda step: (step.order, step.plugin)))
+
+
+@cache
+def _converter() -> Converter:
+    """Made once: that takes longer than to make all steps of a sequence."""
+    return strict_converter()
+
+
+def _checked(plugin: SamplerPlugin, step: SamplerStep) -> PluginStep:
+    role = role_of(plugin)
+    if not isinstance(step, _WANTED[role]):
+        raise _mistake(plugin.name, f"made {step!r}, which is no {role} step")
+    return PluginStep(plugin.name, plugin.order, role, step)
+
+
+def _call(plugin: str, function: Callable[..., _R], *arguments: Any) -> _R:
+    try:
+        return function(*arguments)
+    except Exception as error:  # a plugin's mistake costs its own request only
+        raise GenerationFailed(f"the sampler {plugin!r} failed: {error!r}", plugin) from error
+
+
+def _mistake(plugin: str, what: str) -> GenerationFailed:
+    return GenerationFailed(f"the sampler {plugin!r} {what}", plugin)
+
+
+def _read_only(row: NDArray[np.float32]) -> NDArray[np.float32]:
+    view = row.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,220 @@
+"""The numpy sampler: one specification that every other implementation must agree with.
+
+Order: the logit bias, then steps in their order (penalties, the temperature, top-k 10, top-p 30, min-p 40 and those of
+plugins, unless the request lists them in another one; see ``chain``), then the draw: the inverse of the running sum
+of probabilities, most probable token first, ties by id, at a number that depends on seed, choice and position only. So
+a token never depends on what else was in the batch, and can be drawn again. The mask of a constraint comes before
+the first step that is no penalty. Each truncation sees the probabilities that the steps before it left, renormalised.
+At temperature 0 the most probable token after bias, penalties and mask is taken, whatever the other steps.
+
+Called by the engine loop, once per sequence and step. Knows nothing of runners, batches or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import inf, isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import Sampled
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.types import SamplingParams
+from enginehouse.engine.constraints import TokenMask
+from enginehouse.engine.sampling.candidates import Head, LogitRow, RawLogprobs, pick, uniform
+from enginehouse.engine.sampling.chain import arrange
+from enginehouse.engine.sampling.penalties import LogitBias, Penalties, TokenHistory
+from enginehouse.engine.sampling.plugin_steps import PluginStep, build_steps
+
+__all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
+
+
+class SequenceSampler:
+    """Draws the tokens of one sequence.
+
+    Its state follows the accepted tokens (for penalties, and for steps that look at what was drawn); a draw changes
+    nothing.
+
+    Args:
+        params: how to draw.
+        choice: index of the choice; part of what the draw depends on.
+        vocab_size: width of a row of logits.
+        prompt_token_ids: tokens that penalties see before the answer.
+        steps: the plugins' steps, from :func:`build_steps`.
+        token_bytes: bytes of each id, for steps that look at text.
+
+    Attributes:
+        vocab_size: width of a row of logits.
+        last_probability: what steps that follow draws were told with the last token; None for one that was not drawn.
+
+    Raises:
+        InvalidRequest: the logit bias has ids outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        choice: int,
+        vocab_size: int,
+        prompt_token_ids: Sequence[int] | NDArray[np.int32] = (),
+        steps: Sequence[PluginStep] = (),
+        token_bytes: Sequence[bytes] = (),
+    ) -> None:
+        self._params = params
+        self._choice = choice
+        self.vocab_size = vocab_size
+        self._bias = LogitBias(params.logit_bias, vocab_size) if params.logit_bias else None
+        self._penalties = _penalties(params, prompt_token_ids)
+        looks_back = any(step.role in ("penalty", "processor") for step in steps)
+        self._history = TokenHistory(prompt_token_ids, token_bytes) if looks_back else None
+        chain = arrange(params, vocab_size, self._penalties, steps, self._history)
+        self._changes, self._temperature, self._steps = chain.changes, chain.temperature, chain.steps
+        self._late_changes = chain.late_changes
+        self._followers = tuple(step for step in steps if step.follows)
+        self._drawn: tuple[int, float] | None = None  # the last draw and its probability, until it is accepted
+        self.last_probability: float | None = None
+
+    @property
+    def follows_draws(self) -> bool:
+        """Whether its state depends on how probable the drawn tokens were, not on the tokens alone."""
+        return bool(self._followers)
+
+    @property
+    def penalties(self) -> Penalties | None:
+        """What core's own penalties know of the sequence; None when they are off."""
+        return self._penalties
+
+    @property
+    def _changes_logits(self) -> bool:
+        return self._bias is not None or bool(self._changes or self._late_changes)
+
+    def sample(self, logits: NDArray[np.float32], position: int, mask: TokenMask | None = None) -> Sampled:
+        """Draw a token. Changes no state, but may overwrite ``logits``.
+
+        Args:
+            logits: (vocab_size,) float32, raw.
+            position: position of the token in its sequence, counted from any fixed point.
+            mask: which tokens may be drawn; None allows every one.
+
+        Raises:
+            GenerationFailed: the row holds NaN or +inf, no token can be drawn, or a plugin's step failed.
+        """
+        assert logits.shape == (self.vocab_size,)
+        if self._params.num_logprobs is None:
+            return Sampled(self._draw(logits, position, mask))
+        with np.errstate(over="ignore"):
+            row = LogitRow(logits, _maximum(logits))
+            raw = RawLogprobs.of(row, self._params.num_logprobs)
+        before = logits.copy() if self._changes_logits or mask is not None else logits
+        token_id = self._draw(logits, position, mask, row)
+        return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
+
+    def accept(self, token_id: int) -> None:
+        """The sequence grew by ``token_id``.
+
+        Raises:
+            GenerationFailed: a plugin's step failed.
+        """
+        if self._penalties:
+            self._penalties.accept(token_id)
+        if self._history is not None:
+            self._history.accept(token_id)
+        if self._followers:
+            drawn, self._drawn = self._drawn, None
+            self.last_probability = drawn[1] if drawn is not None and drawn[0] == token_id else None
+            for step in self._followers:
+                step.accept(token_id, self.last_probability)
+
+    def recall(self, token_id: int, probability: float | None) -> None:
+        """The next accepted token was drawn before, in another worker; None: it was not drawn there either."""
+        self._drawn = (token_id, probability) if probability is not None else None
+
+    def _draw(
+        self,
+        logits: NDArray[np.float32],
+        position: int,
+        mask: TokenMask | None,
+        raw: LogitRow | None = None,
+    ) -> int:
+        """Steps from the bias to the draw. ``raw`` is the row as it came, when somebody has read it already."""
+        unbiased = logits.copy() if self._bias and mask is not None else None
+        if self._bias:
+            _maximum(logits)  # a forced token would hide a broken row
+            self._bias.apply(logits)
+        for change in self._changes:
+            change(logits)
+        if self._params.temperature == 0:
+            return self._best(logits, mask, unbiased)
+        if mask is not None:
+            _maximum(logits, self._bias)  # the mask would hide a broken row
+            _apply_mask(mask, logits, unbiased)
+        if raw is None or self._changes_logits or mask is not None or self._temperature != 1.0:
+            raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
+        number = partial(uniform, self._params.seed, self._choice, position)
+        with np.errstate(over="ignore"):
+            if not self._steps:
+                return raw.draw(number())
+            return self._truncate(raw, number)
+
+    def _best(self, logits: NDArray[np.float32], mask: TokenMask | None, unbiased: NDArray[np.float32] | None) -> int:
+        """The most probable token that is allowed."""
+        for change in self._late_changes:
+            change(logits)
+        token_id = int(logits.argmax())  # the first NaN, if there is one
+        _check(float(logits[token_id]), self._bias)
+        if mask is not None and not mask.permits(token_id):
+            _apply_mask(mask, logits, unbiased)
+            token_id = int(logits.argmax())
+        return token_id
+
+    def _truncate(self, row: LogitRow, number: partial[float]) -> int:
+        """Run the steps and draw from what they leave."""
+        head: Head | None = None
+        for step in self._steps:
+            row, head = step.apply(row, head, number)
+        if head is None:
+            return row.draw(number())
+        place = pick(head.weights, number())
+        token_id = int(head.token_ids[place])
+        if self._followers:
+            total = float(head.weights.sum())
+            self._drawn = token_id, (float(head.weights[place]) / total if total else 1.0)
+        return token_id
+
+
+def _penalties(params: SamplingParams, prompt_token_ids: Sequence[int] | NDArray[np.int32]) -> Penalties | None:
+    repetition, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    if repetition == 1.0 and not presence and not frequency:
+        return None
+    return Penalties(repetition, presence, frequency, prompt_token_ids)
+
+
+def _apply_mask(mask: TokenMask, logits: NDArray[np.float32], unbiased: NDArray[np.float32] | None) -> None:
+    """Mask a row in place; a bias that leaves nothing of what is allowed is ignored here, for the mask must hold."""
+    try:
+        mask.apply(logits)
+    except GenerationFailed:
+        if unbiased is None:
+            raise
+        logits[:] = unbiased
+        mask.apply(logits)
+
+
+def _maximum(logits: NDArray[np.float32], bias: LogitBias | None = None) -> float:
+    """The largest logit; NaN when there is one in the row, so this also checks it."""
+    maximum = float(logits.max())
+    _check(maximum, bias)
+    return maximum
+
+
+def _check(maximum: float, bias: LogitBias | None = None) -> None:
+    if isfinite(maximum):
+        return
+    if maximum == -inf:
+        raise GenerationFailed(
+            "logit_bias bans every token that could be drawn" if bias else "the model gave no token a finite logit"
+        )
+    raise GenerationFailed(f"the model returned {maximum} among its logits")

@@ -1,0 +1,324 @@
+"""Speculation: asks drafters what sequences may go on with, and decides how much of it the next step computes.
+
+Called by the loop before each step, on the engine thread. What is drafted for a sequence waits in ``Sequence.drafts``;
+the scheduler puts it behind the last token, the loop verifies it. Here nothing is drawn, and no text can change.
+
+Drafts of drafters that cost nothing are compared with what is written even while they are not used: so it is known
+when they begin to pay. One that costs model time is asked only when it is expected to pay, and now and then to see.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.drafter import NUM_GRADES, BoundDrafter, Draft, DraftTask
+from enginehouse.engine.scheduler import Batch
+from enginehouse.engine.sequence import Sequence as EngineSequence
+from enginehouse.engine.speculation.draft_length import (
+    MAX_DRAFT_TOKENS,
+    AcceptanceRates,
+    Candidate,
+    DraftLedger,
+    StepCosts,
+    choose_lengths,
+)
+
+__all__ = ["SequenceDrafts", "Speculation"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY = 48  # steps after which a drafter that did not pay is asked again, though it costs
+_LOOK_TOKENS = 2
+_READ_AT_ONCE_STEPS = 16  # steps without a draft after which tokens may wait on the device again
+
+
+@define(eq=False)
+class _Bound:
+    """One drafter at work for this model, with what is known of it."""
+
+    name: str
+    drafter: BoundDrafter
+    rates: AcceptanceRates
+    ledger: DraftLedger = field(factory=DraftLedger)
+    seconds_per_token: float = 0.0
+
+
+@define(eq=False)
+class _Session:
+    bound: _Bound
+    session: Any
+    rates: AcceptanceRates
+    num_steps_unasked: int = 0
+
+
+@define(eq=False)
+class SequenceDrafts:
+    """What speculation knows of one sequence.
+
+    Attributes:
+        draft: the last one, not yet compared with what was written; it began at ``start``.
+        num_used: tokens of it that a step has computed.
+        num_idle_steps: steps since a draft was used, or a drafter waited for the last token.
+    """
+
+    sessions: list[_Session] = field(factory=list)
+    draft: Draft | None = None
+    drafted_by: _Session | None = None
+    start: int = 0
+    num_used: int = 0
+    num_idle_steps: int = _READ_AT_ONCE_STEPS
+
+
+class Speculation:
+    """The drafters of one model.
+
+    Args:
+        drafters: by name, in order of preference: a sequence takes the first draft that there is.
+        runner: the model's; asked for its limits only.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, BoundDrafter],
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drafters = [_Bound(name, one, AcceptanceRates(prior=one.prior)) for name, one in drafters.items()]
+        self._runner = runner
+        self._clock = clock
+        self._costs = StepCosts()
+        self._at_work: list[tuple[EngineSequence, _Bound]] = []  # whose drafts the step computes
+
+    # -- sequences ---------------------------------------------------------------------------------
+
+    def open(self, sequence: EngineSequence) -> None:
+        """A sequence begins to run, or goes on. Those that wait hold no session: second models have few places."""
+        if sequence.speculation is not None:
+            return  # it was preempted
+        owner, drafts = sequence.owner, SequenceDrafts()
+        for bound in self._drafters:
+            session = None
+            with _noting_failures(bound):
+                session = bound.drafter.open(owner.prompt, owner.request.prediction_token_ids)
+            if session is not None:
+                drafts.sessions.append(_Session(bound, session, AcceptanceRates(above=bound.rates)))
+        sequence.speculation = drafts if drafts.sessions else None
+
+    def close(self, sequence: EngineSequence) -> None:
+        """The sequence has ended, or goes on without drafts; idempotent."""
+        if sequence.speculation is not None:
+            sessions, sequence.speculation = sequence.speculation.sessions, None
+            sequence.reads_at_once = False
+            for session in sessions:
+                self._close(session)
+
+    def shutdown(self) -> None:
+        """The model is closed."""
+        for bound in self._drafters:
+            with _noting_failures(bound):
+                bound.drafter.shutdown()
+
+    @staticmethod
+    def _close(session: _Session) -> None:
+        with _noting_failures(session.bound):
+            session.bound.drafter.close(session.session)
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def prepare(self, running: Sequence[EngineSequence]) -> None:
+        """Choose what the next step computes beside the tokens that are due."""
+        if not self._drafters:
+            return
+        self._at_work = []
+        for sequence in running:
+            sequence.drafts, sequence.num_confirmed = (), 0
+        if any(sequence.num_remaining > 1 for sequence in running):
+            return  # a prompt takes the room, and streams shall wait for one chunk of it, not for drafts as well
+        if len(running) > 1 and not self._runner.capabilities.mixed_batch:
+            return  # drafts and single tokens would need passes of their own
+        drafting = [sequence for sequence in running if sequence.speculation is not None]
+        for sequence in drafting:
+            self._compare(sequence)
+        wanting = [sequence for sequence in drafting if _room_in(sequence) > 0]
+        if wanting:
+            self._propose(wanting)
+            self._choose(wanting, len(running))
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """A step took so long; those that computed a prompt say nothing of others."""
+        if not self._drafters or not batch.spans:
+            return
+        sizes = [1 + len(sequence.drafts) for sequence in batch.sequences]
+        if sizes == [span.num_tokens for span in batch.spans]:
+            self._settle(sizes, seconds)
+            self._costs.observe(sum(sizes), seconds)
+
+    def _settle(self, sizes: Sequence[int], seconds: float) -> None:
+        """Enter in the drafters' ledgers what this step has brought."""
+        num_drafted = sum(sizes) - len(sizes)
+        usual_s, plain_s = self._costs.estimate(sum(sizes)), self._costs.estimate(len(sizes))
+        for bound in self._drafters:
+            own = [sequence for sequence, its in self._at_work if its is bound]
+            if not own or not num_drafted:
+                bound.ledger.add_plain()
+            elif self._costs.is_known:
+                saved = sum(sequence.num_confirmed for sequence in own) / len(sizes)
+                share = sum(len(sequence.drafts) for sequence in own) / num_drafted
+                bound.ledger.add_drafted(saved, share, seconds, usual_s, plain_s)
+
+    def _compare(self, sequence: EngineSequence) -> None:
+        """Learn from the last draft what has become of it."""
+        drafts = sequence.speculation
+        assert drafts is not None
+        written = sequence.token_ids[drafts.start :]
+        if drafts.draft is None or drafts.drafted_by is None or not len(written):
+            return
+        compared = min(max(1, drafts.num_used), len(written))
+        expected = np.asarray(drafts.draft.token_ids[:compared], np.int32)
+        agreed = int(np.cumprod(expected == written[: len(expected)]).sum())
+        drafts.drafted_by.rates.observe(drafts.draft.grade, agreed, agreed < len(expected))
+        drafts.draft = None
+
+    def _propose(self, sequences: Sequence[EngineSequence]) -> None:
+        """Get a draft for each sequence, from the first of its drafters that has one."""
+        waiting = [sequence for sequence in sequences if sequence.speculation is not None]
+        for bound in self._drafters:
+            asked = [(sequence, session) for sequence in waiting if (session := self._asks(sequence, bound))]
+            if not asked:
+                continue
+            tasks = [_task(sequence, session) for sequence, session in asked]
+            began = self._clock()
+            checked = None
+            with _noting_failures(bound):
+                answers = bound.drafter.propose(tasks)
+                checked = [self._checked(answer, task) for answer, task in zip(answers, tasks, strict=True)]
+            if checked is None:
+                self._abandon(asked)
+                continue
+            self._note_proposing(bound, checked, self._clock() - began)
+            for (sequence, session), draft in zip(asked, checked, strict=True):
+                drafts = sequence.speculation
+                assert drafts is not None
+                if draft is not None:
+                    drafts.draft, drafts.drafted_by = draft, session
+                    drafts.start, drafts.num_used = sequence.length, 0
+                    waiting.remove(sequence)
+
+    def _asks(self, sequence: EngineSequence, bound: _Bound) -> _Session | None:
+        """The session of a drafter that is worth asking now."""
+        drafts = sequence.speculation
+        session = next((s for s in drafts.sessions if s.bound is bound), None) if drafts is not None else None
+        if session is None or bound.drafter.is_free:
+            return session
+        assert drafts is not None
+        if not bound.ledger.is_open:
+            return None
+        session.num_steps_unasked += 1
+        candidate = Candidate(session.rates.rate(NUM_GRADES // 2), MAX_DRAFT_TOKENS, bound.seconds_per_token)
+        pays = choose_lengths([candidate], 0, MAX_DRAFT_TOKENS, self._costs)[0] > 0
+        if not pays and session.num_steps_unasked < _LOOK_EVERY:
+            return None
+        if sequence.num_pending:  # it would start from a token too early, but not in the next step
+            drafts.num_idle_steps = 0 if pays else _READ_AT_ONCE_STEPS - 1
+            return None
+        session.num_steps_unasked = 0
+        return session
+
+    def _checked(self, draft: Draft | None, task: DraftTask) -> Draft | None:
+        """The draft as core may use it; a drafter's mistakes must not reach the runner."""
+        if draft is None:
+            return None
+        token_ids = [int(token_id) for token_id in draft.token_ids[: task.max_tokens]]
+        if not all(0 <= token_id < self._runner.tokenizer.vocab_size for token_id in token_ids):
+            raise ValueError("a draft holds token ids outside the vocabulary")
+        return Draft(token_ids, _grade(draft)) if token_ids else None
+
+    def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
+        num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
+        if num_tokens and not bound.drafter.is_free:
+            if self._costs.is_known:
+                bound.ledger.add_proposing(seconds, self._costs.estimate(len(drafts)))
+            measured = seconds / num_tokens
+            bound.seconds_per_token += (measured - bound.seconds_per_token) * (0.2 if bound.seconds_per_token else 1.0)
+
+    def _abandon(self, asked: Sequence[tuple[EngineSequence, _Session]]) -> None:
+        """These sequences go on without this drafter."""
+        for sequence, session in asked:
+            assert sequence.speculation is not None
+            sequence.speculation.sessions.remove(session)
+            self._close(session)
+
+    def _choose(self, sequences: Sequence[EngineSequence], num_running: int) -> None:
+        """Give each sequence as much of its draft as pays."""
+        proposed = [(s, s.speculation) for s in sequences if s.speculation is not None and _may_use(s.speculation)]
+        candidates = [_candidate(drafts) for _, drafts in proposed]
+        room = self._runner.capabilities.max_batch_tokens - num_running
+        lengths = choose_lengths(candidates, num_running - len(proposed), room, self._costs)
+        if sum(lengths) and self._runner.free_tokens() < sum(lengths) + num_running:
+            lengths = [0] * len(lengths)  # nobody is preempted for a guess
+        for (sequence, drafts), length in zip(proposed, lengths, strict=True):
+            if length:
+                drafts.num_idle_steps = 0
+            if length and not sequence.num_pending:
+                assert drafts.draft is not None and drafts.drafted_by is not None
+                drafts.num_used = length
+                sequence.drafts = drafts.draft.token_ids[:length]
+                self._at_work.append((sequence, drafts.drafted_by.bound))
+        for sequence in sequences:
+            if sequence.speculation is not None:
+                sequence.reads_at_once = sequence.speculation.num_idle_steps < _READ_AT_ONCE_STEPS
+                sequence.speculation.num_idle_steps += 1
+
+
+@contextmanager
+def _noting_failures(bound: _Bound) -> Iterator[None]:
+    """A drafter's failure costs its drafts, and nothing else."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - the border to plugins
+        _log.exception("the drafter %s failed; what it was asked for goes on without it", bound.name)
+
+
+def _may_use(drafts: SequenceDrafts) -> bool:
+    return drafts.draft is not None and drafts.drafted_by is not None and drafts.drafted_by.bound.ledger.is_open
+
+
+def _candidate(drafts: SequenceDrafts) -> Candidate:
+    assert drafts.draft is not None and drafts.drafted_by is not None
+    session = drafts.drafted_by
+    rate = session.rates.rate(drafts.draft.grade)
+    return Candidate(rate, len(drafts.draft.token_ids))  # it is there: what it cost is spent
+
+
+def _room_in(sequence: EngineSequence) -> int:
+    """Most tokens that may be drafted: the last one of a sequence is never computed."""
+    return sequence.max_length - sequence.length - sequence.num_pending - 1
+
+
+def _task(sequence: EngineSequence, session: _Session) -> DraftTask:
+    assert sequence.handle is not None
+    longest = MAX_DRAFT_TOKENS if session.bound.drafter.is_free else _paid_length(session.bound)
+    limit = max(1, min(longest, _room_in(sequence)))
+    return DraftTask(session.session, sequence.token_ids, sequence.handle, limit)
+
+
+def _paid_length(bound: _Bound) -> int:
+    """How far a drafter that costs is asked to look: until a token is less likely than not to be of use."""
+    rate, length, likely = bound.rates.rate(NUM_GRADES // 2), 0, 1.0
+    while length < MAX_DRAFT_TOKENS and likely >= 0.5:
+        likely *= rate
+        length += 1
+    return max(_LOOK_TOKENS, length)
+
+
+def _grade(draft: Draft) -> int:
+    return min(max(int(draft.grade), 0), NUM_GRADES - 1)

@@ -1,0 +1,198 @@
+"""Optional parts of a model as its settings ask for them: saved states, early exit, drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+from attrs import frozen
+
+from enginehouse.contract.backend import Backend, ModelSource
+from enginehouse.contract.drafter import LayerBackend, LayerDrafter
+from enginehouse.contract.errors import ConfigError, ModelLoadError
+from enginehouse.plugins import PluginRegistry, plugin_border
+from enginehouse.serving.choice import choose_backend
+from enginehouse.serving.sources import find_source, no_such_model
+from enginehouse.settings.config import ModelSettings, structure_options
+from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.structuring import closest
+from enginehouse.workers import DrafterLoad, ExitPolicyLoad, ModelLoad, PrefixDiskLoad
+
+__all__ = ["DrafterPlan", "SecondModel", "plan_drafters", "plan_exit_policy", "plan_prefix_disk"]
+
+
+def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> PrefixDiskLoad | None:
+    """A folder of the model's own below the one that the settings name; None where they name none.
+
+    Raises:
+        ConfigError: there is no prefix cache that could be kept.
+    """
+    if settings.prefix_cache_dir is None:
+        return None
+    path = f"models.{name}.prefix_cache_dir"
+    if not settings.prefix_cache:
+        raise ConfigError(f"{path}: there is nothing to save without a prefix cache; remove one of the two", path)
+    if backend.opens != "runner":
+        reason = f"the backend {backend.name!r} hands requests on; it has no prefix cache here"
+        raise ConfigError(f"{path}: {reason}", path)
+    # A name may hold slashes or be dots only; quoted, it is one folder, and no other name is the same one.
+    quoted = quote(name, safe=" ").replace(".", "%2E") if name.startswith(".") else quote(name, safe=" ")
+    folder = Path(settings.prefix_cache_dir).expanduser() / quoted
+    return PrefixDiskLoad(folder=str(folder), max_bytes=settings.prefix_cache_disk.num_bytes, setting=path)
+
+
+def plan_exit_policy(
+    name: str, settings: ModelSettings, backend: Backend, registry: PluginRegistry
+) -> ExitPolicyLoad | None:
+    """Check the exit policy of a model; None where it has none.
+
+    Raises:
+        ConfigError: there is no such policy, one of its settings is wrong, the backend runs no model here, or the model
+            has drafters as well.
+    """
+    chosen, path = settings.exit_policy, f"models.{name}.exit_policy"
+    if chosen is None:
+        return None
+    known = registry.exit_policies.get(chosen.name)
+    if known is None:
+        hint = closest(chosen.name, tuple(registry.exit_policies))
+        raise ConfigError(f"{path}: there is no exit policy {chosen.name!r}{hint}", path)
+    structure_options(known.options, chosen.options, path, also_known=("name",))
+    if backend.opens != "runner":
+        reason = f"the backend {backend.name!r} hands requests on; it has no layers that could be left"
+        raise ConfigError(f"{path}: {reason}", path)
+    if settings.drafters:
+        reason = "drafts are verified by all layers, so that the two would write different texts; remove one of them"
+        raise ConfigError(f"{path}: early exit and drafters exclude each other: {reason}", path)
+    return ExitPolicyLoad(name=chosen.name, options=chosen.options, options_path=path)
+
+
+SecondModel = tuple[ModelSource, Backend, dict[str, Any]]
+"""A model, its backend and that backend's settings as plain data."""
+
+_USUAL = "prediction"  # proposes only what a request itself brings, so it is at work where nothing else is said
+
+
+@frozen(kw_only=True)
+class DrafterPlan:
+    """One drafter of a model.
+
+    Attributes:
+        options: the drafter's own settings, as plain data.
+        options_path: dotted path of them in the configuration, for messages.
+        second: the second model that it uses; None without one.
+    """
+
+    name: str
+    options: dict[str, Any]
+    options_path: str
+    second: SecondModel | None = None
+
+    def to_load(self) -> DrafterLoad:
+        """What the worker is told."""
+        model = None
+        if self.second is not None:
+            source, backend, options = self.second
+            path = str(source.path) if source.path is not None else None
+            settings_path = f"{self.options_path}.settings"
+            model = ModelLoad(
+                backend=backend.name,
+                source_text=source.text,
+                source_path=path,
+                options=options,
+                options_path=settings_path,
+            )
+        return DrafterLoad(name=self.name, options=self.options, options_path=self.options_path, model=model)
+
+
+def plan_drafters(
+    name: str, settings: ModelSettings, registry: PluginRegistry, model: SecondModel
+) -> tuple[DrafterPlan, ...]:
+    """Check the drafters of a model; blocking, but quick.
+
+    Args:
+        model: the model itself, as it will be opened.
+
+    Raises:
+        ConfigError: there is no such drafter, it stands twice, or one of its settings is wrong.
+        ModelLoadError: there is no such second model, no backend for it, or the model cannot be cut between its layers.
+    """
+    if settings.drafters is None:
+        usual = registry.drafters.get(_USUAL)
+        return (DrafterPlan(name=_USUAL, options={}, options_path=f"models.{name}.drafters"),) if usual else ()
+    plans: list[DrafterPlan] = []
+    for index, drafter in enumerate(settings.drafters):
+        path = f"models.{name}.drafters[{index}]"
+        if any(drafter.name == other.name for other in plans):
+            raise ConfigError(f"{path}: {drafter.name!r} stands twice", path)
+        plans.append(_plan(drafter, path, settings, registry, model))
+    return tuple(plans)
+
+
+def _plan(
+    drafter: DrafterSettings, path: str, settings: ModelSettings, registry: PluginRegistry, model: SecondModel
+) -> DrafterPlan:
+    known = registry.drafters.get(drafter.name)
+    if known is None:
+        hint = closest(drafter.name, tuple(registry.drafters))
+        raise ConfigError(f"{path}: there is no drafter {drafter.name!r}{hint}", path)
+    options = structure_options(known.options, drafter.options, path, also_known=("source", "backend", "settings"))
+    second: SecondModel | None = None
+    if isinstance(known, LayerDrafter):
+        with plugin_border(f"the drafter {drafter.name!r}"):
+            second = _first_layers(drafter, path, model, lambda num_layers: known.choose_layers(options, num_layers))
+    elif drafter.source is not None:
+        second = _second_model(drafter, path, settings, registry)
+    elif named := _first_set(drafter, "backend", "settings"):
+        raise ConfigError(f"{path}.{named}: it is about a second model, which 'source' must name", f"{path}.{named}")
+    return DrafterPlan(name=drafter.name, options=drafter.options, options_path=path, second=second)
+
+
+def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, registry: PluginRegistry) -> SecondModel:
+    assert drafter.source is not None
+    source = find_source(drafter.source, registry.model_sources)
+    if source.path is None:
+        raise no_such_model(drafter.source, registry.model_sources)
+    backend = choose_backend(source, drafter.backend, registry.backends, probe=model.python is None).backend
+    if backend.opens != "runner":
+        raise ConfigError(f"{path}.backend: a drafter needs a model that runs here", f"{path}.backend")
+    known = {attribute.name for attribute in attrs.fields(backend.options)}
+    shared = {name: getattr(model, name) for name in ("context", "slots") if name in known}
+    options = {**shared, **drafter.settings}
+    structure_options(backend.options, options, f"{path}.settings")
+    return source, backend, options
+
+
+def _first_layers(
+    drafter: DrafterSettings, path: str, model: SecondModel, choose: Callable[[int], int]
+) -> SecondModel | None:
+    """The model's first layers as a second model; None where the backend opens no such thing."""
+    source, backend, options = model
+    if named := _first_set(drafter, "source", "backend"):
+        reason = f"{drafter.name!r} drafts with layers of the model itself; remove the setting"
+        raise ConfigError(f"{path}.{named}: {reason}", f"{path}.{named}")
+    if not isinstance(backend, LayerBackend):
+        if drafter.settings:
+            reason = f"the backend {backend.name!r} opens nothing for {drafter.name!r} that could have settings"
+            raise ConfigError(f"{path}.settings: {reason}", f"{path}.settings")
+        return None
+    try:
+        with plugin_border(f"the backend {backend.name!r}"):
+            num_layers = backend.count_layers(source)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"the drafter {drafter.name!r}: {error.message}") from error
+    chosen = choose(num_layers)
+    if not 0 < chosen < num_layers:
+        reason = f"the model has {num_layers} layers, of which the first 1 to {num_layers - 1} can draft, not {chosen}"
+        raise ConfigError(f"{path}.num_layers: {reason}", f"{path}.num_layers")
+    options = {**options, **drafter.settings, "num_layers": chosen}
+    structure_options(backend.options, options, f"{path}.settings")
+    return source, backend, options
+
+
+def _first_set(drafter: DrafterSettings, *names: str) -> str | None:
+    """The first of these settings that the drafter has."""
+    return next((name for name in names if getattr(drafter, name)), None)

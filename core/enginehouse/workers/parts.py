@@ -1,0 +1,204 @@
+"""Optional parts of a worker's engine, opened from its start message: disk tier, drafters, early exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+from attrs import define
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner, StateKeeper
+from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
+from enginehouse.contract.regular_files import open_regular
+from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import structure_options
+from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
+
+__all__ = [
+    "GuardedExitPolicy",
+    "bind_drafters",
+    "find_backend",
+    "model_digest",
+    "open_disk",
+    "open_runner",
+    "use_exit_policy",
+]
+
+_DIGEST_BYTES = 16
+_PROBE_BYTES = 2**20
+_log = logging.getLogger(__name__)
+
+
+def open_disk(load: PrefixDiskLoad, model: Load, runner: Runner) -> DiskTier | None:
+    """The tier; None while another process uses the folder, for this is an optimisation only.
+
+    Raises:
+        ModelLoadError: the runner's sequences cannot be saved, or the folder cannot be used.
+    """
+    if not isinstance(runner, StateKeeper) or not runner.capabilities.states:
+        raise ModelLoadError(
+            f"{load.setting}: the backend {model.backend!r} cannot save sequences of this model; remove the setting, "
+            "or use a backend that can (docs/prefix-cache.md names them)"
+        )
+    digest = model_digest(model, runner.state_format)
+    can_cut = runner.capabilities.truncate == "any"
+    try:
+        folder = StateFolder(Path(load.folder), digest, load.max_bytes, can_cut=can_cut)
+    except FolderTaken:
+        _log.warning("%s: another process uses %s; nothing is saved or loaded by this one", load.setting, load.folder)
+        return None
+    except OSError as error:
+        raise ModelLoadError(f"{load.setting}: {load.folder} cannot be used: {error.strerror}") from error
+    _log.info("%d saved sequences in %s", len(folder), load.folder)
+    return DiskTier(runner, folder)
+
+
+def model_digest(model: Load, state_format: str) -> bytes:
+    """Changes with everything that changes what a saved sequence means."""
+    whole = blake2b(digest_size=_DIGEST_BYTES)
+    exit_policy = msgspec.to_builtins(model.exit_policy)
+    for part in (model.backend, model.source_text, state_format, repr(exit_policy)):
+        text = part.encode("utf-8", "surrogateescape")
+        whole.update(len(text).to_bytes(8, "little") + text)
+    for fact in _facts(Path(model.source_path)) if model.source_path is not None else ():
+        whole.update(fact)
+    return whole.digest()
+
+
+def _facts(source: Path) -> Iterator[bytes]:
+    """Of each file of a model: name, size and time of change, and its first and last megabyte."""
+    paths = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+    for path in paths:
+        facts = path.stat()
+        yield f"{path.name}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+        with open_regular(path) as file:
+            yield file.read(_PROBE_BYTES)
+            file.seek(max(0, facts.st_size - _PROBE_BYTES), os.SEEK_SET)
+            yield file.read(_PROBE_BYTES)
+
+
+def open_runner(backend: Backend, model: Load | ModelLoad, progress: Progress) -> Runner:
+    """Open a model on this thread."""
+    options = structure_options(backend.options, model.options, model.options_path)
+    path = Path(model.source_path) if model.source_path is not None else None
+    return cast(Runner, backend.open(ModelSource(text=model.source_text, path=path), options, progress))
+
+
+def find_backend(registry: PluginRegistry, name: str) -> Backend:
+    """The backend of that name; raises ModelLoadError with what this process knows of plugins that failed."""
+    backend = registry.backends.get(name)
+    if backend is None:
+        problems = "; ".join(record.problem for record in registry.plugins if record.problem)
+        raise ModelLoadError(f"the worker has no backend {name!r}" + (f" ({problems})" * bool(problems)))
+    return backend
+
+
+def bind_drafters(
+    registry: PluginRegistry, loads: Sequence[DrafterLoad], runner: Runner, slots: int, progress: Progress
+) -> Mapping[str, BoundDrafter]:
+    """Bind each drafter to the model of ``runner``; those bound before one that fails are shut down.
+
+    Raises:
+        ModelLoadError: a drafter is missing here, or cannot draft for this model.
+    """
+    bound: dict[str, BoundDrafter] = {}
+    try:
+        for load in loads:
+            bound[load.name] = _bind(registry, load, runner, slots, progress)
+    except BaseException:
+        for drafter in bound.values():
+            drafter.shutdown()
+        raise
+    return bound
+
+
+def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: int, progress: Progress) -> BoundDrafter:
+    drafter = registry.drafters.get(load.name)
+    if drafter is None:
+        raise ModelLoadError(f"the worker has no drafter {load.name!r}")
+    options = structure_options(drafter.options, load.options, load.options_path)
+    second = _Second(registry, load.model, progress) if load.model is not None else None
+    try:
+        bound = drafter.bind(DraftContext(runner, slots, second), options)
+    except EnginehouseError as error:
+        raise ModelLoadError(f"the drafter {load.name!r}: {error.message}") from error
+    if second is not None and not second.was_opened:
+        bound.shutdown()
+        raise ModelLoadError(f"the drafter {load.name!r} uses no second model; remove its 'source'")
+    return bound
+
+
+@define
+class _Second:
+    """Opens a second model, and remembers that it did."""
+
+    registry: PluginRegistry
+    model: ModelLoad
+    progress: Progress
+    was_opened: bool = False
+
+    def __call__(self) -> Runner:
+        """The runner of the second model."""
+        self.was_opened = True
+        return open_runner(find_backend(self.registry, self.model.backend), self.model, self.progress)
+
+
+class GuardedExitPolicy:
+    """A policy whose failures and wrong answers keep every token inside, from then on."""
+
+    def __init__(self, name: str, policy: BoundExitPolicy) -> None:
+        self.layers = policy.layers
+        self._name = name
+        self._policy = policy
+        self._has_failed = False
+
+    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
+        """(num_rows,) bool, on the host."""
+        num_rows = len(view.hidden)
+        if self._has_failed:
+            return np.zeros(num_rows, np.bool_)
+        try:
+            mask = np.asarray(self._policy.leaves(view))
+            if mask.shape != (num_rows,) or mask.dtype != np.bool_:
+                raise TypeError(f"a mask of {num_rows} bools is wanted, not {mask.dtype} of the shape {mask.shape}")
+        except Exception:  # noqa: BLE001 - plugin border: its answer is not needed
+            _log.exception("the exit policy %r failed and is off until the model is loaded again", self._name)
+            self._has_failed = True
+            return np.zeros(num_rows, np.bool_)
+        return mask
+
+
+def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runner, backend: str) -> None:
+    """Bind the policy to the runner's model and set it to work.
+
+    Raises:
+        ModelLoadError: the runner's layers cannot be left, the policy is missing here, or cannot decide for this model.
+    """
+    if not isinstance(runner, LayerAccess):
+        raise ModelLoadError(
+            f"{load.options_path}: the backend {backend!r} has no access to the layers of this model, so that no token "
+            "could leave them early; remove the setting, or use a backend that has (docs/early-exit.md names them)"
+        )
+    policy = registry.exit_policies.get(load.name)
+    if policy is None:
+        raise ModelLoadError(f"the worker has no exit policy {load.name!r}")
+    options = structure_options(policy.options, load.options, load.options_path)
+    context = ExitContext(runner.num_layers, runner.capabilities.exit_layers)
+    try:
+        bound = policy.bind(context, options)
+        unknown = sorted(set(bound.layers) - set(context.exit_layers))
+        if unknown:
+            raise ModelLoadError(f"it asks to be asked behind the layers {unknown}, which cannot be left")
+        runner.use_exit_policy(GuardedExitPolicy(load.name, bound))
+    except EnginehouseError as error:
+        raise ModelLoadError(f"the exit policy {load.name!r}: {error.message}") from error

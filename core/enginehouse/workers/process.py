@@ -1,0 +1,151 @@
+"""What carries a host: a process of its own, or a thread of the server.
+
+Both hand out the server's end of the link and can be asked how and whether they ended. No process outlives
+the server: it ends itself when the link reaches its end (see ``__main__``), even if the server was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Protocol
+
+from enginehouse.contract.errors import ModelLoadError, ResourcesExhausted
+from enginehouse.workers.health import Ending, count_memory_kills, ending_of
+from enginehouse.workers.host import WorkerHost
+from enginehouse.workers.ipc import Link, socket_pair
+
+__all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worker_command"]
+
+# Python's stderr file descriptor: what a library prints must not end up in the server's output.
+_STDERR = 2
+
+# What the system says while it is short of something that it may have again in a moment.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
+
+
+class Carrier(Protocol):
+    """A running host.
+
+    Attributes:
+        socket: the server's end of the link; the client takes it over.
+        ended: how the host ended; done as soon as it has.
+    """
+
+    socket: socket.socket
+    ended: asyncio.Future[Ending]
+
+    def kill(self) -> None:
+        """End it now, if that is possible."""
+        ...
+
+
+def start_carrier(isolation: str, python: str | None) -> Carrier:
+    """Start a host that waits for its Load message; call it on the event loop's thread.
+
+    Raises:
+        ModelLoadError: the process cannot be started; ResourcesExhausted when that is for want of something.
+    """
+    try:
+        return ThreadCarrier() if isolation == "thread" else ProcessCarrier(python)
+    except OSError as error:
+        kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
+        raise kind(f"the worker {isolation} could not be started: {error}") from error
+
+
+def worker_command(python: str | None, descriptor: int) -> list[str]:
+    """The command line of a worker process.
+
+    Args:
+        python: interpreter of the environment to run in; None is this one.
+        descriptor: the inherited file descriptor of the worker's end of the link.
+    """
+    # -P: the current folder may hold files that are named like modules.
+    return [python or sys.executable, "-P", "-m", "enginehouse.workers", "--descriptor", str(descriptor)]
+
+
+class ProcessCarrier:
+    """A worker process in a session of its own, so that Ctrl-C reaches the server only.
+
+    It must be started on a thread that lives as long as the server, since Linux ties the process to that thread.
+    """
+
+    def __init__(self, python: str | None) -> None:
+        if os.name != "posix":
+            raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
+        self._num_memory_kills = count_memory_kills()
+        self._is_killed = False
+        self.socket, self._process = _start_process(python)
+        self.pid = self._process.pid
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[Ending] = self._loop.create_future()
+        # A thread in waitpid costs nothing and works on every event loop, unlike child watchers.
+        threading.Thread(target=self._wait, name="worker exit", daemon=True).start()
+
+    def _wait(self) -> None:
+        returncode, before, now = self._process.wait(), self._num_memory_kills, count_memory_kills()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it started and left behind may hold its memory
+        num_memory_kills = now - before if now is not None and before is not None else None
+        ending = ending_of(returncode, num_memory_kills, is_own=self._is_killed)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody asks any more
+            self._loop.call_soon_threadsafe(_resolve, self.ended, ending)
+
+    def kill(self) -> None:
+        """Kill the process and whatever it started."""
+        if not self.ended.done():
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+def _start_process(python: str | None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The server's end of the link, and the process at the other one."""
+    ours, theirs = socket_pair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                worker_command(python, theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                start_new_session=True,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return ours, process
+
+
+class ThreadCarrier:
+    """The host in a daemon thread. It cannot be killed: a forward pass in it runs to its end."""
+
+    def __init__(self) -> None:
+        self.socket, self._theirs = socket_pair()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[Ending] = self._loop.create_future()
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    def _run(self) -> None:
+        text = "the engine thread crashed"
+        try:
+            WorkerHost(Link(self._theirs)).run()
+            text = "the engine thread ended"
+        finally:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_resolve, self.ended, Ending(text))
+
+    def kill(self) -> None:
+        """Do nothing: closing the link, which the client does next, asks the thread to end."""
+
+
+def _resolve(future: asyncio.Future[Ending], ending: Ending) -> None:
+    if not future.done():
+        future.set_result(ending)
