@@ -129,7 +129,9 @@ def _parse(text: str, name: str) -> tuple[_Key, ...] | str:
         try:
             keys.append(_key_of(entry))
         except ValueError as error:
-            left_out.append(f"keys[{number}]: {error}")
+            # Half a surrogate pair, which JSON may hold, could not be written to a log in UTF-8.
+            said = str(error).encode("utf-8", "backslashreplace").decode()
+            left_out.append(f"keys[{number}]: {said}")
     shown = "; ".join(left_out[:_MAX_TOLD]) + (f"; and {len(left_out) - _MAX_TOLD} more" * (len(left_out) > _MAX_TOLD))
     if not keys:
         return f"the key set {name} holds no key that can verify a token" + (f" ({shown})" if shown else "")

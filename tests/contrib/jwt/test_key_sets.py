@@ -72,6 +72,7 @@ USELESS = {
     "ecdh": {**jwk(EC, kid="enc"), "alg": "ECDH-ES"},
     "x25519": {"kty": "OKP", "crv": "X25519", "x": "L-PYI6-PnGXRGvx8rY4nXvEmOdGRzE6wkWOMOgjcW2o"},
     "unknown_kind": {"kty": "AKP", "kid": "pq", "alg": "ML-DSA-44", "pub": "AAAA"},
+    "half_a_character": {"kty": "OKP", "crv": "\ud800", "x": "AAAA"},
     "kind_of_another_type": {"kty": ["RSA"], "kid": 5},
     "unknown_curve": {"kty": "EC", "crv": "secp521k1", "x": "AAAA", "y": "AAAA"},
     "a_point_beside_the_curve": {"kty": "EC", "crv": "P-256", "x": "AAAA", "y": "AAAA"},
@@ -101,6 +102,7 @@ def test_an_entry_that_cannot_verify_is_left_out_and_told_once(
         assert identify(token(RSA, "RS256", None), path) is not None
 
     (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.getMessage().encode("utf-8")
     assert "jwks.json" in line.getMessage() and f"keys[{0 if is_first else 1}]" in line.getMessage()
     assert len(line.getMessage()) < 500
 

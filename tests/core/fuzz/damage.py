@@ -27,6 +27,7 @@ NUM_CHECKS = 9
 
 _CASE_S = 10.0
 _CASE_BYTES = 384 * 2**20
+_MAX_DOCUMENT_CHARS = 2**22
 _SHARE_S = float(os.environ.get("FUZZ_SECONDS", "3600")) / NUM_CHECKS
 
 
@@ -58,7 +59,8 @@ def run_damaged(name: str, amount: Amount, check: Callable[[Random], None]) -> i
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # panics of libraries in Rust are no Exception
-            raise AssertionError(f"case {number} of {name}: {type(error).__name__}: {error}"[:2000]) from error
+            said = f"case {number} of {name}: {type(error).__name__}: {error}"[:2000]
+            raise AssertionError(said.encode("utf-8", "backslashreplace").decode()) from error
         number += 1
     print(f"{name}: {number} cases in {time.monotonic() - began:.0f} s")
     return number
@@ -176,7 +178,8 @@ def damage_json(random: Random, value: Any) -> Any:
             case 0:
                 del holder[key]
             case 1:
-                holder[key] = [holder[key]] * random.choice([1, 2, 1000])
+                size = len(json.dumps(holder[key]))
+                holder[key] = [holder[key]] * min(random.choice([1, 2, 1000]), max(1, _MAX_DOCUMENT_CHARS // size))
             case 2:
                 for _ in range(random.choice([1, 3, 100])):
                     holder[key] = {str(key): holder[key]} if random.random() < 0.5 else [holder[key]]
