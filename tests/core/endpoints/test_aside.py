@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.api import tokens
+from enginehouse.api.openai import tokens
 from enginehouse.api.openai.answer import Choice
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.chat_dialect import ChatDialect
