@@ -5,7 +5,6 @@ A test compares; a page that is out of date fails and names this command.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
@@ -31,8 +30,9 @@ from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 from enginehouse_otel.options import OtelOptions
 
+from .error_codes import code_table
 from .parameters import parameter_table
-from .repository import ROOT, source_files, syntax_of
+from .repository import ROOT
 from .sampling_fields import field_table, step_table
 
 __all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
@@ -44,7 +44,6 @@ def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
         "docs/api.md": {"parameters": parameter_table()},
-        "docs/architecture.md": {"modules": _modules()},
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),
@@ -59,6 +58,7 @@ def page_parts() -> dict[str, dict[str, str]]:
             "formats": _formats(),
             "options": _table(LlguidanceOptions, set()),
         },
+        "docs/troubleshooting.md": {"codes": code_table()},
     }
 
 
@@ -74,19 +74,6 @@ def fill(page: str, texts: dict[str, str]) -> str:
 def hook_names() -> list[str]:
     """Names of all hooks, in the order of hookspecs.py."""
     return [name for name, value in vars(hookspecs).items() if hasattr(value, "enginehouse_spec")]
-
-
-def _modules() -> str:
-    """One line per package and module: the first sentence of its docstring."""
-    lines = []
-    for path in source_files():
-        name = path.relative_to(ROOT).as_posix()
-        folder = path.name == "__init__.py"
-        depth = name.count("/") - (2 if folder else 1)
-        shown = path.name if not folder else f"{path.parent.relative_to(ROOT) if depth == 0 else path.parent.name}/"
-        sentence = re.split(r"(?<=\.)\s|\n\n", ast.get_docstring(syntax_of(path)) or "", maxsplit=1)[0]
-        lines.append(f"{'  ' * depth}- `{shown}`: {_plain(sentence)}\n")
-    return "".join(lines)
 
 
 def _plain(docstring: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .error_codes import HELP, statuses_of_codes
 from .pages import COMMAND, fill, page_parts
-from .repository import ROOT
+from .repository import ROOT, source_files, syntax_of
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
@@ -31,9 +33,36 @@ def test_generated_parts_are_current(page: str) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
+    for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", text):
         if "://" not in link:
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page.name} links to {link}"
+            assert not anchor or anchor in _anchors(target), f"{page.name} links to {link}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_error_code_has_a_row_and_no_row_is_without_a_code() -> None:
+    assert set(HELP) == set(statuses_of_codes())
+
+
+def test_architecture_fits_its_size() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_architecture_names_the_rooms_and_files_that_exist() -> None:
+    core = ROOT / "core" / "enginehouse"
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {folder.name for folder in core.iterdir() if (folder / "__init__.py").exists()}
+
+    assert set(re.findall(r"^\| `(\w+)/` \|", text, flags=re.MULTILINE)) == rooms
+    for room, rest in re.findall(r"`(\w+)/([\w/.]*)`", text):
+        if room in rooms:
+            assert (core / room / rest).exists(), f"architecture.md names {room}/{rest}"
 
 
 @pytest.mark.parametrize("fragment", sorted((ROOT / "changelog.d").glob("*")), ids=lambda path: path.name)
@@ -47,3 +76,33 @@ def test_sources_name_no_machine() -> None:
     shipped = [path for area in ("core", "plugins", "contrib", "examples") for path in (ROOT / area).rglob("*.py")]
 
     assert [path.name for path in shipped if home.search(path.read_text(encoding="utf-8"))] == []
+
+
+def _glossary(heading: str) -> list[list[str]]:
+    """The cells of each row of the first table after a heading of the glossary."""
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").split(f"# {heading}\n", 1)[1].split("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
+
+
+@pytest.mark.parametrize("heading", ["Glossary", "To be renamed"])
+def test_glossary_is_sorted_and_complete(heading: str) -> None:
+    rows = _glossary(heading)
+    words = [row[0].strip("`").casefold() for row in rows]
+
+    assert all(len(row) == 3 and all(row) for row in rows)
+    assert words == sorted(set(words))
+
+
+def test_words_to_be_renamed_are_still_in_the_code() -> None:
+    names = {path.stem for path in source_files()} | {
+        name
+        for path in source_files()
+        for node in ast.walk(syntax_of(path))
+        for name in (getattr(node, key, None) for key in ("id", "attr", "name", "arg"))
+        if isinstance(name, str)
+    }
+
+    for word, _, _ in _glossary("To be renamed"):
+        whole = re.compile(rf"(?<![a-z]){word.strip('`')}(?![a-z])")
+        assert any(whole.search(name) for name in names), f"{word} is gone: remove its row from docs/glossary.md"

@@ -23,6 +23,8 @@ from .repository import (
 )
 
 AREAS = ("core", "plugins", "contrib", "tests", "examples")
+CORE = ROOT / "core" / "enginehouse"
+ROOMS = sorted(path.parent for path in (*CORE.glob("*/__init__.py"), *CORE.glob("api/*/__init__.py")))
 
 
 def imported_packages(path: Path) -> set[str]:
@@ -92,6 +94,14 @@ def test_every_area_says_what_may_not_live_there(area: str) -> None:
 
     assert len([line for line in lines if line.strip()]) <= 5
     assert " not" in " ".join(lines)
+
+
+@pytest.mark.parametrize("folder", ROOMS, ids=lambda path: path.name)
+def test_every_room_says_what_may_not_live_there(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+
+    assert len([line for line in text.splitlines() if line.strip()]) <= 5
+    assert re.search(r"\b(no|not|nothing)\b", text, re.IGNORECASE)
 
 
 def test_plugin_modules_hold_hooks_only() -> None:

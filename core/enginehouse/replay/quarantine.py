@@ -4,7 +4,7 @@ After a death everything that the worker was working on is suspect. Suspects go 
 worker (its *isolation run*), until it has come well past the point where it was; then it steps aside for the next one,
 and when all have passed, all go on together. A worker that dies in an isolation run was killed by the work in it.
 
-``TRANSITIONS`` is the table of docs/architecture.md ("When a worker dies"). A death from outside (``kill -9``, with
+``TRANSITIONS`` is the table of docs/recovery.md ("Finding the cause"). A death from outside (``kill -9``, with
 memory to spare) is held against no work twice; then it is, since a watcher that kills what takes too much memory looks
 the same from here.
 

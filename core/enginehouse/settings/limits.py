@@ -86,10 +86,10 @@ class LimitsSettings:
         max_body_bytes: longest request body.
         max_header_bytes: longest head of a request: its first line and headers.
         max_headers: most headers of a request.
-        max_client_bytes: memory for what all clients together send and do not read: heads, bodies until they are
-            answered, requests that wait on their connections, and answers. What does not fit is refused.
-        max_client_bytes_per_key: of these, how many one key may hold, and all connections together whose callers are
-            not recognised yet; unset is half. Without keys all may be one's.
+        max_client_bytes: memory for the data of all clients together: heads, bodies until they are answered, pipelined
+            requests, and unread responses. Data beyond it is refused.
+        max_client_bytes_per_key: the share that one key may hold, and all connections together whose callers are not
+            identified yet; unset is half. Without keys one caller may hold all.
         max_message_bytes: longest message of a chat, as JSON.
         max_json_depth: deepest nesting of a request body.
         max_queue: requests that wait per model; one more is refused.

@@ -55,15 +55,15 @@ class ServerSettings:
             ``insecure``.
         port: TCP port; 0 takes any free one.
         uds: file of a Unix domain socket to listen on instead of ``host`` and ``port``; a relative name is relative to
-            the configuration file. It is removed at the end, and replaced at the start when no server listens on it.
-        uds_mode: mode of that file in octal digits: who may connect. Without keys all these may also use ``/admin``.
-        ssl_certfile: PEM file with the certificate, and those that it builds on, to speak HTTPS only; a new one is read
-            at the next start.
-        ssl_keyfile: PEM file with its private key; unset is in ``ssl_certfile`` as well.
+            the configuration file. It is removed at the end, and replaced at the start if no server listens on it.
+        uds_mode: mode of that file in octal digits: who may connect. Without keys all of these may also use ``/admin``.
+        ssl_certfile: PEM file with the certificate and its chain; the port then speaks HTTPS only. A renewed one is
+            read at the next start.
+        ssl_keyfile: PEM file with its private key; unset: it is in ``ssl_certfile`` as well.
         ssl_keyfile_password: password of an encrypted key.
-        ssl_ca_certs: PEM file with authorities; then clients need a certificate of one of these.
-        root_path: path below which a proxy shows this server, such as ``/llm``. Requests are answered with it in front
-            and without, whether the proxy takes it away or not; the OpenAPI document names it.
+        ssl_ca_certs: PEM file with authorities; clients then need a certificate of one of these.
+        root_path: path below which a proxy exposes this server, such as ``/llm``. Requests are accepted with and
+            without it, so the proxy may remove it or keep it; the OpenAPI document names it.
         allowed_hosts: further names that the Host header may carry, such as ``host.docker.internal``; loopback and
             ``host`` always may.
         cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all of them.
