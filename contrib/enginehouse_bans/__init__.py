@@ -1,4 +1,4 @@
-"""Logits processors: words that an answer must not hold, and runs of tokens that it must not repeat. Hooks only."""
+"""Logits processors: banned words, and a ban on repeated runs of tokens. Hooks only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ __all__ = ["register_logits_processors"]
 
 @hookimpl
 def register_logits_processors(register: Callable[[LogitsProcessor], None]) -> None:
-    """Hand over the processors; each is off until a request sets its field."""
+    """Register the processors; each is off until a request sets its field."""
     register(BadWords())
     register(RepeatedNgrams())

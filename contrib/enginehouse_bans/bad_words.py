@@ -1,7 +1,7 @@
-"""``bad_words``: strings that an answer never holds, whichever tokens would spell them.
+"""``bad_words``: strings that never occur in an answer, regardless of the tokens that spell them.
 
-A token is banned where its bytes complete one of the strings, together with the end of the answer so far. Prompts may
-hold them. The field is vLLM's; there only the tokenizations that its tokenizer finds are banned.
+A token is banned if its bytes, together with the end of the answer so far, complete one of the strings. Prompts may
+contain them. The field is vLLM's; there only the tokenizations found by its tokenizer are banned.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BadWordsFields:
 
 @define(eq=False)
 class BadWords:
-    """The processor; keeps the order of the last vocabulary that it saw."""
+    """The processor; caches the token order of the last vocabulary."""
 
     name: str = "bad_words"
     api_version: int = 1
@@ -47,20 +47,20 @@ class BadWords:
     _vocabulary: _Vocabulary | None = None
 
     def create(self, fields: BadWordsFields) -> ProcessorSession | None:
-        """A session where there are words."""
+        """Return a session if there are words."""
         if not fields.bad_words:
             return None
         return _Session(self, [word.encode("utf-8", "replace") for word in fields.bad_words])
 
     def vocabulary(self, token_bytes: Sequence[bytes]) -> _Vocabulary:
-        """The order of these tokens."""
+        """Return the sorted vocabulary of these tokens."""
         if self._vocabulary is None or self._vocabulary.token_bytes is not token_bytes:
             self._vocabulary = _Vocabulary(token_bytes)
         return self._vocabulary
 
 
 class _Vocabulary:
-    """Tokens by their bytes."""
+    """Tokens sorted by their bytes."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self.token_bytes = token_bytes
@@ -75,13 +75,13 @@ class _Vocabulary:
         return self._ids[first:last]
 
     def holding(self, word: bytes) -> NDArray[np.int64]:
-        """Ids of the tokens that hold all of ``word``."""
+        """Ids of the tokens that contain all of ``word``."""
         return np.array([i for i, token in enumerate(self.token_bytes) if word in token], np.int64)
 
 
 @define(eq=False)
 class _Session:
-    """One sequence: which tokens are always banned, and which ones behind a part of a word."""
+    """One sequence: the tokens that are always banned, and those banned after a part of a word."""
 
     plugin: BadWords
     words: list[bytes]
@@ -100,7 +100,7 @@ class _Session:
                     logits[vocabulary.starting_with(word[length:])] = -np.inf
 
     def _end_of_answer(self, history: History) -> bytes:
-        """As many bytes of the answer as the longest word has."""
+        """Return as many bytes from the end of the answer as the longest word has."""
         wanted, end = max(map(len, self.words)) - 1, b""
         place = len(history.token_ids)
         while place > history.num_prompt_tokens and len(end) < wanted:
@@ -110,6 +110,6 @@ class _Session:
 
 
 def _behind(start: bytes) -> bytes:
-    """The smallest bytes larger than everything that begins with ``start``; empty when there are none."""
+    """Return the smallest bytes larger than everything that begins with ``start``; empty if there are none."""
     kept = start.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""

@@ -1,4 +1,4 @@
-"""``no_repeat_ngram_size``: no run of so many tokens stands twice in a text, the prompt included.
+"""``no_repeat_ngram_size``: no run of this many tokens occurs twice in a text, prompt included.
 
 The field and its meaning are those of transformers.
 """
@@ -39,7 +39,7 @@ class RepeatedNgrams:
     request_fields: type[RepeatedNgramsFields] = RepeatedNgramsFields
 
     def create(self, fields: RepeatedNgramsFields) -> ProcessorSession | None:
-        """A session where a size is set."""
+        """Return a session if a size is set."""
         return _Session(fields.no_repeat_ngram_size) if fields.no_repeat_ngram_size else None
 
 
@@ -48,7 +48,7 @@ class _Session:
     size: int
 
     def process(self, logits: NDArray[np.float32], history: History) -> None:
-        """Ban the tokens that followed on the last ``size - 1`` tokens before."""
+        """Ban the tokens that followed earlier occurrences of the last ``size - 1`` tokens."""
         text = history.token_ids
         if len(text) < self.size:
             return

@@ -30,7 +30,7 @@ class _LengthsType(click.ParamType):
     name = "lengths"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
-        """The distribution that the text describes."""
+        """Parse a length distribution."""
         if isinstance(value, Lengths):
             return value
         try:
@@ -145,7 +145,7 @@ def _workload(options: dict[str, Any]) -> Workload:
 
 
 def _warm_up(served: Served, options: dict[str, Any]) -> None:
-    """A few requests that count nowhere; what the server refuses is found here, before the load."""
+    """Send a few uncounted requests; refused requests are detected here, before the load."""
     workload = attrs.evolve(_workload(options), num_requests=max(1, options["warmup"]), rate=None, seed=-1)
     if options["warmup"] == 0:
         return
@@ -195,7 +195,7 @@ def _fields(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _setting(options: dict[str, Any]) -> dict[str, Any]:
-    """What was asked, for the reports."""
+    """Return the benchmark's settings, for the reports."""
     shown = ("num_requests", "clients", "rate", "shared_words", "seed", "goal_ttft", "goal_tpot", "goal_latency")
     lengths = {name: str(options[name]) for name in ("prompt_words", "output_tokens")}
     return {**{name: options[name] for name in shown}, **lengths, "fields": ", ".join(options["fields"])}

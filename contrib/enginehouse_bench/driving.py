@@ -1,4 +1,4 @@
-"""Sends a workload to a server and notes when each piece of each answer arrives."""
+"""Sends a workload to a server and records the arrival time of each piece of each answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Answered", "Run", "Served", "drive"]
 
 @frozen
 class Served:
-    """The server and the model that are measured."""
+    """The server and the model under test."""
 
     url: str
     model: str
@@ -29,12 +29,12 @@ class Served:
 
 @define
 class Answered:
-    """What became of one request. Times in seconds from the start of the run.
+    """Result of one request. Times in seconds from the start of the run.
 
     Attributes:
-        due_s: when it should have been sent; waiting behind that counts as the server's time.
-        text_times_s: when each piece of text arrived.
-        error: why there was no whole answer.
+        due_s: scheduled send time; later waiting counts as the server's time.
+        text_times_s: arrival time of each piece of text.
+        error: reason why there was no complete answer.
     """
 
     due_s: float
@@ -47,7 +47,7 @@ class Answered:
 
 @frozen
 class Run:
-    """A whole run; ``is_cut`` says that its time was up before all requests were answered."""
+    """A whole run; ``is_cut``: the time limit was reached before all requests were answered."""
 
     answered: tuple[Answered, ...]
     wall_s: float
@@ -66,10 +66,10 @@ def drive(
     """Run the workload.
 
     Args:
-        clients: requests under way at once, at most.
-        limit_s: the run ends then at the latest; what is under way is cut off and does not count.
-        timeout_s: longest time of one request.
-        on_answer: told about each request that has ended.
+        clients: maximum number of concurrent requests.
+        limit_s: maximum duration of the run; requests in progress are cut off and not counted.
+        timeout_s: maximum duration of one request.
+        on_answer: called with each finished request.
     """
     return asyncio.run(_Driver(served, clients, timeout_s, on_answer).run(workload, limit_s))
 
@@ -94,7 +94,7 @@ class _Driver:
         return Run(tuple(self._answered), self._now(), is_cut)
 
     async def _one_after_the_other(self, requests: Iterator[Planned]) -> None:
-        """Each client sends its next request when its last one is answered."""
+        """Closed loop: each client sends its next request when its last one is answered."""
 
         async def client() -> None:
             for planned in requests:
@@ -105,7 +105,7 @@ class _Driver:
                 group.create_task(client())
 
     async def _in_time(self, requests: Iterator[Planned]) -> None:
-        """Each request is sent when it is due, whatever became of the others; ``clients`` bounds them."""
+        """Open loop: each request is sent when it is due, independent of the others, up to ``clients`` at once."""
         free = asyncio.Semaphore(self._clients)
         async with asyncio.TaskGroup() as group:
             for planned in requests:

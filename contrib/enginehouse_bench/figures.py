@@ -1,4 +1,4 @@
-"""Figures of a run: times to the first token, gaps between tokens, throughput, goodput. Pure arithmetic."""
+"""Metrics of a run: times to the first token, gaps between tokens, throughput, goodput. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Figures", "Goals", "Spread", "figures_of"]
 
 @frozen
 class Spread:
-    """How values are spread; in milliseconds. None where there is no value."""
+    """Distribution of values, in milliseconds; None if there are no values."""
 
     mean: float | None = None
     p50: float | None = None
@@ -27,7 +27,7 @@ class Spread:
 
 @frozen
 class Goals:
-    """What a request must reach to count as good; in milliseconds, None is no goal."""
+    """Limits that a request must meet to count as good, in milliseconds; None means no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -36,16 +36,16 @@ class Goals:
 
 @frozen(kw_only=True)
 class Figures:
-    """What a run gave.
+    """Metrics of a run.
 
     Attributes:
-        num_cut: requests that were under way, or not sent, when the run's time was up; they count nowhere else.
-        errors: reason to number of requests.
+        num_cut: requests that were in progress, or not sent, at the time limit; they count nowhere else.
+        errors: number of requests per reason.
         ttft_ms: time to the first token, from when the request was due.
         itl_ms: gaps between two pieces of text.
-        tpot_ms: time per output token behind the first, one value per request.
+        tpot_ms: time per output token after the first, one value per request.
         latency_ms: from when the request was due to the end of its answer.
-        goodput: share of all requests that were answered and reach every goal; None without goals.
+        goodput: share of all requests that were answered and meet all goals; None without goals.
         good_requests_per_s: the same per second.
     """
 
@@ -68,7 +68,7 @@ class Figures:
 
 
 def figures_of(run: Run, num_requests: int, goals: Goals | None = None) -> Figures:
-    """The figures of ``run``, of which ``num_requests`` were planned."""
+    """Compute the metrics of ``run``, of which ``num_requests`` were planned."""
     whole = [answer for answer in run.answered if answer.error is None]
     errors = Counter(answer.error for answer in run.answered if answer.error is not None)
     seconds = max(run.wall_s, 1e-9)
@@ -97,7 +97,7 @@ def figures_of(run: Run, num_requests: int, goals: Goals | None = None) -> Figur
 
 
 def _num_tokens(answer: Answered) -> int:
-    """As the server has counted; where it does not, each piece of text is one."""
+    """Number of tokens reported by the server; without a report, each piece of text counts as one."""
     return answer.num_output_tokens or len(answer.text_times_s)
 
 
@@ -142,7 +142,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two nearest values, as numpy's default."""
+    """Interpolate linearly between the two nearest values, like numpy's default."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

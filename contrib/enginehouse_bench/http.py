@@ -1,7 +1,7 @@
-"""Streams answers of an OpenAI-compatible server with as little work per event as possible.
+"""Streams answers of an OpenAI-compatible server with minimal work per event.
 
-Plain asyncio streams: a load generator that computes much measures itself. Each request has a connection of its own.
-Knows HTTP/1.1 as far as such servers use it; knows nothing of load or figures.
+Uses plain asyncio streams: a load generator with much computation measures itself. Each request has its own connection.
+Supports HTTP/1.1 as far as such servers use it. Does not know load or metrics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_ERROR_BYTES = 4096
 
 
 class RequestFailed(Exception):
-    """A request got no whole answer; ``reason`` is short enough to be counted by."""
+    """A request got no complete answer; ``reason`` is short enough for grouping."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class RequestFailed(Exception):
 
 
 async def stream_chat(url: str, body: bytes, key: str | None) -> AsyncGenerator[dict[str, Any]]:
-    """POST a streaming request to ``url`` and give the chunks of its answer as they come.
+    """POST a streaming request to ``url`` and yield the chunks of its answer as they arrive.
 
     Raises:
         RequestFailed: the server refused it, broke off, or could not be reached.
@@ -90,13 +90,13 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 
 async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The parts of a body in HTTP's chunked form."""
+    """Yield the parts of a body in HTTP's chunked encoding."""
     while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
 
 
 async def _plain(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """A body of known length, or one that ends with the connection."""
+    """Yield a body of known length, or one that ends with the connection."""
     left = int(headers.get("content-length", -1))
     while left and (data := await reader.read(65536 if left < 0 else min(left, 65536))):
         left -= len(data) if left > 0 else 0
@@ -104,7 +104,7 @@ async def _plain(reader: asyncio.StreamReader, headers: dict[str, str]) -> Async
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What follows ``data:`` in each line."""
+    """Yield the data after ``data:`` of each line."""
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")

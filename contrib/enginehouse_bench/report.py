@@ -1,4 +1,4 @@
-"""Figures as JSON and as a Markdown table."""
+"""Metrics as JSON and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["milliseconds", "rows", "spreads", "to_json", "to_markdown"]
 
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
-    """What a person wants to see: name and value."""
+    """Return the metrics shown to users: name and value."""
     shown = [
         ("requests answered", f"{figures.num_answered} of {figures.num_requests}"),
         ("time", f"{figures.wall_s:.1f} s"),
@@ -31,12 +31,12 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
 
 
 def to_json(setting: dict[str, Any], figures: Figures) -> str:
-    """Everything, with what was asked."""
+    """Format all metrics, with the benchmark's settings."""
     return json.dumps({"setting": setting, "figures": attrs.asdict(figures)}, indent=2) + "\n"
 
 
 def to_markdown(setting: dict[str, Any], figures: Figures) -> str:
-    """Two tables: counts and rates, then times in milliseconds."""
+    """Format two tables: counts and rates, then times in milliseconds."""
     lines = [f"{name}: {value}" for name, value in setting.items() if value not in (None, "")]
     counts = [f"| {name} | {value} |" for name, value in rows(figures)]
     columns = [attribute.name for attribute in attrs.fields(Spread)]
@@ -61,7 +61,7 @@ def to_markdown(setting: dict[str, Any], figures: Figures) -> str:
 
 
 def spreads(figures: Figures) -> list[tuple[str, Spread]]:
-    """The times, with their names."""
+    """Return the times, with their names."""
     return [
         ("time to first token", figures.ttft_ms),
         ("between two pieces", figures.itl_ms),
@@ -71,5 +71,5 @@ def spreads(figures: Figures) -> list[tuple[str, Spread]]:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time as the tables show it."""
+    """Format a time for the tables."""
     return "" if value is None else f"{value:.1f}"

@@ -1,4 +1,4 @@
-"""What is asked of a server: prompts, answer lengths, and when each request is due. The same seed, the same work."""
+"""Workload of a benchmark: prompts, answer lengths, and due times. Deterministic for a given seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_LENGTH = 1_000_000
 
 @frozen
 class Lengths:
-    """A distribution of whole numbers: uniform from ``low`` to ``high``, or normal within these bounds."""
+    """A distribution of integers: uniform from ``low`` to ``high``, or normal within these bounds."""
 
     low: int = field(validator=[ge(1)])
     high: int
@@ -30,20 +30,20 @@ class Lengths:
     deviation: float = 0.0
 
     def __str__(self) -> str:
-        """As :func:`parse_lengths` reads it."""
+        """Format for :func:`parse_lengths`."""
         if self.mean is not None:
             return f"normal:{self.mean:g}:{self.deviation:g}"
         return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
 
     def draw(self, source: random.Random) -> int:
-        """One of them."""
+        """Draw a value."""
         if self.mean is None:
             return source.randint(self.low, self.high)
         return min(self.high, max(self.low, round(source.gauss(self.mean, self.deviation))))
 
 
 def parse_lengths(text: str) -> Lengths:
-    """``128`` is always that, ``64-512`` any number between, ``normal:256:64`` a normal one (mean, deviation).
+    """Parse ``128`` (constant), ``64-512`` (uniform), or ``normal:256:64`` (mean, deviation).
 
     Raises:
         ValueError: it is none of these.
@@ -61,7 +61,7 @@ def parse_lengths(text: str) -> Lengths:
 
 @frozen
 class Planned:
-    """One request: when it is due, in seconds from the start, and what it asks for."""
+    """One request: its due time, in seconds from the start, and its content."""
 
     number: int
     due_s: float
@@ -71,16 +71,16 @@ class Planned:
 
 @frozen(kw_only=True)
 class Workload:
-    """What is asked.
+    """Parameters of a workload.
 
     Attributes:
-        num_requests: in total.
+        num_requests: total number of requests.
         prompt_words: words of each prompt; most tokenizers make one token of each.
         output_tokens: length of each answer.
         shared_words: words that all prompts begin with.
         rate: requests per second on average, at random times (Poisson); None: each client sends its next request when
             its last one is answered.
-        seed: of prompts, lengths and times.
+        seed: seed of prompts, lengths and times.
     """
 
     num_requests: int = field(validator=gt(0))
@@ -91,7 +91,7 @@ class Workload:
     seed: int = 0
 
     def requests(self) -> Iterator[Planned]:
-        """All requests in order; prompts differ from their first own word on."""
+        """Yield all requests in order; prompts differ from their first unshared word on."""
         source = random.Random(self.seed)
         shared = " ".join(random.Random(-1).choices(_WORDS, k=self.shared_words))
         due_s = 0.0

@@ -12,5 +12,5 @@ __all__ = ["register_commands"]
 
 @hookimpl
 def register_commands(register: Callable[[Command], None]) -> None:
-    """Offer the command; its module is imported when it is run."""
+    """Register the command; its module is imported when it is run."""
     register(Command("chat", "enginehouse_chat.command:chat", "Talk to a model in the terminal."))

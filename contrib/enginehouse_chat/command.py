@@ -20,7 +20,7 @@ from enginehouse_chat.slash_commands import HELP, run_command
 
 __all__ = ["chat"]
 
-# What a model writes must not move the cursor or recolour the terminal.
+# A model's output must not move the cursor or recolour the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -79,14 +79,14 @@ def _answer_once(conversation: Conversation) -> None:
 
 
 def _converse(conversation: Conversation) -> None:
-    """Question and answer until the user leaves."""
-    with contextlib.suppress(ImportError):  # not everywhere; it lets input() edit lines and remember them
+    """Run the question and answer loop until the user leaves."""
+    with contextlib.suppress(ImportError):  # not available everywhere; adds line editing and history to input()
         import readline  # noqa: F401, PLC0415
     click.echo(f"{conversation.model} at {conversation.url}. {HELP}")
     while True:
         try:
             text = input("> ").strip()
-        except KeyboardInterrupt:  # what was typed is thrown away, as in a shell
+        except KeyboardInterrupt:  # discards the current line, as in a shell
             click.echo()
             continue
         except EOFError:
@@ -102,7 +102,7 @@ def _converse(conversation: Conversation) -> None:
 
 
 def _answer(conversation: Conversation, text: str) -> None:
-    """Show one answer; Ctrl-C stops it, and only it."""
+    """Show one answer; Ctrl-C stops only the answer."""
     pieces = conversation.ask(text)
     try:
         _show(pieces, is_terminal=sys.stdout.isatty())
@@ -114,7 +114,7 @@ def _answer(conversation: Conversation, text: str) -> None:
 
 
 def _show(pieces: Iterator[Piece], *, is_terminal: bool) -> None:
-    """Write an answer as it comes; reasoning is dimmed, and left out where no terminal can dim it."""
+    """Write an answer as it arrives; reasoning is dimmed, and omitted without a terminal."""
     shown, usage = "", {}
     for piece in pieces:
         if piece.kind == "usage":

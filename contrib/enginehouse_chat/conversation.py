@@ -1,6 +1,6 @@
-"""A conversation with one model of an OpenAI-compatible server: what was said, and the next answer piece by piece.
+"""A conversation with one model of an OpenAI-compatible server: message history, and the next answer piece by piece.
 
-Knows HTTP and server-sent events; knows no terminal. ``enginehouse chat`` shows it.
+Knows HTTP and server-sent events. Does not know the terminal. Displayed by ``enginehouse chat``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChatFailed(EnginehouseError):
 
 @frozen
 class Piece:
-    """A part of an answer. ``usage`` is what the server counted, once, at the end."""
+    """A part of an answer. ``usage`` is the server's token count, once, at the end."""
 
     kind: Literal["text", "reasoning", "usage"]
     text: str = ""
@@ -37,11 +37,11 @@ class Piece:
 
 @define
 class Conversation:
-    """What was said so far, and how answers are asked for.
+    """Message history and request parameters.
 
     Attributes:
-        url: address below which ``/chat/completions`` lies.
-        system: the system prompt, in front of every request.
+        url: base URL of ``/chat/completions``.
+        system: the system prompt, sent first in every request.
         turns: messages of user and assistant.
         fields: further request fields, such as ``temperature``.
     """
@@ -55,19 +55,19 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """Everything that the model is told."""
+        """All messages sent to the model."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns]
 
     def reset(self) -> None:
-        """Forget what was said; the system prompt and the fields stay."""
+        """Clear the history; the system prompt and the fields stay."""
         self.turns.clear()
 
     def ask(self, text: str) -> Generator[Piece, None, None]:
-        """Say ``text`` and get the answer as it comes.
+        """Send ``text`` and yield the answer as it arrives.
 
-        An answer that is broken off half-way (close the iterator) stays in the conversation with what had come, so
-        that the model knows what the user saw. A question without any answer is taken back.
+        An answer that is interrupted (close the iterator) stays in the conversation as far as it arrived, so that the
+        model knows what the user saw. A question without any answer is removed.
 
         Raises:
             ChatFailed: the server refuses it, breaks off, or cannot be reached.
@@ -137,7 +137,7 @@ def _of_chunk(data: bytes) -> Iterator[Piece]:
 
 
 def _error_of(body: bytes) -> str:
-    """The message of an error answer, or how it begins."""
+    """Return the message of an error response, or its beginning."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

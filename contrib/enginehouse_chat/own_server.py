@@ -1,7 +1,7 @@
-"""A server inside a command, for commands that need one and were given no address.
+"""Runs a server inside a command, for commands that need one and were given no URL.
 
-It is the server of ``enginehouse serve`` on a free port of this machine, in a thread, with the progress of loading on
-the terminal. It ends with the command.
+It is the server of ``enginehouse serve`` on a free local port, in a thread, with the loading progress on the terminal.
+It stops with the command.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _STOP_TIMEOUT_S = 20.0
 
 @contextlib.contextmanager
 def own_server(settings: Settings, model: str | None, backend: str | None, console: Console) -> Iterator[str]:
-    """Serve one model while the block runs; the value is the server's address. Nobody else needs or gets a key.
+    """Serve one model within the block; yields the server's URL. Other programs neither need nor get a key.
 
     Args:
         model: as for ``enginehouse serve``; None is the first configured one, else the starter model.
-        backend: backend that is to open it.
-        console: shows how far it has loaded.
+        backend: backend that opens it.
+        console: shows the loading progress.
 
     Raises:
         EnginehouseError: there is no such model, or it could not be loaded.
@@ -60,7 +60,7 @@ def own_server(settings: Settings, model: str | None, backend: str | None, conso
 
 
 def _alone(settings: Settings, name: str, model: ModelSettings) -> Settings:
-    """The settings for one model; what they say of others is left out, for these are not served."""
+    """Return the settings for one model, without those that refer to other models."""
     if model.compressor is not None and model.compressor.scorer not in (None, name):
         model = evolve(model, compressor=None)
     server = evolve(settings.server, host="127.0.0.1", port=0, uds=None, root_path="")
@@ -69,7 +69,7 @@ def _alone(settings: Settings, name: str, model: ModelSettings) -> Settings:
 
 
 class _Running:
-    """The server's thread."""
+    """A server running in a thread."""
 
     def __init__(self, settings: Settings, registry: PluginRegistry) -> None:
         self._settings, self._registry = settings, registry
@@ -82,7 +82,7 @@ class _Running:
         self._thread: threading.Thread | None = None
 
     def start(self, on_progress: Callable[[float, str], None]) -> None:
-        """Open the port and begin to load."""
+        """Open the port and start loading."""
         listener = listen(self._settings.server)
         self.url = url_of(listener, self._settings.server)
 
@@ -110,8 +110,8 @@ class _Running:
         self._thread.start()
 
     def wait_ready(self) -> None:
-        """Wait until the model is loaded. Raises what stopped the server, or ModelLoadError."""
-        while not self._settled.wait(0.2):  # in short waits, so that Ctrl-C is seen on every system
+        """Wait until the model is loaded. Raises the server's error, or ModelLoadError."""
+        while not self._settled.wait(0.2):  # in short waits, so that Ctrl-C works on every system
             pass
         if isinstance(self._error, EnginehouseError):
             raise self._error
@@ -119,9 +119,9 @@ class _Running:
             raise ModelLoadError("the model could not be loaded; the lines above say why")
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has already stopped
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What a line that begins with ``/`` does in ``enginehouse chat``. Knows no terminal: text in, text out."""
+"""Slash commands of ``enginehouse chat``. Does not know the terminal: text in, text out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALL = """\
 
 
 def run_command(line: str, conversation: Conversation) -> str | None:
-    """Do what the line says; returns what to show, None to leave."""
+    """Execute the line; returns the text to show, or None to leave."""
     name, _, rest = line.partition(" ")
     if name in _LEAVE:
         return None
@@ -53,7 +53,7 @@ def _set(text: str, conversation: Conversation) -> str:
 
 
 def _value_of(text: str) -> Any:
-    """A value as JSON, else as text."""
+    """Parse a value as JSON, otherwise as text."""
     try:
         return json.loads(text)
     except ValueError:

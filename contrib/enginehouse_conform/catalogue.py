@@ -1,4 +1,4 @@
-"""All checks in order. H20, H23 to H26 need knowledge of the server or its model and are not among them."""
+"""All checks in order. Omits H20 and H23 to H26, which need knowledge of the server or its model."""
 
 from __future__ import annotations
 

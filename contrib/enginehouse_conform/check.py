@@ -1,4 +1,4 @@
-"""What a check is, and how it ends."""
+"""A conformance check and its outcome."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from enginehouse.cli.target import Target
 __all__ = ["Check", "CheckFailed", "NotOffered", "Outcome", "Result", "require"]
 
 Outcome = Literal["passed", "failed", "refused", "skipped"]
-"""``refused``: the server says honestly, with a client error, that it does not offer this. ``skipped``: it could not be
-tried here, for example because no API key is set. Only ``failed`` is a fault."""
+"""``refused``: the server declares, with a client error, that it does not support this. ``skipped``: it could not be
+tested, for example because no API key is set. Only ``failed`` is a fault.
+"""
 
 
 class CheckFailed(Exception):
-    """The server does not show the behaviour; the message says what it did instead."""
+    """The server does not show the behaviour; the message describes what it did instead."""
 
 
 class NotOffered(Exception):
-    """The check could not be made; ``outcome`` is ``refused`` or ``skipped``."""
+    """The check could not be run; ``outcome`` is ``refused`` or ``skipped``."""
 
     def __init__(self, reason: str, outcome: Literal["refused", "skipped"] = "skipped") -> None:
         super().__init__(reason)
@@ -34,8 +35,8 @@ class Check:
 
     Attributes:
         behaviour: number of the behaviour, such as ``H01``.
-        sentence: what must hold.
-        run: tries it; raises :class:`CheckFailed` or :class:`NotOffered`.
+        sentence: the requirement.
+        run: runs the check; raises :class:`CheckFailed` or :class:`NotOffered`.
     """
 
     behaviour: str
@@ -45,7 +46,7 @@ class Check:
 
 @frozen
 class Result:
-    """How one check ended; ``detail`` says why it did not pass."""
+    """Outcome of one check; ``detail`` is the reason if it did not pass."""
 
     behaviour: str
     sentence: str

@@ -47,11 +47,11 @@ def conform(
 ) -> None:
     """Check whether the server at URL behaves as clients of OpenAI's API expect.
 
-    Exit code 1: a check failed. What a server refuses honestly, or what could not be tried, is no failure.
+    Exit code 1: a check failed. Declared refusals and skipped checks are not failures.
     """
     checks = _chosen(numbers)
     for file in (json_file, markdown_file):
-        if file is not None and not file.absolute().parent.is_dir():  # better now than when all checks have run
+        if file is not None and not file.absolute().parent.is_dir():  # report the error now instead of after all checks
             raise ConfigError(f"there is no folder {file.absolute().parent} for {file.name}")
     target = connect(url, model, key, origin)
     console = Console()

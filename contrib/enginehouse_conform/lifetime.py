@@ -1,4 +1,4 @@
-"""H32 to H34: requests at the same time, clients that leave, and repeated prompts."""
+"""H32 to H34: concurrent requests, disconnecting clients, and repeated prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""H21, H22, H35 and H36: what prompts may look like."""
+"""H21, H22, H35 and H36: forms of prompts."""
 
 from __future__ import annotations
 

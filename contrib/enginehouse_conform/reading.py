@@ -1,4 +1,4 @@
-"""Answers taken apart, with complaints where they are not what the API promises."""
+"""Parses answers and reports deviations from the API."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Stream:
     events: list[dict[str, Any]]
 
     def choices(self, index: int | None = None) -> list[dict[str, Any]]:
-        """What all events say about one choice, or about all."""
+        """Return the entries of all events for one choice, or for all."""
         found = [choice for event in self.events for choice in event.get("choices") or ()]
         return found if index is None else [choice for choice in found if choice.get("index") == index]
 
     def text(self, index: int = 0) -> str:
-        """All text of one choice."""
+        """Return all text of one choice."""
         return "".join(
             (choice.get("delta") or {}).get("content") or choice.get("text") or "" for choice in self.choices(index)
         )
 
     def reasons(self, index: int = 0) -> list[str]:
-        """Every finish reason of one choice."""
+        """Return all finish reasons of one choice."""
         return [choice["finish_reason"] for choice in self.choices(index) if choice.get("finish_reason")]
 
     def usages(self) -> list[dict[str, Any]]:
-        """Every object with token counts."""
+        """Return all objects with token counts."""
         return [event["usage"] for event in self.events if event.get("usage")]
 
 
 def answered(answer: Answer, what: str = "the request") -> dict[str, Any]:
-    """The JSON of an answer that must be 200."""
+    """Return the JSON of an answer that must have status 200."""
     require(answer.status == 200, f"{what} was answered with {answer.shown()}")
     data = answer.json()
     if not isinstance(data, dict):
@@ -50,14 +50,14 @@ def answered(answer: Answer, what: str = "the request") -> dict[str, Any]:
 
 
 def offered(answer: Answer, what: str) -> dict[str, Any]:
-    """Like :func:`answered`; an honest refusal ends the check as ``refused``."""
+    """Same as :func:`answered`; a declared refusal ends the check as ``refused``."""
     if answer.status in (400, 404, 405, 422, 501):
         raise NotOffered(f"{what} is refused: {answer.shown()}", "refused")
     return answered(answer, what)
 
 
 def refused(answer: Answer, what: str, param: str | None = None) -> None:
-    """Require a client error in OpenAI's form; where ``param`` is given it must name that field."""
+    """Require a client error in OpenAI's form; if ``param`` is given it must name that field."""
     require(answer.status in (400, 415, 422), f"{what} was answered with {answer.shown()}")
     data = answer.json()
     error = data.get("error") if isinstance(data, dict) else None
@@ -72,13 +72,13 @@ def refused(answer: Answer, what: str, param: str | None = None) -> None:
 
 
 def content_of(data: dict[str, Any], index: int = 0) -> str:
-    """The text of one choice of a whole answer."""
+    """Return the text of one choice of a non-streamed answer."""
     choice = data["choices"][index]
     return str((choice.get("message") or {}).get("content") or choice.get("text") or "")
 
 
 def read_stream(answer: Answer, what: str = "the stream") -> Stream:
-    """Take a streamed answer apart, strictly."""
+    """Parse a streamed answer strictly."""
     require(answer.status == 200, f"{what} was answered with {answer.shown()}")
     kind = answer.headers.get("content-type", "")
     require(kind.startswith("text/event-stream"), f"{what} has the content type {kind!r}")
@@ -102,13 +102,13 @@ def read_stream(answer: Answer, what: str = "the stream") -> Stream:
 
 
 def forced(text: str) -> dict[str, Any]:
-    """Fields that force an answer to be ``text`` as a JSON string, whatever the model."""
+    """Return request fields that force an answer to be ``text`` as a JSON string, with any model."""
     schema = {"name": "t", "strict": True, "schema": {"type": "string", "const": text}}
     return {"response_format": {"type": "json_schema", "json_schema": schema}, "max_tokens": 200}
 
 
 def forced_text(target: Target, text: str, **fields: Any) -> dict[str, Any]:
-    """The whole answer to a request that forces ``text``; ends the check where the server cannot force any."""
+    """Return the answer to a request that forces ``text``; ends the check if the server does not support that."""
     return offered(target.chat(**{**forced(text), **fields}), "a JSON schema with a constant")
 
 

@@ -15,7 +15,7 @@ __all__ = ["summary", "to_json", "to_markdown"]
 
 
 def to_json(target: Target, results: Sequence[Result]) -> str:
-    """Everything, for programs."""
+    """Format all results as JSON."""
     data = {
         "url": target.url,
         "model": target.model,
@@ -26,7 +26,7 @@ def to_json(target: Target, results: Sequence[Result]) -> str:
 
 
 def to_markdown(results: Sequence[Result]) -> str:
-    """A table."""
+    """Format the results as a table."""
     lines = ["| | behaviour | result |", "|---|---|---|"]
     for result in results:
         shown = result.outcome if not result.detail else f"{result.outcome}: {_cell(result.detail)}"
@@ -35,12 +35,12 @@ def to_markdown(results: Sequence[Result]) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The counts in one line."""
+    """Return the counts in one line."""
     counts = Counter(result.outcome for result in results)
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "refused", "skipped"))
 
 
 def _cell(text: str) -> str:
-    """Text that stays in one cell: bars, line breaks and markup escaped."""
+    """Escape text for a table cell: bars, line breaks and markup."""
     shown = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
     return shown.replace("*", "\\*").replace("_", "\\_")

@@ -1,4 +1,4 @@
-"""Runs checks against a server, each within its time."""
+"""Runs checks against a server, each with a timeout."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["run_checks"]
 def run_checks(
     target: Target, checks: Sequence[Check], timeout_s: float, on_start: Callable[[Check], None] = lambda _: None
 ) -> Iterator[Result]:
-    """Run the checks one after the other.
+    """Run the checks sequentially.
 
     Args:
-        timeout_s: most seconds of one check.
+        timeout_s: maximum seconds per check.
         on_start: called before each check.
     """
     for check in checks:
@@ -40,6 +40,6 @@ def _run(check: Check, target: Target, timeout_s: float) -> tuple[Outcome, str]:
     except (OSError, http.client.HTTPException) as error:
         return "failed", f"the connection broke: {type(error).__name__}: {error}"
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        # Answers are read as the API describes them; what is missing there is a fault of the server.
+        # Checks read answers as the API describes them; missing data is a fault of the server.
         return "failed", f"the answer has an unexpected form: {type(error).__name__}: {error}"
     return "passed", ""

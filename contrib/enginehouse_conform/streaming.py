@@ -37,7 +37,7 @@ def _role_and_end(target: Target) -> None:
 def _early(target: Target) -> None:
     answer = read_stream(target.chat(stream=True, max_tokens=120)).answer
     share = answer.first_byte_s / answer.total_s if answer.total_s else 0
-    slow = answer.total_s > 0.2  # below that, nothing can be told
+    slow = answer.total_s > 0.2  # faster answers are inconclusive
     require(not slow or share < 0.5, f"the first byte came after {share:.0%} of the time")
     cache = answer.headers.get("cache-control", "")
     require("no-cache" in cache or "no-store" in cache, f"Cache-Control is {cache!r}, so that proxies may keep streams")

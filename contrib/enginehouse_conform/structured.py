@@ -31,7 +31,7 @@ def _schema(schema: Any, strict: bool = True) -> dict[str, Any]:
 
 
 def _parse(data: dict[str, Any], beginnings: tuple[str, ...]) -> Any:
-    """The JSON of an answer; None of one that was cut, which must have begun as it should all the same."""
+    """Return the JSON of an answer; None if it was cut off, but its beginning must match."""
     content = content_of(data)
     if data["choices"][0]["finish_reason"] == "length":
         _check_beginning(content, beginnings)

@@ -51,7 +51,7 @@ def _check_arguments(text: Any) -> None:
 
 def _forced(target: Target) -> None:
     for choice in ("required", _NAMED):
-        # One call only: a small model may go on calling until its tokens are used up.
+        # One call only: a small model may continue calling until its tokens are used up.
         fields = {"tools": [_LAMP], "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 200}
         data = offered(target.chat(**fields), f"tool_choice {choice!r}")
         first = data["choices"][0]

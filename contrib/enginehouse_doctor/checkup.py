@@ -1,7 +1,7 @@
-"""What ``enginehouse doctor`` looks at besides backends and models: the machine, the settings, and files around them.
+"""Checks of ``enginehouse doctor`` besides backends and models: the machine, the settings, and their files.
 
-Each check looks, and says what it found and what to do. Nothing is changed, loaded or downloaded, and nothing is sent
-over the network but one attempt to listen on the server's own port.
+Each check reports its finding and advice. Nothing is changed, loaded or downloaded, and the only network operation is
+one attempt to listen on the server's own port.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FEW_FILES = 4096
 
 @frozen
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         state: ``ok``; ``advice`` works but could be better; ``problem`` will not work.
-        text: what is there.
-        advice: what to do; empty where nothing is.
+        text: the finding.
+        advice: recommended action; empty if none.
     """
 
     subject: str
@@ -54,16 +54,16 @@ class Finding:
 
 
 def check_settings(error: ConfigError) -> Finding:
-    """Settings that cannot be used."""
+    """Report unusable settings."""
     return Finding("settings", "problem", error.message, "docs/configuration.md lists every setting")
 
 
 def check_all(settings: Settings, registry: PluginRegistry, served: tuple[str, ...]) -> tuple[Finding, ...]:
-    """Everything, in the order in which it matters at a start.
+    """Run all checks, in the order in which they matter at startup.
 
     Args:
-        settings: with the models that are looked at.
-        served: names and aliases of all models that the settings hold.
+        settings: settings with the models to check.
+        served: names and aliases of all models in the settings.
     """
     return (
         *_check_start(settings, registry),
@@ -78,7 +78,7 @@ def check_all(settings: Settings, registry: PluginRegistry, served: tuple[str, .
 
 
 def _check_start(settings: Settings, registry: PluginRegistry) -> Iterator[Finding]:
-    """What the server itself refuses when it starts, apart from its models: parsers, routers, defaults, ..."""
+    """Check what the server itself would refuse at startup, apart from its models: parsers, routers, defaults, ..."""
     try:
         manager = ModelManager(settings, registry)
         renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
@@ -105,14 +105,14 @@ def _check_plugins(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _check_memory(settings: Settings, registry: PluginRegistry) -> Iterator[Finding]:
-    """Whether the configured models fit at once, by the estimates of their backends."""
+    """Check that the configured models fit into memory together, by the estimates of their backends."""
     budget = (settings.limits.memory_budget or default_budget()).by_device.get(MAIN_MEMORY)
     sizes: dict[str, int] = {}
     for name, model in settings.models.items():
         try:
             footprint = footprint_of(plan_model(name, model, registry))
         except EnginehouseError:
-            continue  # the table of models says why
+            continue  # the table of models shows the reason
         if footprint.device == MAIN_MEMORY:
             sizes[name] = footprint.num_bytes
     if budget is None:
@@ -187,7 +187,7 @@ def _check_keys(auth: AuthSettings, served: tuple[str, ...]) -> Iterator[Finding
 
 
 def _check_open_files() -> Iterable[Finding]:
-    """Each connection is an open file."""
+    """Check the limit of open files; each connection uses one."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - only on Unix

@@ -1,4 +1,4 @@
-"""``enginehouse doctor``: what this machine can run, which backend opens each model, and what is wrong."""
+"""``enginehouse doctor``: shows what can run on this machine, the backend of each model, and problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["doctor"]
 
 @frozen
 class _BackendReport:
-    """Whether one backend can run here."""
+    """Availability of one backend."""
 
     name: str
     available: bool
@@ -41,7 +41,7 @@ class _BackendReport:
 
 @frozen
 class _VerdictReport:
-    """What one backend says about a model."""
+    """Verdict of one backend on a model."""
 
     backend: str
     score: float
@@ -50,7 +50,7 @@ class _VerdictReport:
 
 @frozen(kw_only=True)
 class _ModelReport:
-    """One model: who opens it and why, and what every backend says."""
+    """One model: the chosen backend with the reason, and the verdicts of all backends."""
 
     name: str
     source: str
@@ -63,7 +63,7 @@ class _ModelReport:
 
 @frozen(kw_only=True)
 class _Report:
-    """Everything."""
+    """The whole report."""
 
     versions: dict[str, str]
     backends: tuple[_BackendReport, ...]
@@ -81,7 +81,7 @@ class _Report:
 def doctor(
     ctx: click.Context, *, models: tuple[str, ...], config_file: Path | None, backend: str | None, as_json: bool
 ) -> None:
-    """Show what can run here, which backend would open MODEL (or every configured model) and why, and what to mend.
+    """Show what can run here, which backend would open MODEL (or every configured model) and why, and what to fix.
 
     Nothing is loaded. Exit code 1: there is a problem, such as a broken plugin or a model that cannot be opened.
     """
@@ -94,7 +94,7 @@ def doctor(
 
 
 def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | None) -> _Report:
-    """Everything; with settings that cannot be used, what can be said without them."""
+    """Build the report; with unusable settings, the part that does not need them."""
     unusable: tuple[Finding, ...] = ()
     try:
         settings = read_settings(config_file)
@@ -104,7 +104,7 @@ def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | N
         settings = Settings()
         registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
     asked = _asked(settings, models, backend, registry)
-    # What is said of other models is no business of those that are named.
+    # Settings that refer to other models are irrelevant to named ones.
     router = RouterSettings() if models else settings.router
     findings = (*unusable, *check_all(evolve(settings, models=asked, router=router), registry, settings.served_names()))
     return _report(asked, registry, findings)
@@ -113,7 +113,7 @@ def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | N
 def _asked(
     settings: Settings, models: tuple[str, ...], backend: str | None, registry: PluginRegistry
 ) -> dict[str, ModelSettings]:
-    """The models to look at: those that are named, else the configured ones, else those that plugins offer."""
+    """Return the models to check: the named ones, else the configured ones, else those offered by plugins."""
     names = {known: name for name, model in settings.models.items() for known in (name, *model.aliases)}
     asked = {
         names.get(name, name): settings.models[names[name]] if name in names else ModelSettings(source=name)

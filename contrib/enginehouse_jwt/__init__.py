@@ -1,4 +1,4 @@
-"""Plugin ``jwt``: callers with JSON Web Tokens, signed by whoever the settings trust. Hook implementations only."""
+"""Plugin ``jwt``: authenticates JSON Web Tokens signed by a trusted issuer. Hook implementations only."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ options = JwtOptions
 
 @hookimpl
 def authenticate(credentials: Credentials, options: JwtOptions) -> Identity | None:
-    """Whose token it is; None when there is none, or its signature or time is wrong."""
+    """Return the token's owner; None if there is no token, or its signature or time is invalid."""
     return identify(credentials.token, options)

@@ -1,4 +1,4 @@
-"""The claims of a verified token -> what its owner may do."""
+"""Converts the claims of a verified token to the permissions of its owner."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "priori
 
 
 def read_claims(claims: Mapping[str, Any], options: JwtOptions) -> Identity:
-    """The caller whom the claims describe.
+    """Return the caller described by the claims.
 
     Raises:
-        PluginError: a claim that says what the caller may do is wrong; the caller is denied, never given more.
+        PluginError: a claim about the caller's permissions is invalid; the caller is denied, never given more.
     """
     models = claims.get(options.models_claim)
     return Identity(

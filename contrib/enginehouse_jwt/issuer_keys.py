@@ -1,4 +1,4 @@
-"""The keys that tokens are verified with. Files are read again when they change."""
+"""Keys for verifying tokens. Files are reloaded when they change."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MAX_BYTES = 1024 * 1024
 _MAX_KEYS = 1000
 _MAX_TOLD = 10
 _MIN_RSA_BITS = 2048
-_MAX_MODULUS_CHARS = 2732  # 16384 bits in base64: more takes long to verify with, and OpenSSL refuses it
+_MAX_MODULUS_CHARS = 2732  # 16384 bits in base64: larger keys are slow to verify with, and OpenSSL refuses them
 
-# Only these make a public key. What else an entry says, private parts among it, is not looked at.
+# Only these members form a public key. Other members of an entry, private parts included, are not read.
 _PUBLIC_MEMBERS: Mapping[str, tuple[str, ...]] = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 _CURVES: Mapping[str, str] = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
 _KINDS: Mapping[str, str] = {
@@ -34,16 +34,16 @@ _KINDS: Mapping[str, str] = {
     **dict.fromkeys(_CURVES, "EC"),
     "EdDSA": "OKP",
 }
-"""The kind of key for each algorithm that signs."""
+"""Key type of each signature algorithm."""
 
 
 @frozen
 class _Key:
-    """One key of a set that can verify.
+    """A verification key of a set.
 
     Attributes:
-        algorithm: the only one that it is for, where the set says so.
-        curve: of an elliptic key.
+        algorithm: the only algorithm that it may be used for, if the set declares one.
+        curve: curve of an elliptic key.
     """
 
     id: str | None
@@ -53,14 +53,14 @@ class _Key:
     public: Any
 
     def fits(self, algorithm: str) -> bool:
-        """Whether tokens that are signed so can be verified with it."""
+        """True if it can verify tokens signed with ``algorithm``."""
         if self.kind != _KINDS.get(algorithm) or self.algorithm not in (None, algorithm):
             return False
         return self.kind != "EC" or self.curve == _CURVES.get(algorithm)
 
 
 def key_for(header: dict[str, Any], options: JwtOptions) -> Any:
-    """The key for a token with that header, as PyJWT takes it; None when the issuer has no such key.
+    """Return the key for a token with that header, as PyJWT expects it; None if the issuer has no such key.
 
     Raises:
         PluginError: the settings name no key, or it cannot be read.
@@ -79,7 +79,7 @@ def key_for(header: dict[str, Any], options: JwtOptions) -> Any:
 
 
 def _in_set(text: str, name: str, header: Mapping[str, Any]) -> Any:
-    """The key of that id that fits the algorithm; without an id, the only one that does."""
+    """Return the key with that id that fits the algorithm; without an id, the only one that does."""
     keys = _parse(text, name)
     if isinstance(keys, str):
         raise PluginError(keys, "jwt")
@@ -91,7 +91,7 @@ def _in_set(text: str, name: str, header: Mapping[str, Any]) -> Any:
 
 
 def _in_file(text: str, options: JwtOptions, header: Mapping[str, Any]) -> Any:
-    """The key of a file where it fits the algorithm of the token; it must fit one that is allowed."""
+    """Return the key of a file if it fits the algorithm of the token; it must fit one that is allowed."""
     if not any(_prepare(text, algorithm) for algorithm in options.allowed):
         algorithms = ", ".join(options.allowed)
         raise PluginError(
@@ -103,7 +103,7 @@ def _in_file(text: str, options: JwtOptions, header: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=32)
 def _prepare(text: str, algorithm: str) -> Any:
-    """The key as that algorithm takes it; None where it is of another kind."""
+    """Return the key as that algorithm expects it; None if it is of another type."""
     import jwt  # noqa: PLC0415 - the library is imported when the first token comes
 
     try:
@@ -116,7 +116,7 @@ def _prepare(text: str, algorithm: str) -> Any:
 
 @lru_cache(maxsize=4)
 def _parse(text: str, name: str) -> tuple[_Key, ...] | str:
-    """The keys that can verify, or what is wrong with the set. Others are left out, which is logged once per text."""
+    """Return the usable keys, or the error of the set. Other keys are skipped, which is logged once per text."""
     try:
         entries = json.loads(text)["keys"]
         if not isinstance(entries, list) or len(entries) > _MAX_KEYS:
@@ -129,7 +129,7 @@ def _parse(text: str, name: str) -> tuple[_Key, ...] | str:
         try:
             keys.append(_key_of(entry))
         except ValueError as error:
-            # Half a surrogate pair, which JSON may hold, could not be written to a log in UTF-8.
+            # A lone surrogate, which JSON may contain, could not be written to a log in UTF-8.
             said = str(error).encode("utf-8", "backslashreplace").decode()
             left_out.append(f"keys[{number}]: {said}")
     shown = "; ".join(left_out[:_MAX_TOLD]) + (f"; and {len(left_out) - _MAX_TOLD} more" * (len(left_out) > _MAX_TOLD))
@@ -141,7 +141,7 @@ def _parse(text: str, name: str) -> tuple[_Key, ...] | str:
 
 
 def _key_of(entry: Any) -> _Key:
-    """A key of a set; raises ValueError, with the reason, where it cannot verify."""
+    """Return a key of a set; raises ValueError, with the reason, if it cannot verify."""
     import jwt  # noqa: PLC0415 - the library is imported when the first token comes
 
     if not isinstance(entry, dict):
@@ -171,7 +171,7 @@ def _key_of(entry: Any) -> _Key:
 
 
 def _is_short(key: Any) -> bool:
-    """Whether it is an RSA key that RFC 7518 forbids, for its private part can be computed."""
+    """True if it is an RSA key that RFC 7518 forbids, because its private part can be computed."""
     return hasattr(key, "encrypt") and key.key_size < _MIN_RSA_BITS
 
 
@@ -186,5 +186,5 @@ def _read(name: str) -> str:
 
 @lru_cache(maxsize=4)
 def _text(path: Path, changed_ns: int, size: int, inode: int) -> str:
-    """The file's text; what else is given tells one state of the file from another."""
+    """Return the file's text; the other arguments identify one version of the file for the cache."""
     return read_regular_text(path, _MAX_BYTES)

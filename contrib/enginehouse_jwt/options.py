@@ -1,4 +1,4 @@
-"""``[plugins.jwt]``: whose tokens are trusted, and what their claims mean."""
+"""``[plugins.jwt]``: trusted issuer, and the interpretation of claims."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ __all__ = ["JwtOptions"]
 
 _SHARED = ("HS256", "HS384", "HS512")
 _PUBLIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""A public key must never count as a shared secret: everybody has it."""
+"""A public key must never be used as a shared secret, because it is known to everyone."""
 
 
 @frozen(kw_only=True)
 class JwtOptions:
-    """Where the key comes from (one of the first four), and how a token's claims are read.
+    """Source of the key (one of the first four), and interpretation of a token's claims.
 
     Attributes:
         secret: shared with the issuer, for HS256.
-        secret_env: environment variable that holds the secret.
+        secret_env: environment variable that contains the secret.
         public_key_file: the issuer's public key (PEM), for RS256 or ES256.
-        jwks_file: the issuer's public keys as a JSON Web Key Set, read again when it changes; ``kid`` chooses one.
-        algorithms: that a token may be signed with; unset is HS256 for a secret, RS256 and ES256 for public keys.
-        issuer: that ``iss`` must name; unset is any.
-        audience: that ``aud`` must hold; unset is any, but a token that has an audience is then refused.
-        leeway_s: by how much clocks may differ.
-        name_claim: whose it is.
-        scopes_claim: what it may do, as a list or with spaces between; words that are no scopes here count for nothing.
-        default_scopes: of tokens without that claim.
-        models_claim: names of models that it may use; without the claim all.
-        namespace_claim: of the prefix cache; without the claim one of its own.
-        profile_claim: API profile of its requests.
-        limits_claim: an object with any of ``requests_per_minute``, ``tokens_per_minute``, ``max_concurrent`` and
-            ``priority``.
+        jwks_file: the issuer's public keys as a JSON Web Key Set, reloaded when it changes; ``kid`` selects one.
+        algorithms: allowed signature algorithms; unset is HS256 for a secret, RS256 and ES256 for public keys.
+        issuer: required value of ``iss``; unset allows any.
+        audience: required value in ``aud``; unset allows any, but a token that has an audience is then refused.
+        leeway_s: allowed clock difference in seconds.
+        name_claim: claim with the caller's name.
+        scopes_claim: claim with the scopes, as a list or separated by spaces; words that are not scopes here are
+            ignored.
+        default_scopes: scopes of tokens without that claim.
+        models_claim: claim with the names of the allowed models; without the claim all.
+        namespace_claim: claim with the namespace of the prefix cache; without the claim the caller's own.
+        profile_claim: claim with the API profile of the caller's requests.
+        limits_claim: claim with an object with any of ``requests_per_minute``, ``tokens_per_minute``,
+            ``max_concurrent`` and ``priority``.
     """
 
     secret: str | None = field(default=None, repr=False)
@@ -54,7 +55,7 @@ class JwtOptions:
     limits_claim: str = "limits"
 
     def __attrs_post_init__(self) -> None:
-        """Check that at most one key is named, and that its kind suits the algorithms."""
+        """Check that at most one key is configured, and that its type suits the algorithms."""
         sources = [self.secret, self.secret_env, self.public_key_file, self.jwks_file]
         if sum(source is not None for source in sources) > 1:
             raise ValueError("name one of secret, secret_env, public_key_file and jwks_file")
@@ -66,15 +67,15 @@ class JwtOptions:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the key is a secret that the issuer has, too."""
+        """True if the key is a secret shared with the issuer."""
         return self.public_key_file is None and self.jwks_file is None
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Algorithms that a token may be signed with."""
+        """Allowed signature algorithms."""
         return self.algorithms or (("HS256",) if self.is_shared else ("RS256", "ES256"))
 
     @property
     def min_secret_bytes(self) -> int:
-        """Of the allowed algorithms, by RFC 7518: a shorter secret is found by trying."""
+        """Minimum secret length for the allowed algorithms, by RFC 7518; shorter secrets can be brute-forced."""
         return max(int(name.removeprefix("HS")) // 8 for name in self.allowed)

@@ -1,4 +1,4 @@
-"""A bearer token -> its owner, once its signature, its time, its issuer and its audience are verified."""
+"""Maps a bearer token to its owner, after verifying its signature, time, issuer and audience."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NUM_PARTS = 3  # of a signed token: header, claims, signature
 
 
 def identify(token: str, options: JwtOptions) -> Identity | None:
-    """Whose token it is; None for what is no token of the issuer, or one whose time has not come or is over.
+    """Return the token's owner; None if it is not a token of the issuer, not yet valid, or expired.
 
     Raises:
         MissingDependency: PyJWT is not installed.
-        PluginError: the settings name no usable key, or a verified token has claims that are wrong.
+        PluginError: the settings name no usable key, or a verified token has invalid claims.
     """
     if token.count(".") != _NUM_PARTS - 1:
         return None

@@ -1,4 +1,4 @@
-"""Plugin ``otel``: spans and metrics by OpenTelemetry's conventions, sent to a collector. Hook implementations only."""
+"""Plugin ``otel``: spans and metrics in OpenTelemetry's conventions, sent to a collector. Hook implementations only."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ options = OtelOptions
 
 @hookimpl
 def on_event(event: ServerEvent, options: OtelOptions) -> bool:
-    """Pass the event on, where the settings switch this plugin on."""
+    """Pass the event on if the settings enable this plugin."""
     return take(event, options)

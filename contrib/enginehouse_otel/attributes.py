@@ -1,7 +1,7 @@
-"""A request that has ended -> the attributes of OpenTelemetry's conventions for HTTP and generative AI.
+"""Converts a finished request to attributes of OpenTelemetry's conventions for HTTP and generative AI.
 
-Names as of the conventions for generative AI of 2026 (``gen_ai.provider.name``, not ``gen_ai.system``). What they do
-not name has the prefix ``enginehouse``. No prompt and no answer is ever an attribute.
+Names follow the conventions for generative AI of 2026 (``gen_ai.provider.name``, not ``gen_ai.system``). Attributes
+outside the conventions have the prefix ``enginehouse``. Prompts and answers are never attributes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["OPERATIONS", "error_type", "metric_attributes", "span_attributes", "
 _Attributes = dict[str, str | bool | int | float | list[str]]
 
 OPERATIONS: Mapping[str, str] = MappingProxyType({"/chat/completions": "chat", "/completions": "text_completion"})
-"""Endpoint to ``gen_ai.operation.name``; requests to others make no span."""
+"""Maps endpoints to ``gen_ai.operation.name``; requests to others create no span."""
 
 _PARAMETERS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
 
 
 def span_name(event: RequestEnded) -> str:
-    """Operation and model."""
+    """Return operation and model."""
     operation = OPERATIONS[event.endpoint or ""]
     return f"{operation} {event.model}" if event.model is not None else operation
 
 
 def span_attributes(event: RequestEnded) -> _Attributes:
-    """Everything that is known."""
+    """Return all known attributes."""
     attributes: Mapping[str, object] = {
         **metric_attributes(event),
         "http.request.method": event.method,
@@ -56,7 +56,7 @@ def span_attributes(event: RequestEnded) -> _Attributes:
 
 
 def metric_attributes(event: RequestEnded) -> _Attributes:
-    """What metrics are told apart by: bounded, so what the client merely asked for is not among it."""
+    """Return the attributes of metrics: of bounded cardinality, so unverified client input is excluded."""
     return _known(
         {
             "gen_ai.operation.name": OPERATIONS[event.endpoint or ""],
@@ -70,7 +70,7 @@ def metric_attributes(event: RequestEnded) -> _Attributes:
 
 
 def error_type(event: RequestEnded) -> str | None:
-    """The error code of a request that failed or was refused; None of one that was answered."""
+    """Return the error code of a failed or refused request; None if it was answered."""
     return None if event.finish_reasons and event.status < 400 else event.outcome
 
 

@@ -1,4 +1,4 @@
-"""The session that the exporters send with: of a collector's answers 64 KiB are read, and nothing is unpacked."""
+"""HTTP session of the exporters: reads at most 64 KiB of a collector's response, without decompression."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MAX_S = 10.0
 
 
 class _BoundedAdapter(HTTPAdapter):
-    """Reads the beginning of each answer; a collector has nothing to say that takes more."""
+    """Reads only the beginning of each response; a collector's responses are short."""
 
     def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
-        """Send a request; signature and errors are the library's."""
+        """Send a request; same signature and errors as the library."""
         options["stream"] = True
         request.headers["Accept-Encoding"] = "identity"
         response = super().send(request, *args, **options)
         raw, ends, data = response.raw, time.monotonic() + _MAX_S, b""
-        read = getattr(raw, "read1", raw.read)  # what is there, without waiting for more
+        read = getattr(raw, "read1", raw.read)  # returns available data without waiting for more
         try:
             while len(data) < _MAX_BYTES and time.monotonic() < ends:
                 piece = read(_MAX_BYTES - len(data), decode_content=False)
@@ -38,7 +38,7 @@ class _BoundedAdapter(HTTPAdapter):
 
 
 def bounded_session() -> requests.Session:
-    """A session whose answers are bounded in bytes and time."""
+    """Return a session whose responses are bounded in bytes and time."""
     session = requests.Session()
     for scheme in ("http://", "https://"):
         session.mount(scheme, _BoundedAdapter())

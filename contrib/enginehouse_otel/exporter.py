@@ -1,7 +1,7 @@
-"""Makes spans and metrics of requests that have ended, and sends them with OpenTelemetry's SDK.
+"""Creates spans and metrics of finished requests, and sends them with OpenTelemetry's SDK.
 
-The SDK's providers are this server's own: nothing is set for the whole process, so it does not meet those of an
-application around it.
+Uses separate SDK providers: no process-wide provider is set, so there is no conflict with those of a surrounding
+application.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Exporter:
     """Exports the requests of one server.
 
     Args:
-        processor: takes spans; None makes none.
-        reader: takes metrics; None makes none.
+        processor: receives spans; None disables them.
+        reader: receives metrics; None disables them.
     """
 
     def __init__(self, resource: Resource, processor: SpanProcessor | None, reader: MetricReader | None) -> None:
@@ -51,7 +51,7 @@ class Exporter:
 
     @classmethod
     def of(cls, options: OtelOptions, version: str) -> Exporter:
-        """One that sends to a collector by OTLP over HTTP."""
+        """Create an exporter that sends to a collector by OTLP over HTTP."""
         resource = Resource.create({"service.name": options.service_name, "service.version": version})
         base = options.endpoint.rstrip("/") if options.endpoint is not None else None
         processor = reader = None
@@ -65,19 +65,19 @@ class Exporter:
         return cls(resource, processor, reader)
 
     def export(self, event: RequestEnded) -> None:
-        """Make the span and the metrics of a generating request; of others nothing."""
+        """Create the span and the metrics of a generation request; other requests are ignored."""
         if event.endpoint in OPERATIONS:
             self._trace(event)
             self._metrics.record(event)
 
     def close(self) -> None:
-        """Send what waits, and stop."""
+        """Send pending data and stop."""
         if self._tracing is not None:
             self._tracing.shutdown()
         self._metering.shutdown()
 
     def _trace(self, event: RequestEnded) -> None:
-        """One span, in the trace that the client's headers name."""
+        """Create one span, in the trace given by the client's headers."""
         if self._tracing is None:
             return
         headers = {"traceparent": event.traceparent or "", "tracestate": event.tracestate or ""}
@@ -88,7 +88,7 @@ class Exporter:
             attributes=span_attributes(event),
             start_time=event.began_ns,
         )
-        # Of a server's span, what the client did wrong is no error of the server.
+        # By convention, client errors are not errors of a server span.
         if event.status >= 500 or (event.status < 400 and error_type(event) not in (None, "cancelled")):
             span.set_status(Status(StatusCode.ERROR, event.outcome))
         span.end(event.began_ns + int(1e9 * event.total_s))
@@ -96,7 +96,7 @@ class Exporter:
 
 @frozen(eq=False)
 class _Metrics:
-    """The instruments that the conventions name for servers of models."""
+    """The instruments that the conventions define for model servers."""
 
     duration: Histogram
     first_token: Histogram
@@ -116,7 +116,7 @@ class _Metrics:
         )
 
     def record(self, event: RequestEnded) -> None:
-        """Record one request; times of tokens only of those that were answered."""
+        """Record one request; token times only for answered requests."""
         attributes = metric_attributes(event)
         self.duration.record(event.total_s, attributes)
         if error_type(event) is not None:

@@ -1,7 +1,7 @@
-"""Which exporter an event belongs to: that of the server on whose thread it is told.
+"""Selects the exporter of an event: the one of the server whose thread delivers it.
 
-A process may run several servers, as tests do; each has a thread for this plugin, so a thread's own storage is the
-server's.
+A process may run several servers, as in tests; each has its own thread for this plugin, so the exporter is stored in
+thread-local storage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _server = _Server()
 
 
 def take(event: ServerEvent, options: OtelOptions) -> bool:
-    """Take an event; False for the first one means that no other is wanted."""
+    """Process an event; False for the first one unsubscribes from further events."""
     if not options.enabled:
         return False
     if isinstance(event, ServerStarted):
-        # Imported here: a server that sends nothing needs none of these packages.
+        # Imported here: a server with exporting disabled needs none of these packages.
         from enginehouse_otel.exporter import Exporter  # noqa: PLC0415
 
         _server.exporter = Exporter.of(options, event.version)

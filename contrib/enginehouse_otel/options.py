@@ -1,4 +1,4 @@
-"""``[plugins.otel]``: whether and where to."""
+"""``[plugins.otel]``: settings of the export."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def _is_installed() -> bool:
 
 @frozen(kw_only=True)
 class OtelOptions:
-    """``[plugins.otel]``: where spans and metrics are sent.
+    """``[plugins.otel]``: destination of spans and metrics.
 
     Attributes:
         enabled: send them.
-        endpoint: address of an OTLP/HTTP collector, such as ``http://localhost:4318``; unset leaves it to the variables
-            ``OTEL_EXPORTER_OTLP_ENDPOINT`` and so on, else it is that address.
-        service_name: how this server is called there.
-        traces: send a span per generating request.
+        endpoint: URL of an OTLP/HTTP collector, such as ``http://localhost:4318``; unset uses the variables
+            ``OTEL_EXPORTER_OTLP_ENDPOINT`` and so on, else this URL.
+        service_name: name of this server in the exported data.
+        traces: send a span per generation request.
         metrics: send metrics.
-        interval_s: seconds between two sendings of metrics; spans are sent within five seconds.
+        interval_s: seconds between two exports of metrics; spans are sent within five seconds.
     """
 
     enabled: bool = field(default=False, validator=_check_installed)

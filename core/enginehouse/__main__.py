@@ -6,9 +6,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command; the process is prepared before anything else is imported."""
+    """Run the command; the process is prepared before other imports."""
     prepare_process()
-    from enginehouse.cli import main as command  # noqa: PLC0415 - takes a while
+    from enginehouse.cli import main as command  # noqa: PLC0415 - slow import
 
     command(prog_name="enginehouse")
 

@@ -1,6 +1,6 @@
-"""The process of a command: its standard streams, the signals that end it, and how many files it may open.
+"""Process setup for commands: standard streams, termination signals, and the limit of open files.
 
-Imports nothing but the standard library, so that it is at work before anything that takes time is imported.
+Imports only the standard library, so that it is active before slow imports begin.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["EndSignals", "prepare_process", "raise_file_limit"]
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _FORCED_END_S = 1.0
-"""After the second signal the process is ended this much later, whatever it is doing."""
+"""Delay in seconds after the second signal until the process is terminated unconditionally."""
 
 
 def prepare_process() -> None:
-    """Make the process one that can serve. Called first thing; calling it again changes nothing.
+    """Prepare the process for serving. Must be called first; idempotent.
 
-    Closed standard streams are opened on the null device: otherwise the next files and sockets would get their numbers,
-    and what writes to a standard stream would write into those. Signals end the command also while it is still being
-    imported, and where it is process 1 of a container, for which the system has no default action.
+    Closed standard streams are opened on the null device: otherwise the next files and sockets would get their
+    descriptors, and output to a standard stream would be written into those. Signals terminate the command also during
+    its imports, and as process 1 of a container, for which the system has no default action.
     """
     _open_closed_streams()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_early)
-        if _is_server():  # others are left to raise KeyboardInterrupt, with which they can do something
+        if _is_server():  # other commands handle KeyboardInterrupt
             signal.signal(signal.SIGINT, _end_early)
 
 
@@ -41,7 +41,7 @@ def _is_server() -> bool:
 
 
 def _end_early(number: int, _: FrameType | None) -> None:
-    """End at once: nothing has begun. The exit code of a server is that of one which a signal stops."""
+    """Exit immediately: nothing has begun. A server exits with the code of a server stopped by a signal."""
     os._exit(0 if _is_server() else 128 + number)
 
 
@@ -51,7 +51,7 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free number is the one that is missing, as all below it are open.
+            # open() returns the lowest free descriptor, which is this one, as all below it are open.
             os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
             os.set_inheritable(descriptor, True)  # for workers
         if getattr(sys, name) is None:
@@ -60,21 +60,22 @@ def _open_closed_streams() -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as the system allows: each connection and each worker needs some."""
+    """Raise the limit of open files to the system's maximum: each connection and each worker needs some."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - only on Unix
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit says
+    with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class EndSignals:
-    """SIGINT and SIGTERM while the ``with`` block runs: the first asks for the end, the second for an end at once.
+    """Handler of SIGINT and SIGTERM in a ``with`` block: the first requests shutdown, the second forces it.
 
-    Handlers of Python, not of an event loop, so that they also work before it runs and after it is closed. After the
-    second signal the process ends within ``_FORCED_END_S``, also if the block does not; workers end with their server.
+    Uses Python signal handlers, not those of an event loop, so they also work before it runs and after it is closed.
+    After the second signal the process ends within ``_FORCED_END_S``, even if the block does not; workers end with
+    their server.
     """
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class EndSignals:
             signal.signal(number, handler)
 
     def call(self, on_signal: Callable[[int], None]) -> None:
-        """Call ``on_signal`` with the number of the signal, from 1 on, also for those that have come before."""
+        """Call ``on_signal`` with the ordinal of each signal, starting at 1, including signals already received."""
         self._on_signal = on_signal
         for number in range(1, self._count + 1):
             on_signal(number)

@@ -1,1 +1,1 @@
-"""Fakes and contract suites for our tests and for those of plugin authors; see the README beside this file."""
+"""Fakes and contract suites for our tests and for those of plugin authors; see the README in this folder."""

@@ -1,4 +1,4 @@
-"""The contract of an authenticator, the hook ``authenticate``, as a test class.
+"""Contract suite for authenticators (the hook ``authenticate``), as a test class.
 
 ::
 
@@ -11,8 +11,8 @@
         def ask(cls):
             return partial(my_plugin.authenticate, options=MyOptions())
 
-``ask`` takes ``credentials`` as the hook does. Without ``known`` the suite shows only that nobody gets in who should
-not.
+``ask`` takes ``credentials`` as the hook does. Without ``known`` the suite only tests that unauthorized callers are
+rejected.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from enginehouse.plugins.authenticator import Authenticator
 __all__ = ["AuthenticatorContract"]
 
 _MOST_S = 5.0
-"""A request waits for the answer; the bound is wide, for tests run on busy machines."""
+"""Maximum time per call, as requests wait for it; generous, since tests run on busy machines."""
 
 
 class AuthenticatorContract:
-    """Every promise of the hook ``authenticate`` that can be tested from outside.
+    """Tests every externally observable guarantee of the hook ``authenticate``.
 
     Attributes:
-        known: credentials of callers whom it recognises.
+        known: credentials of callers that it recognises.
         unknown: credentials that it must not accept.
     """
 
@@ -50,11 +50,11 @@ class AuthenticatorContract:
     @pytest.fixture(scope="class")
     @classmethod
     def authenticator(cls, ask: Callable[..., Identity | None]) -> Authenticator:
-        """The hook as the server asks it."""
+        """The hook as the server calls it."""
         return Authenticator("kit", ask)
 
     def test_known_callers_are_identified(self, authenticator: Authenticator) -> None:
-        """Completely: with a name, scopes that exist, and limits that are limits."""
+        """Identities are complete: a name, existing scopes, and valid limits."""
         for credentials in self.known:
             found = authenticator.identify(credentials)
 
@@ -68,22 +68,22 @@ class AuthenticatorContract:
             assert found.models is None or all(isinstance(name, str) for name in found.models)
 
     def test_the_same_credentials_are_the_same_caller(self, authenticator: Authenticator) -> None:
-        """Limits and prefix caches hang on the name."""
+        """Limits and prefix caches depend on the name."""
         for credentials in self.known:
             assert authenticator.identify(credentials) == authenticator.identify(credentials)
 
     def test_unknown_callers_are_not_let_in(self, authenticator: Authenticator) -> None:
-        """By None or by an exception."""
+        """Unknown credentials give None or an exception."""
         for credentials in self.unknown:
             assert not _accepts(authenticator, credentials)
 
     def test_nobody_without_credentials_is_let_in(self, authenticator: Authenticator) -> None:
-        """Nor with empty ones."""
+        """Missing and empty credentials are rejected."""
         for credentials in (Credentials(), Credentials(token=" "), Credentials(client="127.0.0.1")):
             assert not _accepts(authenticator, credentials)
 
     def test_noise_is_not_let_in(self, authenticator: Authenticator) -> None:
-        """Of any bytes that a header can carry."""
+        """Random bytes that a header can carry are rejected."""
         chance = random.Random(0)
         for length in (1, 8, 40, 200):
             for _ in range(25):
@@ -91,7 +91,7 @@ class AuthenticatorContract:
                 assert not _accepts(authenticator, Credentials(token=token))
 
     def test_credentials_that_were_changed_are_not_let_in(self, authenticator: Authenticator) -> None:
-        """One character of a token less, more, or another one."""
+        """A token with one character removed, added or replaced is rejected."""
         chance = random.Random(1)
         for credentials in self.known:
             token = credentials.token
@@ -107,14 +107,14 @@ class AuthenticatorContract:
                 assert not _accepts(authenticator, evolve(credentials, token=text)), text
 
     def test_long_credentials_are_answered_soon(self, authenticator: Authenticator) -> None:
-        """As long as the server lets a request's head be."""
+        """Credentials as long as a request's head may be are handled quickly."""
         for token in ("x" * 60_000, "." * 60_000, "a.b." * 15_000):
             began = time.monotonic()
             assert not _accepts(authenticator, Credentials(token=token))
             assert time.monotonic() - began < _MOST_S
 
     def test_several_threads_may_ask_at_once(self, authenticator: Authenticator) -> None:
-        """And get what each would get alone."""
+        """Concurrent calls give the same results as sequential ones."""
         asked = [*self.known, Credentials(token="nobody's")] * 8
         alone = [_name(authenticator, credentials) for credentials in asked]
         with ThreadPoolExecutor(8) as pool:
@@ -123,7 +123,7 @@ class AuthenticatorContract:
         assert together == alone
 
     def test_identities_do_not_show_their_credentials(self, authenticator: Authenticator) -> None:
-        """Names are written into logs."""
+        """Names appear in logs and must not contain credentials."""
         for credentials in self.known:
             found = authenticator.identify(credentials)
             assert not credentials.token or credentials.token not in repr(found)

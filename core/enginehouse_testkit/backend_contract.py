@@ -1,4 +1,4 @@
-"""The contract of a backend as a test class: what a plugin registers, before and around a model.
+"""Contract suite for backends, as a test class: the registered object, before and after opening a model.
 
 ::
 
@@ -33,10 +33,10 @@ __all__ = ["BackendContract", "ModelUnderTest"]
 
 
 class BackendContract:
-    """Every promise of :class:`enginehouse.contract.backend.Backend` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.backend.Backend`.
 
     Attributes:
-        light_packages: packages that probing may import; a model's library is none of them.
+        light_packages: packages that probing may import; a model's library is not one of them.
     """
 
     light_packages: ClassVar[frozenset[str]] = frozenset()
@@ -44,11 +44,11 @@ class BackendContract:
     @pytest.fixture(scope="class")
     @classmethod
     def make_opened(cls, model: ModelUnderTest) -> Callable[..., Any]:
-        """Opens the model with changed options; the test closes it."""
+        """Factory that opens the model with changed options; the test closes it."""
         return model.open
 
     def test_backend_is_accepted_by_the_loader(self, model: ModelUnderTest) -> None:
-        """Complete, of a known version, with options of its own."""
+        """The backend is complete, of a known version, and has its own options class."""
         Registration().register(KINDS["backends"], "kit", model.backend)
 
         assert isinstance(model.backend, Backend)
@@ -56,7 +56,7 @@ class BackendContract:
         assert isinstance(model.options, model.backend.options)
 
     def test_options_have_defaults_and_the_generic_fields(self, model: ModelUnderTest) -> None:
-        """Users need not set any; ``context`` and ``slots`` come from the generic settings."""
+        """All options have defaults; ``context`` and ``slots`` come from the generic settings."""
         names = {attribute.name for attribute in attrs.fields(model.backend.options)}
         model.backend.options()
 
@@ -64,16 +64,16 @@ class BackendContract:
             assert {"context", "slots"} <= names
 
     def test_probe_finds_the_library(self, model: ModelUnderTest) -> None:
-        """It can run where its tests run, and says on which devices."""
+        """The backend is available where its tests run, and lists its devices."""
         probe = model.backend.probe()
 
         assert probe.available, probe.reason
         assert probe.devices
 
     def test_probing_does_not_import_the_library(self, model: ModelUnderTest) -> None:
-        """Importing the plugin, probing and matching leave its library alone; every start pays for what is imported.
+        """Importing the plugin, probing and matching do not import its library: every start pays for imports.
 
-        The backend is rebuilt in a process of its own, so its class must be importable.
+        The backend is rebuilt in a separate process, so its class must be importable.
         """
         imported = packages_imported_by(model.backend, model.source, "subject.probe(); subject.match(source)")
         heavy = imported - self.light_packages
@@ -81,14 +81,14 @@ class BackendContract:
         assert not heavy, f"probe and match import {', '.join(sorted(heavy))}"
 
     def test_match_knows_its_own_source(self, model: ModelUnderTest) -> None:
-        """More than nothing, at most everything, with a reason that users can read."""
+        """The score is greater than 0 and at most 1, with a readable reason."""
         match = model.backend.match(model.source)
 
         assert 0.0 < match.score <= 1.0
         assert match.reason
 
     def test_match_refuses_other_sources_without_an_error(self, model: ModelUnderTest, tmp_path: Path) -> None:
-        """A folder with nothing in it, a file that is something else, a name that is no file."""
+        """An empty folder, a file of another type, and a name that is not a file score 0."""
         file = tmp_path / "notes.unknown"
         file.write_bytes(b"\x00\x01 nothing that is a model")
         empty = tmp_path / "empty"
@@ -105,7 +105,7 @@ class BackendContract:
             assert match.reason
 
     def test_estimate_counts_memory(self, model: ModelUnderTest) -> None:
-        """Weights are a part of the total, and a longer context costs more where tokens cost anything."""
+        """Weights are part of the total; a longer context costs more if tokens use memory."""
         estimate = model.backend.estimate(model.source, model.options)
 
         assert isinstance(estimate, MemoryEstimate)
@@ -113,7 +113,7 @@ class BackendContract:
         assert estimate.kv_bytes_per_token >= 0
 
     def test_sources_that_cannot_be_opened_are_load_errors(self, model: ModelUnderTest, tmp_path: Path) -> None:
-        """Whatever the library raises, it becomes a ModelLoadError."""
+        """Any exception of the library becomes a ModelLoadError."""
         if model.source.path is None:
             pytest.skip("the source is no file")
         missing = tmp_path / f"missing{model.source.path.suffix}"
@@ -128,7 +128,7 @@ class BackendContract:
                 model.backend.open(ModelSource(str(path), path), model.options, lambda _share, _what: None)
 
     def test_open_reports_progress_and_says_what_it_opened(self, model: ModelUnderTest) -> None:
-        """Shares rise from 0 to at most 1; the information names the backend."""
+        """Progress increases from 0 to at most 1; the model information names the backend."""
         shares: list[float] = []
         opened = model.backend.open(model.source, model.options, lambda share, _what: shares.append(share))
         try:
@@ -143,7 +143,7 @@ class BackendContract:
             _close(opened)
 
     def test_context_and_slots_are_honoured(self, model: ModelUnderTest, make_opened: Callable[..., Any]) -> None:
-        """What the settings ask for is what the runner has."""
+        """The runner has the context and slots that the settings request."""
         if model.backend.opens != "runner":
             pytest.skip("an engine plans for itself")
         runner = cast(Runner, make_opened(context=48, slots=3))

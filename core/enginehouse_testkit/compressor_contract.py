@@ -1,4 +1,4 @@
-"""The contract of a compressor plugin as a test class.
+"""Contract suite for compressor plugins, as a test class.
 
 ::
 
@@ -44,7 +44,7 @@ _MUST_STAY = re.compile(
     r"can't|don't|false|except)\b|(?<=[\w,;] )(?-i:[A-Z])\w+",
     re.IGNORECASE,
 )
-"""What no line that is kept may lose: numbers, negations, conditions, names, quotations, code, JSON and addresses."""
+"""Parts that a kept line must keep: numbers, negations, conditions, names, quotations, code, JSON and URLs."""
 
 _ALPHABET = "ab Z.!?\n\t\r\"'`{}[]()<>|-_0129,;:\u2026\u3002\uff01\u00e9\u6f22\u00a0\u2028\u200b\U0001f600\x00\ud800"
 
@@ -56,7 +56,7 @@ def _document(num_lines: int, seed: int = 1) -> str:
 
 
 def _strange_texts() -> Iterator[str]:
-    """Texts of any kind: empty ones, white space, one long word, broken Unicode, and many drawn ones."""
+    """Yield edge cases: empty texts, white space, one long word, invalid Unicode, and many random texts."""
     yield from ("", " ", "\n\n\n", ".", "x" * 5_000, "a.b." * 1000, "{" * 300, '"' * 301, "```\ncode", "\r\n\r\n  \r\n")
     drawn = random.Random(7)
     for length in range(1, 120):
@@ -71,11 +71,11 @@ def _task(*texts: str, share: float = 0.5, question: str = _QUESTION) -> Compres
 
 
 class CompressorContract:
-    """Every promise of :class:`enginehouse.contract.compressor.Compressor` that can be tested from outside."""
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.compressor.Compressor`."""
 
     @staticmethod
     def _compress(compressor: Compressor, task: CompressionTask) -> tuple[list[list[Range]], list[str]]:
-        """What is kept, checked for its form, and what is left of the texts."""
+        """Return the kept ranges, after checking their form, and the remaining texts."""
         kept = [list(ranges) for ranges in compressor.compress(task, FakeCompressionTools())]
         assert len(kept) == len(task.texts)
         for text, ranges in zip(task.texts, kept, strict=True):
@@ -85,14 +85,14 @@ class CompressorContract:
         return kept, [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
 
     def test_names_are_texts(self, compressor: Compressor) -> None:
-        """Its name can stand in settings and requests."""
+        """The name is valid in settings and requests."""
         assert compressor.name.isidentifier()
         assert isinstance(compressor.api_version, int)
         assert {compressor.is_budgeted, compressor.is_idempotent, compressor.needs_scores} <= {True, False}
 
     @pytest.mark.parametrize("question", [_QUESTION, "", "?", "why " * 3000])
     def test_what_is_kept_is_byte_identical_and_never_longer(self, compressor: Compressor, question: str) -> None:
-        """What is left is a subsequence of the text, whatever is asked."""
+        """The result is a subsequence of the text, whatever the question."""
         task = _task(_document(40), _document(7, seed=2), question=question)
         kept, left = self._compress(compressor, task)
 
@@ -101,13 +101,13 @@ class CompressorContract:
             assert len(short) <= len(text.text)
 
     def test_any_text_can_be_compressed(self, compressor: Compressor) -> None:
-        """Broken Unicode, no sentences at all, one of a thousand pages: nothing fails, nothing is added."""
+        """Invalid Unicode, texts without sentences and very long texts are compressed without error or additions."""
         for text in _strange_texts():
             _, (left,) = self._compress(compressor, _task(text))
             assert len(left) <= len(text)
 
     def test_protected_parts_are_not_touched(self, compressor: Compressor) -> None:
-        """Those of an area stay, and count."""
+        """Protected ranges are kept, and count towards the budget."""
         for seed in range(5):
             text, drawn = _document(30, seed), random.Random(seed)
             borders = sorted(drawn.sample(range(len(text)), 8))
@@ -120,7 +120,7 @@ class CompressorContract:
                 position = left.index(text[start:end], position) + end - start
 
     def test_lines_that_are_kept_lose_nothing_that_matters(self, compressor: Compressor) -> None:
-        """Whole lines may go. Of one that stays, numbers, negations, names, quotations, code and the like stay."""
+        """Whole lines may be removed. A kept line keeps its numbers, negations, names, quotations, code and so on."""
         for seed in range(10):
             task = _task(_document(60, seed), share=0.5)
             (ranges,), _ = self._compress(compressor, task)
@@ -135,7 +135,7 @@ class CompressorContract:
                 start += len(line)
 
     def test_same_task_keeps_the_same(self, compressor: Compressor) -> None:
-        """Nothing is drawn and nothing is remembered, also on several threads at once."""
+        """Results are deterministic and stateless, also on several threads at once."""
         tasks = [_task(_document(20 + size, size), share=0.4) for size in range(8)]
         first = [self._compress(compressor, task)[0] for task in tasks]
 
@@ -147,7 +147,7 @@ class CompressorContract:
 
     @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
     def test_compressing_again_takes_nothing_more(self, compressor: Compressor, share: float) -> None:
-        """Where it promises that."""
+        """Compression is idempotent if the compressor promises it."""
         if not compressor.is_idempotent:
             pytest.skip("it does not promise that")
         task = _task(_document(50), _document(20, seed=3), share=share)
@@ -158,7 +158,7 @@ class CompressorContract:
 
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
     def test_budget_is_kept(self, compressor: Compressor, share: float) -> None:
-        """In tokens of the model; what is protected may alone have more."""
+        """The budget holds in tokens of the model; only protected ranges may exceed it."""
         if not compressor.is_budgeted:
             pytest.skip("it has no budget")
         tools, text = FakeCompressionTools(), _document(60)
@@ -174,7 +174,7 @@ class CompressorContract:
             )
 
     def test_half_of_the_budget_is_used(self, compressor: Compressor) -> None:
-        """It does not throw away what there is room for."""
+        """At least half of the available budget is used."""
         if not compressor.is_budgeted:
             pytest.skip("it has no budget")
         task = _task(_document(80), share=0.5)
@@ -183,7 +183,7 @@ class CompressorContract:
         assert sum(FakeCompressionTools().count_tokens(left)) >= task.max_tokens / 2
 
     def test_what_fits_is_left_alone(self, compressor: Compressor) -> None:
-        """With a budget, nothing goes that need not."""
+        """A text within the budget is not shortened."""
         if not compressor.is_budgeted:
             pytest.skip("it has no budget")
         task = _task(_document(20), share=1.0)
@@ -192,5 +192,5 @@ class CompressorContract:
 
 
 def _blank(text: CompressibleText) -> str:
-    """What is protected with one line end around each piece: white space between pieces may stay."""
+    """Return the protected ranges with a line end around each: white space between ranges may stay."""
     return "\n".join(["", *(text.text[start:end] for start, end in text.protected), ""])

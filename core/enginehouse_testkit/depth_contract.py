@@ -1,4 +1,4 @@
-"""The contract of a runner that can run some of a model's layers, over families of models, as a test class.
+"""Contract suite for runners that can run only some of a model's layers, over model families, as a test class.
 
 ::
 
@@ -17,8 +17,8 @@
         def logits_of_fewer(self):
             return another_function  # see below
 
-What the contract of all runners asks of ``exit_layers`` holds for any one model; this one compares each family with its
-own library, and needs models that are deep enough to mix depths.
+The runner contract tests ``exit_layers`` for a single model; this one compares each family with its own library, and
+needs models that are deep enough to mix depths.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from enginehouse_testkit.contract.driver import Rows, largest_difference
 __all__ = ["DepthContract", "FewerLayers", "OpenFamily"]
 
 OpenFamily = Callable[[str], Runner]
-"""Opens a small random model of a family: four layers, a context of 128 tokens at least."""
+"""Opens a small random model of a family: four layers, a context of at least 128 tokens."""
 
 FewerLayers = Callable[[str, int, NDArray[np.int32]], Rows]
-"""What the library alone makes of a family's model that ends behind some of its layers: logits of all tokens."""
+"""Reference by the library alone: logits of all tokens of a family's model that ends after some of its layers."""
 
 
 class DepthContract:
-    """Every promise of `num_layers` of a span, against the library alone and over families of models.
+    """Tests every guarantee about a span's `num_layers`, against the library alone and over model families.
 
     Attributes:
-        usual: a family of which single tests are enough.
-        windowed: one that has layers with a short window, or another one.
+        usual: the family for tests that need only one.
+        windowed: a family with sliding-window layers, or another one.
         max_logit_difference: between rows that were computed differently.
         num_token_ids: token ids below this one are used; every family has them.
     """
@@ -66,7 +66,7 @@ class DepthContract:
 
     @pytest.fixture
     def open_drawing(self, open_family: OpenFamily) -> OpenFamily:
-        """Opens a model whose runner draws, where that is a setting."""
+        """Opens a model whose runner samples on the device, where that is a setting."""
         return open_family
 
     @pytest.fixture
@@ -76,17 +76,17 @@ class DepthContract:
 
     @pytest.fixture
     def opened_drawing(self, open_drawing: OpenFamily) -> Iterator[OpenFamily]:
-        """Opens models whose runners draw, and that are closed after the test."""
+        """Opens models whose runners sample on the device, and that are closed after the test."""
         yield from _closing(open_drawing)
 
     def depths(self, family: str) -> Sequence[int]:
-        """Numbers of layers with which the library can open a model of that family."""
+        """Return the numbers of layers with which the library can open a model of that family."""
         return (1, 3)
 
     def test_fewer_layers_are_the_shorter_model(
         self, opened: OpenFamily, logits_of_fewer: FewerLayers, family: str, token_ids: NDArray[np.int32]
     ) -> None:
-        """In one span, and in chunks and single tokens; whether the vocabulary projection could be cut off or not."""
+        """One span, chunks and single tokens agree, with and without a separable vocabulary projection."""
         runner = opened(family)
         assert runner.capabilities.exit_layers == (1, 2, 3)
         for num_layers in self.depths(family):
@@ -98,7 +98,7 @@ class DepthContract:
 
             self.assert_same(found, expected)
             self.assert_same(found_in_parts, expected)
-            assert np.abs(expected).max() > 1  # else nearly everything would be the same
+            assert np.abs(expected).max() > 1  # otherwise nearly everything would be equal
             runner.free_sequence(whole)
             runner.free_sequence(parts)
 
@@ -106,7 +106,7 @@ class DepthContract:
     def test_drafts_are_taken_back_before_all_layers_run(
         self, opened: OpenFamily, token_ids: NDArray[np.int32], kind: str
     ) -> None:
-        """A draft shares the memory of the text before it; verified, logits are those of a plain pass."""
+        """A draft shares the memory of the text before it; after verification, logits equal those of a plain pass."""
         runner = opened(getattr(self, kind))
         plain, drafted = runner.open_sequence(), runner.open_sequence()
         expected = _append(runner, plain, token_ids)
@@ -129,7 +129,7 @@ class DepthContract:
     def test_one_pass_may_run_different_numbers_of_layers(
         self, opened: OpenFamily, token_ids: NDArray[np.int32], kind: str
     ) -> None:
-        """Each span gets what it gets alone."""
+        """Each span gets the same rows as alone."""
         runner = opened(getattr(self, kind))
         wanted: list[tuple[int, Outputs, int | None]] = [
             (7, "last", None),
@@ -150,7 +150,7 @@ class DepthContract:
         self.assert_same(together, np.concatenate(alone))
 
     def test_drafts_follow_what_the_runner_drew(self, opened_drawing: OpenFamily, token_ids: NDArray[np.int32]) -> None:
-        """Greedy drafts, each token drawn by the runner and used by the next span without a look at it."""
+        """Greedy drafts: each token is sampled on the device and used by the next span without a host copy."""
         runner = opened_drawing(self.usual)
         if not isinstance(runner, DeviceSampler):
             pytest.skip("the runner does not draw")
@@ -166,7 +166,7 @@ class DepthContract:
         assert drawn_ids == _append(runner, checked, text, 2)[8:-1].argmax(1).tolist()
 
     def test_layers_that_are_not_there_are_refused(self, opened: OpenFamily, token_ids: NDArray[np.int32]) -> None:
-        """Nor are all of them called fewer."""
+        """The full number of layers is refused, too."""
         runner = opened(self.usual)
         sequence = runner.open_sequence()
         for num_layers in (0, 4, 9):
@@ -174,7 +174,7 @@ class DepthContract:
                 _append(runner, sequence, token_ids[:3], num_layers)
 
     def assert_same(self, found: Rows, expected: Rows) -> None:
-        """Two ways to compute the same rows agree."""
+        """Assert that two ways to compute the same rows agree."""
         difference = largest_difference(found, expected)
         assert difference < self.max_logit_difference, f"logits differ by {difference}"
 
@@ -192,5 +192,5 @@ def _closing(open_family: OpenFamily) -> Iterator[OpenFamily]:
 
 
 def _append(runner: Runner, sequence: int, token_ids: NDArray[np.int32], num_layers: int | None = None) -> Rows:
-    """The rows of all these tokens, put behind a sequence."""
+    """Append these tokens to a sequence and return their rows."""
     return runner.forward([Span(sequence, runner.length(sequence), token_ids, "all", num_layers)]).host().copy()

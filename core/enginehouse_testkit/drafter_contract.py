@@ -1,4 +1,4 @@
-"""The contract of a drafter as a test class.
+"""Contract suite for drafters, as a test class.
 
 ::
 
@@ -8,8 +8,8 @@
         def drafter(cls):
             return MyDrafter()
 
-It drafts for the fake model, which can be left after any of its layers. A drafter with a second model gets another fake
-one: say in ``uses_second_model`` that it does. ``drafter_options`` are its settings.
+It drafts for the fake model, which supports early exit after any of its layers. A drafter with a second model gets
+another fake one if ``uses_second_model`` is set. ``drafter_options`` are its settings.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _SAMPLINGS = {
     "penalised": SamplingParams(temperature=0.7, seed=4, repetition_penalty=1.2),
     "with log-probabilities": SamplingParams(temperature=1.0, seed=5, num_logprobs=2),
 }
-_COUNTS = ("work",)  # what events tell of drafts
+_COUNTS = ("work",)  # event fields about drafts
 
 
 class DrafterContract:
-    """Every promise of :class:`enginehouse.contract.drafter.Drafter` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.drafter.Drafter`.
 
     Attributes:
-        light_packages: packages that come in with the plugin before it is bound.
+        light_packages: packages that the plugin may import before it is bound.
         uses_second_model: it needs a second model.
         drafter_options: its settings, as plain data.
     """
@@ -66,7 +66,7 @@ class DrafterContract:
 
     @pytest.fixture
     def bound(self, drafter: Drafter, runner: FakeRunner) -> Iterator[BoundDrafter]:
-        """The drafter, bound to it."""
+        """The drafter, bound to that model."""
         bound = self._bind(drafter, runner)
         yield bound
         bound.shutdown()
@@ -77,25 +77,25 @@ class DrafterContract:
         return drafter.bind(DraftContext(runner, _OPTIONS.slots, second), options)
 
     def test_it_can_be_registered(self, drafter: Drafter) -> None:
-        """It has all that core asks for."""
+        """It has all attributes that core requires."""
         Registration().register(KINDS["drafters"], "kit", drafter)
 
         assert attrs.has(drafter.options)
 
     def test_its_import_is_cheap(self, drafter: Drafter) -> None:
-        """Every start pays for what comes in with it."""
+        """Every start pays for its imports."""
         found = packages_imported_by(drafter, None, "assert subject.name")
 
         assert found <= self.light_packages
 
     def test_it_says_how_often_it_is_right(self, bound: BoundDrafter) -> None:
-        """As a share of its tokens."""
+        """The prior is the share of draft tokens expected to be accepted."""
         assert 0.0 < bound.prior < 1.0
         assert isinstance(bound.is_free, bool)
 
     @pytest.mark.parametrize("max_tokens", [1, 2, 16])
     def test_a_task_is_answered_with_token_ids(self, bound: BoundDrafter, runner: FakeRunner, max_tokens: int) -> None:
-        """One answer for each task: None, or ids of the vocabulary and a grade."""
+        """Each task gets None, or ids of the vocabulary and a score."""
         texts = [_PROMPT, _PROMPT[:5], [*_PROMPT, *_PROMPT]]
         for tasks in _growing_tasks(bound, runner, texts, max_tokens):
             answers = bound.propose(tasks)
@@ -108,7 +108,7 @@ class DrafterContract:
                     assert 0 <= draft.grade < NUM_GRADES
 
     def test_it_leaves_the_model_as_it_was(self, bound: BoundDrafter, runner: FakeRunner) -> None:
-        """What it computes in the model's memory is gone when it returns."""
+        """Whatever it computes in the model's cache is removed when it returns."""
         for tasks in _growing_tasks(bound, runner, [_PROMPT, _PROMPT[:9]], 8):
             lengths = [runner.length(task.sequence) for task in tasks]
             texts = [task.token_ids.tolist() for task in tasks]
@@ -122,7 +122,7 @@ class DrafterContract:
         assert runner.free_tokens() == runner.capabilities.cache_tokens
 
     def test_sessions_can_be_opened_again_and_again(self, bound: BoundDrafter) -> None:
-        """Closing gives back what a session holds."""
+        """Closing a session frees its resources."""
         for _ in range(200):
             session = bound.open(np.array(_PROMPT, np.int32), tuple(_PROMPT))
             assert session is not None
@@ -131,7 +131,7 @@ class DrafterContract:
     @pytest.mark.parametrize("sampling", _SAMPLINGS.values(), ids=list(_SAMPLINGS))
     @pytest.mark.parametrize("num_choices", [1, 3])
     def test_no_answer_depends_on_it(self, drafter: Drafter, sampling: SamplingParams, num_choices: int) -> None:
-        """All that a client sees of several requests at once is the same as without, but how long it takes."""
+        """The output of concurrent requests is the same as without the drafter, except for times."""
         plain = _answers(FakeRunner(_OPTIONS), {}, sampling, num_choices)
         runner = FakeRunner(_OPTIONS)
         drafted = _answers(runner, {drafter.name: self._bind(drafter, runner)}, sampling, num_choices)
@@ -142,7 +142,7 @@ class DrafterContract:
 def _growing_tasks(
     bound: BoundDrafter, runner: FakeRunner, texts: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[list[DraftTask]]:
-    """Tasks for texts that grow, of which the runner holds all but the last token."""
+    """Yield tasks for growing texts, of which the runner holds all but the last token."""
     opened = []
     for text in texts:
         session = bound.open(np.array(text[:2], np.int32), tuple(_PROMPT))
@@ -162,7 +162,7 @@ def _growing_tasks(
 def _answers(
     runner: FakeRunner, drafters: dict[str, BoundDrafter], sampling: SamplingParams, num_choices: int
 ) -> dict[str, list[Any]]:
-    """What a client sees of three requests, one of which brings the beginning of its answer as a prediction."""
+    """Return the visible output of three requests, one of which gives the beginning of its answer as a prediction."""
     engine = StepEngine(runner, EngineSettings(slots=4), {}, drafters=drafters)
     seen: dict[str, list[Any]] = {}
     for index in range(3):
@@ -177,14 +177,14 @@ def _answers(
         seen[request.request_id] = []
     while engine.has_work():
         for request_id, event in engine.step():
-            if not isinstance(event, RequestFinished):  # the only one that tells of times and drafts
+            if not isinstance(event, RequestFinished):  # the only event with times and draft counts
                 seen[request_id].append(event)
     engine.close()
     return {request_id: _joined(events) for request_id, events in seen.items()}
 
 
 def _joined(events: Sequence[Any]) -> list[Any]:
-    """The events of each choice, in an order that does not depend on how many tokens a step gave; less their counts."""
+    """Events per choice, in an order independent of the tokens per step, without draft counts."""
     told = [
         {name: getattr(event, name) for name in event.__struct_fields__ if name not in _COUNTS} | {"kind": type(event)}
         for event in events

@@ -1,4 +1,4 @@
-"""The contract of an engine as a test class: requests in, events out.
+"""Contract suite for engines, as a test class: requests in, events out.
 
 ::
 
@@ -8,8 +8,8 @@
         def model(cls):
             return ModelUnderTest(backend=MyBackend(), source=ModelSource("small"), options=MyOptions(context=64))
 
-A backend that opens runners is tested below core's engine, which shows how its model behaves in batches, with
-every sampling parameter and under cancellation. Settings are class attributes, see
+A backend that opens runners is tested with core's engine, which shows how its model behaves in batches, with every
+sampling parameter and under cancellation. Settings are class attributes, see
 :class:`enginehouse_testkit.contract.engine_base.EngineContractBase`.
 """
 
@@ -23,4 +23,4 @@ __all__ = ["EngineContract"]
 
 
 class EngineContract(EngineEventContract, EngineParameterContract, EngineLifetimeContract):
-    """Every promise of :class:`enginehouse.contract.backend.Engine` that can be tested from outside."""
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.backend.Engine`."""

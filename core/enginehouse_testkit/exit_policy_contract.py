@@ -1,4 +1,4 @@
-"""The contract of an exit policy as a test class.
+"""Contract suite for exit policies, as a test class.
 
 ::
 
@@ -53,27 +53,27 @@ class _View:
     rows: NDArray[np.float32]
 
     def logits(self) -> NDArray[np.float32]:
-        """(num_rows, vocab_size) float32."""
+        """Return (num_rows, vocab_size) float32."""
         return self.rows
 
     @classmethod
     def random(cls, layer: int, num_rows: int, seed: int, scale: float = 3.0) -> _View:
-        """Normal numbers; the logits' spread is ``scale``."""
+        """Create a view of normally distributed numbers; the logits' spread is ``scale``."""
         rng = np.random.default_rng(seed)
         hidden, before = rng.standard_normal((2, num_rows, 16), np.float32)
         return cls(layer, hidden, before, rng.standard_normal((num_rows, 300), np.float32) * np.float32(scale))
 
     def row(self, index: int) -> _View:
-        """One row of it."""
+        """Return a view of one row."""
         one = slice(index, index + 1)
         return _View(self.layer, self.hidden[one], self.previous_hidden[one], self.rows[one])
 
 
 class ExitPolicyContract:
-    """Every promise of :class:`enginehouse.contract.exit_policy.ExitPolicy` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.exit_policy.ExitPolicy`.
 
     Attributes:
-        light_packages: packages that come in with the plugin before it is bound.
+        light_packages: packages that the plugin may import before it is bound.
         policy_options: its settings, as plain data.
     """
 
@@ -90,26 +90,26 @@ class ExitPolicyContract:
         return exit_policy.bind(ExitContext(_NUM_LAYERS, tuple(range(1, _NUM_LAYERS))), options)
 
     def test_it_can_be_registered(self, exit_policy: ExitPolicy) -> None:
-        """It has all that core asks for."""
+        """It has all attributes that core requires."""
         Registration().register(KINDS["exit_policies"], "kit", exit_policy)
 
         assert attrs.has(exit_policy.options)
 
     def test_its_import_is_cheap(self, exit_policy: ExitPolicy) -> None:
-        """Every start pays for what comes in with it."""
+        """Every start pays for its imports."""
         found = packages_imported_by(exit_policy, None, "assert subject.name")
 
         assert found <= self.light_packages
 
     def test_it_is_asked_behind_layers_that_can_be_left(self, bound: BoundExitPolicy) -> None:
-        """In rising order, each once, and not behind the last one."""
+        """Layers are distinct, in rising order, and do not include the last one."""
         assert bound.layers
         assert list(bound.layers) == sorted(set(bound.layers))
         assert 1 <= bound.layers[0] <= bound.layers[-1] < _NUM_LAYERS
 
     @pytest.mark.parametrize("num_rows", [1, 2, 7])
     def test_the_answer_is_a_mask(self, bound: BoundExitPolicy, num_rows: int) -> None:
-        """One bool for each row, and nothing that it was shown is changed."""
+        """One bool per row; arguments are not changed."""
         for layer in bound.layers:
             view = _View.random(layer, num_rows, seed=layer)
             copies = [array.copy() for array in (view.hidden, view.previous_hidden, view.rows)]
@@ -121,7 +121,7 @@ class ExitPolicyContract:
                 assert np.array_equal(array, copy)
 
     def test_rows_do_not_depend_on_each_other(self, bound: BoundExitPolicy) -> None:
-        """What a token does is the same in every batch."""
+        """The decision for a token does not depend on its batch."""
         for seed in range(10):
             view = _View.random(bound.layers[0], 6, seed, scale=1.0 + 2 * seed)
             together = np.asarray(bound.leaves(view)).tolist()
@@ -129,7 +129,7 @@ class ExitPolicyContract:
             assert [bool(np.asarray(bound.leaves(view.row(index)))[0]) for index in range(6)] == together
 
     def test_strange_states_are_answered(self, bound: BoundExitPolicy) -> None:
-        """Zeros, and logits that rule tokens out."""
+        """Zeros, and logits that exclude tokens, are handled."""
         zeros = np.zeros((2, 16), np.float32)
         rows = np.full((2, 300), -np.inf, np.float32)
         rows[:, 7] = 1.0
@@ -138,7 +138,7 @@ class ExitPolicyContract:
             assert np.asarray(bound.leaves(_View(bound.layers[-1], zeros, zeros, logits))).shape == (2,)
 
     def test_what_is_reported_is_what_happened(self, exit_policy: ExitPolicy) -> None:
-        """Each token says how many layers it ran through; the figures at the end are their sums."""
+        """Each token reports its number of layers; the final statistics are their sums."""
         runner = FakeRunner(FakeOptions(num_layers=_NUM_LAYERS))
         bound = self._bind(exit_policy)
         runner.use_exit_policy(bound)

@@ -1,4 +1,4 @@
-"""Compression tools without a model: words are tokens, and a text is probable behind words that it shares."""
+"""Compression tools without a model: words are tokens, and a text is probable after words that it shares."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class FakeCompressionTools:
         self.num_scored = 0
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Words, runs of white space and other characters."""
+        """Count words, runs of white space and other characters."""
         return [len(_TOKEN.findall(text)) for text in texts]
 
     def token_ends(self, text: str) -> list[int]:
-        """Where these end."""
+        """Return their end positions."""
         return [match.end() for match in _TOKEN.finditer(text)]
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
-        """Tokens that stand before the text are probable; of the others it depends on what they are."""
+        """Score tokens: those in the preceding text are probable; for others it depends on their type."""
         return [self._score(before, text) for before, text in pairs]
 
     def _score(self, before: str, text: str) -> list[ScoredToken]:

@@ -1,4 +1,4 @@
-"""The layers of the fake model: what fewer of them think, and leaving them early as a policy says."""
+"""Layers of the fake model: logits after fewer layers, and early exit by a policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HIDDEN_SIZE = 16
 
 @frozen(eq=False)
 class FakeView:
-    """See :class:`enginehouse.contract.exit_policy.ExitView`; of one token."""
+    """See :class:`enginehouse.contract.exit_policy.ExitView`; a view of one token."""
 
     layer: int
     hidden: NDArray[np.float32]
@@ -24,25 +24,25 @@ class FakeView:
     row: NDArray[np.float32]
 
     def logits(self) -> NDArray[np.float32]:
-        """(1, vocab_size) float32."""
+        """Return (1, vocab_size) float32."""
         return self.row[None]
 
 
 @define(eq=False)
 class FakeExits:
-    """Layers that come nearer and nearer to what the last one says; ``policy`` is asked behind them."""
+    """Layers that converge to the output of the last one; ``policy`` is called after each of its layers."""
 
     model: FakeModel
     num_layers: int
     policy: BoundExitPolicy | None = field(default=None, init=False)
 
     def logits(self, state: State, layer: int) -> NDArray[np.float32]:
-        """(vocab_size,) float32: what ``layer`` layers make of the state."""
+        """Return the logits after ``layer`` layers, (vocab_size,) float32."""
         share = np.float32(1.0 - layer / self.num_layers)
         return self.model.logits(state) + share * self.model.doubt(state)
 
     def leave(self, state: State) -> tuple[NDArray[np.float32], int]:
-        """The row of one token, and how many layers it ran through."""
+        """Return the row of one token, and the number of layers it ran through."""
         for layer in self.policy.layers if self.policy is not None else ():
             view = FakeView(
                 layer, self._hidden(state, layer), self._hidden(state, layer - 1), self.logits(state, layer)
@@ -52,7 +52,7 @@ class FakeExits:
         return self.model.logits(state), self.num_layers
 
     def _hidden(self, state: State, layer: int) -> NDArray[np.float32]:
-        """(1, 16) float32; the later the layer, the less it changes."""
+        """Return (1, 16) float32; later layers change it less."""
         end, doubt = self.model.logits(state)[:_HIDDEN_SIZE], self.model.doubt(state)[:_HIDDEN_SIZE]
         share = (1.0 - layer / self.num_layers) ** 2
         return (end + np.float32(share) * doubt)[None]

@@ -1,8 +1,8 @@
-"""A language model in numpy that needs no weights: logits are a hash of the token ids.
+"""A language model in numpy without weights: logits are a hash of the token ids.
 
-Each token moves a 64-bit state on, so one wrong, missing or swapped token anywhere before a position
-changes every later row: caches that mix sequences up are noticed. On top of the noise lies a prior that
-makes the text look like text: pieces and letters are likely, characters are completed, ends are rare.
+Each token advances a 64-bit state, so one wrong, missing or swapped token anywhere before a position changes every
+later row: caches that mix up sequences are detected. Under the noise, a prior makes the output resemble text: pieces
+and letters are likely, characters are completed, ends are rare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginehouse_testkit.fake_tokenizer import END_TOKENS, PIECES, FakeTokenizer
 __all__ = ["FakeModel", "State"]
 
 State = tuple[int, int]
-"""What the model knows at a position: the hash of the tokens, and how many bytes the last character lacks."""
+"""State at a position: the hash of the tokens, and the number of bytes missing from the last character."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -27,10 +27,10 @@ _NOISE = 2.5  # in logits; the best token of a row has a probability of about a 
 
 
 class FakeModel:
-    """Maps token ids to logits. Holds nothing of any sequence.
+    """Maps token ids to logits. Holds no state of sequences.
 
     Args:
-        tokenizer: whose ids it speaks.
+        tokenizer: its vocabulary.
         end_logit: added to the logits of end tokens; at the default a greedy answer has about 100 tokens.
     """
 
@@ -43,34 +43,34 @@ class FakeModel:
         self._inside[_FOLLOWING.start : _FOLLOWING.stop] = 0.0
 
     def start(self) -> State:
-        """The state before any token."""
+        """Return the state before any token."""
         return (0x5EED, 0)
 
     def advance(self, state: State, token_id: int) -> State:
-        """The state after one more token."""
+        """Return the state after one more token."""
         mixed = ((state[0] ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed ^= mixed >> 31
         missing = max(state[1] - 1, 0) if self._follows[token_id] else self._missing[token_id]
         return ((mixed * 0x94D049BB133111EB) & _MASK) ^ (mixed >> 29), missing
 
     def window_state(self, token_ids: Sequence[int], length: int) -> State:
-        """The state of a sliding-window model: of the last tokens only, and of how long the sequence is."""
+        """Return the state of a sliding-window model, which depends on the last tokens and the length only."""
         state = ((length * _GAMMA) & _MASK, 0)
         for token_id in token_ids:
             state = self.advance(state, token_id)
         return state
 
     def logits(self, state: State) -> NDArray[np.float32]:
-        """(vocab_size,) float32: the prior plus noise that the state decides."""
+        """Return logits, (vocab_size,) float32: the prior plus noise determined by the state."""
         row: NDArray[np.float32] = self._noise(state[0]) + (self._inside if state[1] else self._between)
         return row
 
     def doubt(self, state: State) -> NDArray[np.float32]:
-        """(vocab_size,) float32: other noise, for what fewer layers make of the same state."""
+        """Return other noise, (vocab_size,) float32, for the output of fewer layers at the same state."""
         return self._noise(state[0] ^ _MASK)
 
     def _noise(self, number: int) -> NDArray[np.float32]:
-        """Gumbel noise, which splitmix64's finaliser draws from the number."""
+        """Return Gumbel noise, generated from the number by splitmix64's finaliser."""
         mixed = self._ids + np.uint64(number)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -81,7 +81,7 @@ class FakeModel:
 
 
 def _prior(tokenizer: FakeTokenizer, end_logit: float) -> NDArray[np.float32]:
-    """Logits between characters, (vocab_size,) float32."""
+    """Return the logits between characters, (vocab_size,) float32."""
     prior = np.full(tokenizer.vocab_size, -40.0, np.float32)
     for token_id, token in enumerate(tokenizer.token_bytes[: 256 + len(PIECES)]):
         if token in _MISSING:

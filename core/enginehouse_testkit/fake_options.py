@@ -1,4 +1,4 @@
-"""Settings of the fake backend, and the failures that it can be told to have."""
+"""Settings of the fake backend, and its configurable faults."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _optional_positive = validators.optional(validators.ge(1))
 
 @frozen(kw_only=True)
 class FakeFaults:
-    """What goes wrong, at which forward pass (1 is the first) or with which token among those computed; None: never.
+    """Injected faults, by forward pass (1 is the first) or by a token among those computed; None: never.
 
     Attributes:
         raise_at_step: ``forward`` raises a RuntimeError, as a broken library would.
-        nan_at_step: the first row of that pass holds NaN.
+        nan_at_step: the first row of that pass contains NaN.
         hang_at_step: ``forward`` never returns and ignores ``abort``.
         abort_at_step: the process dies as by a failed assertion in C (SIGABRT).
-        raise_at_token: as ``raise_at_step``, and so the following ones.
-        nan_at_token: the last row of the sequence that holds the token is NaN.
-        abort_at_text: the process dies as above while it tokenizes a text that holds this one.
-        latch: a file. While it is there nothing goes wrong; what goes wrong makes it first, and so happens once.
+        raise_at_token: like ``raise_at_step``; ``hang_at_token`` and ``abort_at_token`` likewise.
+        nan_at_token: the last row of the sequence that contains the token is NaN.
+        abort_at_text: the process dies as above while it tokenizes a text that contains this one.
+        latch: a file. While it exists no fault occurs; a fault creates it first, and so occurs once.
         refuse_to_open: text of the ModelLoadError that opening raises.
     """
 
@@ -45,25 +45,25 @@ class FakeOptions:
     """Settings of the fake backend.
 
     Attributes:
-        context: longest sequence in tokens; None is 4096.
-        slots: sequences that decode at once.
-        max_sequences: handles open at once; None is four for each slot.
-        max_batch_tokens: tokens in one forward pass.
-        cache_tokens: KV positions in total; None is ``context`` for each slot.
+        context: maximum sequence length in tokens; None is 4096.
+        slots: number of sequences that decode at once.
+        max_sequences: number of handles open at once; None is four per slot.
+        max_batch_tokens: maximum number of tokens in one forward pass.
+        cache_tokens: KV positions in total; None is ``context`` per slot.
         vocab_size: None is the smallest possible (about 290).
-        window: attention reaches this many tokens back (sliding window; ``truncate`` is ``bounded``); None is all.
-        window_slack: positions kept beyond the window, so that this many tokens can be taken back.
+        window: number of tokens that attention reaches back (sliding window; ``truncate`` is ``bounded``); None is all.
+        window_slack: positions kept beyond the window, so that this many tokens can be removed again.
         fork: as in :class:`RunnerCapabilities`.
         mixed_batch: as in :class:`RunnerCapabilities`.
         states: sequences can be saved and loaded.
-        num_layers: a pass may run any smaller number of so many layers; 0: it always runs all.
-        device_sampling: the runner draws tokens itself, like one on a GPU.
-        end_logit: raises (or lowers) the chance that an answer ends.
-        step_delay_s: time that each forward pass takes.
-        open_delay_s: time that loading takes.
+        num_layers: number of layers, of which a pass may run any smaller number; 0: it always runs all.
+        device_sampling: the runner samples tokens itself, like one on a GPU.
+        end_logit: raises (or lowers) the probability that an answer ends.
+        step_delay_s: duration of each forward pass.
+        open_delay_s: duration of loading.
         recommends: request fields that the model's own files recommend.
-        infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: it fills none.
-        faults: failures on purpose.
+        infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.
+        faults: injected faults.
     """
 
     context: int | None = field(default=None, validator=_optional_positive)

@@ -1,8 +1,8 @@
-"""A runner and a backend without a model library, for tests of everything above them.
+"""A runner and a backend without a model library, for tests of all components above them.
 
-The runner is as honest as a real one: positions live in a pool of cells that forked sequences share,
-every span is checked before anything changes, and a state that was not computed cannot be read. Options
-turn it into the awkward kinds of runner (sliding window, no fork, small cache, slow) and make it fail on purpose.
+The runner is as strict as a real one: positions are cells of a pool that forked sequences share, every span is checked
+before anything changes, and a state that was not computed cannot be read. Options select the difficult kinds of runner
+(sliding window, no fork, small cache, slow) and inject faults.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class _Rows:
         self._rows = np.array(rows, np.float32).reshape(self.num_rows, vocab_size)
 
     def host(self) -> NDArray[np.float32]:
-        """(num_rows, vocab_size) float32."""
+        """Return (num_rows, vocab_size) float32."""
         return self._rows
 
     def select(self, rows: Sequence[int]) -> _Rows:
-        """Only these rows."""
+        """Return only these rows."""
         return _Rows(self._rows[list(rows)], self._rows.shape[1])
 
 
 class _Cell:
-    """One KV position: a token and the state after it, as so many layers saw it. ``owners`` counts sequences."""
+    """One KV position: a token and the state after it, computed by a number of layers. ``owners`` counts sequences."""
 
     __slots__ = ("num_layers", "owners", "state", "token_id")
 
@@ -122,7 +122,7 @@ class FakeRunner:
         self._model = FakeModel(self.tokenizer, options.end_logit)
         self._exits = FakeExits(self._model, options.num_layers)
         self._sequences: dict[int, list[_Cell]] = {}
-        self._num_lost: dict[int, int] = {}  # first positions that are gone, with a window
+        self._num_lost: dict[int, int] = {}  # number of first positions that are lost, with a window
         self._next_handle = 0
         self._num_cells = 0
         self._aborted = threading.Event()
@@ -164,7 +164,7 @@ class FakeRunner:
         return self._kept(sequence, length)
 
     def _kept(self, sequence: int, length: int) -> int:
-        """With a window, the tokens before it may be gone."""
+        """Return the length that can be kept; with a window, the tokens before it may be lost."""
         current = len(self._cells(sequence))
         if self.options.window is None or length >= current:
             return min(length, current)
@@ -235,7 +235,7 @@ class FakeRunner:
         self._exits.policy = policy
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
-        """See :class:`enginehouse.contract.backend.DeviceSampler`; the tokens are there at once, but read later."""
+        """See :class:`enginehouse.contract.backend.DeviceSampler`; tokens are available at once, but read later."""
         drawn = FakeDrawn([draw_token(output.host()[draw.row], draw) for draw in draws])
         for draw, sampled in zip(draws, drawn.sampled, strict=True):
             self._last_sampled[draw.sequence] = max(sampled.token_id, 0)
@@ -300,7 +300,7 @@ class FakeRunner:
             raise CacheFull(sum(sizes), self.free_tokens())
 
     def _append(self, span: Span, token_ids: list[int]) -> list[tuple[NDArray[np.float32], int]]:
-        """Grow one sequence; the rows of logits that its span asks for, and how many layers each ran through."""
+        """Extend one sequence; return the rows of logits that its span requests, and the number of layers of each."""
         cells = self._sequences[span.sequence]
         states = []
         for token_id in token_ids:
@@ -324,7 +324,7 @@ class FakeRunner:
         return self._model.window_state([*(cell.token_id for cell in cells[first:]), token_id], len(cells) + 1)
 
     def _forget(self, sequence: int) -> None:
-        """Lose the positions before the window and its slack."""
+        """Drop the positions before the window and its slack."""
         if self.options.window is not None:
             num_kept = self.options.window + self.options.window_slack
             self._num_lost[sequence] = max(self._num_lost[sequence], len(self._sequences[sequence]) - num_kept)
@@ -348,7 +348,7 @@ class FakeRunner:
         if is_due(faults.abort_at_step, faults.abort_at_token):
             os.abort()
         if is_due(faults.hang_at_step, faults.hang_at_token):
-            threading.Event().wait()  # for ever, and whatever abort() says
+            threading.Event().wait()  # forever; abort() has no effect
 
 
 class FakeBackend:

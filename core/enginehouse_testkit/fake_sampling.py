@@ -1,6 +1,6 @@
-"""Draws tokens for the fake runner as a GPU would: from a :class:`enginehouse.contract.backend.Draw` alone.
+"""Device sampling for the fake runner, as on a GPU: from a :class:`enginehouse.contract.backend.Draw` alone.
 
-Core's own pieces do the arithmetic; what is tried here is the way from a request to a token that is read a step later.
+The arithmetic uses core's functions; this tests the path from a request to a token that is read one step later.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ __all__ = ["FakeDrawn", "draw_token"]
 
 
 class FakeDrawn:
-    """Drawn tokens. ``was_read`` says whether somebody has waited for them."""
+    """Sampled tokens. ``was_read`` is True once they have been read."""
 
     def __init__(self, sampled: Sequence[Sampled]) -> None:
         self.sampled = sampled
         self.was_read = False
 
     def host(self) -> Sequence[Sampled]:
-        """The tokens, in the order of the draws."""
+        """Return the tokens in the order of the draws."""
         self.was_read = True
         return self.sampled
 
 
 def draw_token(row: NDArray[np.float32], draw: Draw) -> Sampled:
-    """One token; ``row`` is (vocab_size,) float32, raw."""
+    """Sample one token; ``row`` is (vocab_size,) float32, raw."""
     if not np.isfinite(row.max()):
         return Sampled(-1)
     raw = LogitRow(row, float(row.max()))
@@ -43,7 +43,7 @@ def draw_token(row: NDArray[np.float32], draw: Draw) -> Sampled:
 
 
 def _changed(row: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
-    """``row`` after bias, penalties and mask."""
+    """Return ``row`` after bias, penalties and mask."""
     sampling = draw.sampling
     if draw.bias_ids is not None and draw.bias_values is not None:
         row[draw.bias_ids] += draw.bias_values

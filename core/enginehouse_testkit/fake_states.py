@@ -12,7 +12,7 @@ from enginehouse_testkit.fake_model import State
 __all__ = ["SavedCell", "pack_cells", "unpack_cells"]
 
 SavedCell = tuple[int, State, int]
-"""Token id, state after it, and how many layers saw it."""
+"""Token id, state after it, and number of layers computed."""
 
 _HEAD = struct.Struct("<4sII")
 _CELL = struct.Struct("<iQii")
@@ -20,13 +20,13 @@ _MAGIC = b"fake"
 
 
 def pack_cells(cells: Sequence[SavedCell]) -> memoryview:
-    """The cells as bytes."""
+    """Return the cells as bytes."""
     body = b"".join(_CELL.pack(token_id, state[0], state[1], num_layers) for token_id, state, num_layers in cells)
     return memoryview(bytearray(_HEAD.pack(_MAGIC, len(cells), zlib.crc32(body)) + body))
 
 
 def unpack_cells(data: memoryview) -> list[SavedCell]:
-    """The cells again; raises StateRefused when the bytes are not what was packed."""
+    """Return the cells; raises StateRefused if the bytes are not valid."""
     if data.nbytes < _HEAD.size:
         raise StateRefused("the data is shorter than its head")
     magic, num_cells, checksum = _HEAD.unpack(data[: _HEAD.size])

@@ -1,7 +1,7 @@
-"""The vocabulary of the fake model: bytes, a few pieces of text, control tokens.
+"""Vocabulary of the fake model: bytes, a few pieces of text, control tokens.
 
-It is small, but has what breaks servers: characters split over tokens, tokens that hold half of a
-character next to whole ones, tokens inside which a stop string begins, several end tokens.
+It is small, but covers the cases that break servers: characters split over tokens, tokens that combine half a character
+with whole ones, tokens inside which a stop string begins, several end tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECES: tuple[bytes, ...] = (
     *("é".encode(), "ß".encode(), "日".encode(), "本".encode(), "語".encode(), "🙂".encode(), "日本".encode()),
     *(b"\xf0\x9f", b"\x98\x80", b" \xe2"),
 )
-"""Tokens of more than one byte; the last three hold parts of characters."""
+"""Tokens of more than one byte; the last three contain parts of characters."""
 
 CONTROL_TOKENS = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|eos|>")
 END_TOKENS = ("<|im_end|>", "<|eos|>")
@@ -28,8 +28,8 @@ class FakeTokenizer:
     """Longest match over bytes. Ids: 0-255 the bytes, then ``PIECES``, then ``CONTROL_TOKENS``, then unused ids.
 
     Args:
-        vocab_size: at least the number of tokens above; further ids stand for ``<unused-N>``, never encoded.
-        abort_at_text: encoding a text that holds it ends the process, as a crash of a library in C would.
+        vocab_size: at least the number of tokens above; further ids are ``<unused-N>``, never encoded.
+        abort_at_text: encoding a text that contains it ends the process, as a crash of a library in C would.
     """
 
     def __init__(self, vocab_size: int | None = None, abort_at_text: str | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Measures how computing time grows with the size of what is given, for tests that bound it.
+"""Measures how computing time grows with the size of the input, for tests that limit it.
 
-Processor time of this process is measured, so that a busy machine changes little; what it changes is met by the best of
-several runs, and by measuring again before anything is judged.
+Processor time of this process is measured, so that other load on the machine has little effect; the rest is handled by
+taking the best of several runs, and by measuring again before a failure.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ __all__ = ["assert_near_linear", "measure_growth"]
 _T = TypeVar("_T")
 
 _MAX_RATIO = 9.0
-"""Of the times for 4n and n: linear gives 4, n log n gives 4.6, n to the power of 1.5 gives 8, a square gives 16."""
+"""Maximum ratio of the times for 4n and n: linear gives 4, n log n 4.6, n to the power of 1.5 8, a square 16."""
 
 _FLOOR_S = 0.02
-"""Less time than this for 4n is not judged."""
+"""Shorter times for 4n are not judged."""
 
 _NUM_RUNS = (1, 2, 3)
-"""Of each size, in each round of measuring; nothing is measured again once it has passed."""
+"""Number of runs of each size, per round of measuring; rounds end once a measurement has passed."""
 
 
 def measure_growth(
     make: Callable[[int], _T], run: Callable[[_T], object], size: int, num_runs: int = 1
 ) -> tuple[float, float, float]:
-    """Seconds of processor time for inputs of ``size``, twice and four times that, each the best of ``num_runs``.
+    """Return the processor seconds for inputs of ``size``, 2 and 4 times that, each the best of ``num_runs``.
 
     Args:
-        make: an input of a size; not measured.
-        run: what is measured.
+        make: creates an input of a size; not measured.
+        run: the measured function.
         size: n.
     """
     first, second, last = (_best(make(times * size), run, num_runs) for times in (1, 2, 4))
@@ -41,10 +41,10 @@ def measure_growth(
 def assert_near_linear(
     make: Callable[[int], _T], run: Callable[[_T], object], size: int, what: str = "the time"
 ) -> tuple[float, float, float]:
-    """Fail if time grows faster than n log n; returns what was measured.
+    """Fail if time grows faster than n log n; return the measurement.
 
     Raises:
-        AssertionError: it grows faster, each time that it was measured.
+        AssertionError: it grew faster in every measurement.
     """
     for num_runs in _NUM_RUNS:
         times_s = measure_growth(make, run, size, num_runs)

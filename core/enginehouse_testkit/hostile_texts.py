@@ -1,4 +1,4 @@
-"""Texts that cost careless code much time, in any length; for tests of growth."""
+"""Texts of any length that are slow to process for careless code; for tests of growth."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ HOSTILE_UNITS: Mapping[str, str] = {
     "underscores": "_",
     "NUL": "\0",
 }
-"""What is repeated, by a name."""
+"""Repeated units, by name."""
 
 
 def hostile_text(unit: str, size: int) -> str:
-    """``unit`` again and again, up to ``size`` characters; the last one may be cut."""
+    """Return ``unit`` repeated up to ``size`` characters; the last one may be cut."""
     return (unit * (size // len(unit) + 1))[:size]

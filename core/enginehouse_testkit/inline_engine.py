@@ -1,6 +1,6 @@
-"""Core's engine over any runner, without a worker: it steps on the event loop's own thread, while somebody reads.
+"""Core's engine over any runner, without a worker: it steps on the event loop's own thread, while a client reads.
 
-For contract suites, which look at one runner from above. Requests that are read at the same time share a batch.
+For contract suites that test a runner through an engine. Requests that are read at the same time share a batch.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class InlineEngine:
         return generation
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
-        """As ``submit`` does."""
+        """Tokenize as ``submit`` does."""
         return encode_segments(self._tokenizer, segments, add_special)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids."""
+        """Return the text of the ids."""
         return b"".join(await self.pieces(token_ids)).decode("utf-8", "replace")
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id."""
+        """Return the bytes of each id."""
         if not all(0 <= token_id < self._tokenizer.vocab_size for token_id in token_ids):
             raise InvalidRequest("token ids must lie inside the vocabulary", "tokens")
         return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
 
     async def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """Return the engine's statistics."""
         return self._engine.stats()
 
     async def close(self) -> None:
@@ -73,16 +73,16 @@ class InlineEngine:
         self._deliver(self._engine.close())
 
     def step(self) -> None:
-        """One step; what it gives waits in the generations."""
+        """Run one step; its output is queued in the generations."""
         self._deliver(self._engine.step())
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request."""
+        """Cancel a request and drop it."""
         if self._generations.pop(request_id, None) is not None:
             self._engine.cancel(request_id)
 
     def forget(self, request_id: str) -> None:
-        """A request has ended."""
+        """Drop a request that has ended."""
         self._generations.pop(request_id, None)
 
     def _deliver(self, outputs: Iterable[tuple[str, Event | EnginehouseError]]) -> None:
@@ -92,7 +92,7 @@ class InlineEngine:
 
 
 class _InlineGeneration:
-    """One request; whoever reads it and finds nothing steps the engine."""
+    """One request; a reader that finds no events steps the engine."""
 
     def __init__(self, engine: InlineEngine, request_id: str, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
@@ -107,7 +107,7 @@ class _InlineGeneration:
         self._engine.cancel(self._request_id)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Batches of events."""
+        """Iterate over batches of events."""
         while not self._is_ended:
             waiting, self.waiting = self.waiting, []
             events: list[Event] = []
@@ -118,7 +118,7 @@ class _InlineGeneration:
                 events.append(output)
             if not events:
                 self._engine.step()
-                await asyncio.sleep(0)  # the other readers take theirs
+                await asyncio.sleep(0)  # let the other readers consume their events
                 continue
             if isinstance(events[-1], RequestFinished):
                 self._end()

@@ -1,4 +1,4 @@
-"""The contract suites for an installed plugin: what ``enginehouse plugins check`` hands to pytest.
+"""Contract suites for an installed plugin: the module that ``enginehouse plugins check`` passes to pytest.
 
 ``ENGINEHOUSE_CHECKED`` in the environment is JSON: the ``plugin``, and for its backends a ``model``, its ``options``
 and the ``tolerance`` of logits. Each suite of each kind of object that the plugin registers becomes a test class, such
@@ -32,7 +32,7 @@ _REGISTRY = PluginRegistry.load(PluginsSettings(allow=(_CHECKED["plugin"],)))
 
 
 def _model(backend: Backend) -> ModelUnderTest:
-    """The model of the command line, with a short context and few slots unless the options say otherwise."""
+    """Return the model of the command line, with a short context and few slots unless the options differ."""
     known = {attribute.name for attribute in attrs.fields(backend.options)}
     small = {name: value for name, value in (("context", 128), ("slots", 4)) if name in known}
     options = structure_options(backend.options, {**small, **_CHECKED["options"]}, "options")
@@ -47,11 +47,11 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "drafters": {"uses_second_model": True},
 }
-"""What the suites of a kind need beside its objects."""
+"""Additional attributes for the suites of a kind, besides its objects."""
 
 
 def test_the_plugin_registers_something() -> None:
-    """It loads, and each of its hooks is one that exists."""
+    """The plugin loads, and each of its hooks exists."""
     (record,) = [record for record in _REGISTRY.plugins if record.name == _CHECKED["plugin"]]
 
     assert record.error is None
@@ -59,14 +59,14 @@ def test_the_plugin_registers_something() -> None:
 
 
 def _test_classes(kind: Kind) -> Iterator[type[Any]]:
-    """A test class for each suite of a kind: the suite with a fixture that gives each object of the plugin."""
+    """Yield a test class for each suite of a kind: the suite with a fixture over the plugin's objects."""
     for path in kind.suites:
         module, _, name = path.partition(":")
         suite = getattr(importlib.import_module(module), name)
         objects = {
             name: candidate
             for name, candidate in getattr(_REGISTRY, kind.name).items()
-            if not isinstance(candidate, ProcessorSampler)  # it is tested as a logits processor
+            if not isinstance(candidate, ProcessorSampler)  # tested as a logits processor
             and (suite is not RunnerContract or candidate.opens == "runner")
         }
         if objects:

@@ -1,4 +1,4 @@
-"""The contract of a runner that tokens may leave early, over families of models, as a test class.
+"""Contract suite for runners with early exit of tokens, over model families, as a test class.
 
 ::
 
@@ -15,8 +15,8 @@
         def logits_after_leaving(self):
             return another_function  # see below
 
-The contract of all runners asks the same of any one model; this one compares each family with its own library, and lets
-the tokens of a batch leave at different layers.
+The runner contract tests the same for a single model; this one compares each family with its own library, and lets the
+tokens of a batch exit at different layers.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from enginehouse_testkit.depth_contract import OpenFamily
 __all__ = ["AfterLeaving", "LeavingContract"]
 
 AfterLeaving = Callable[[str, NDArray[np.int32], Sequence[int], int], Rows]
-"""What the library alone makes of a family's model whose layers behind a given one leave the states of some positions
-as they are: logits of the last token. Takes the family, the tokens, these positions, and how many layers change them.
+"""Reference by the library alone: logits of the last token in a model whose layers after a given one do not change the
+states of some positions. Takes the family, the tokens, these positions, and the number of layers that change them.
 """
 
 
 @define(eq=False)
 class _Leaves:
-    """Lets all tokens leave behind a given layer, or none; keeps what it was shown."""
+    """Lets all tokens exit after a given layer, or none; records its arguments."""
 
     layers: tuple[int, ...]
     at: int | None
@@ -62,7 +62,7 @@ class _Leaves:
 
 
 class _OneLeaves:
-    """Lets the first of the tokens that are left leave behind each layer."""
+    """Lets the first of the remaining tokens exit after each layer."""
 
     layers = (1, 2, 3)
 
@@ -72,16 +72,16 @@ class _OneLeaves:
 
 
 class LeavingContract:
-    """Every promise of `LayerAccess`, against the library alone and over families of models.
+    """Tests every guarantee of `LayerAccess`, against the library alone and over model families.
 
     Attributes:
-        usual: a family of which single tests are enough.
+        usual: the family for tests that need only one.
         max_logit_difference: between rows that were computed differently.
         max_batch_difference: between rows of a batch and those that are computed alone.
         num_token_ids: token ids below this one are used; every family has them.
         hidden_size: width of the states of the usual family.
-        refusal: what the error says where a model's layers cannot be left; a regular expression.
-        mixes_depths: spans of fewer layers may stand beside tokens that leave.
+        refusal: error message for a model without early exit; a regular expression.
+        mixes_depths: spans of fewer layers may be in one batch with tokens that exit.
     """
 
     usual: ClassVar[str] = "qwen3"
@@ -104,7 +104,7 @@ class LeavingContract:
 
     @pytest.fixture
     def batched_family(self, family: str) -> str:
-        """A family of which batches are computed."""
+        """A family for which batches are computed."""
         return family
 
     @pytest.fixture
@@ -121,18 +121,18 @@ class LeavingContract:
             runner.close()
 
     def num_prompt_tokens(self, family: str) -> int:
-        """How many tokens a prompt may have behind which three more are compared with the library's."""
+        """Number of prompt tokens, after which three more are compared with the library's."""
         return 9
 
     def check_layers(self, runner: Any, layers: Sequence[int]) -> None:
-        """Check behind which layers four tokens of a batch have left, one behind each."""
+        """Check the exit layers of four tokens of a batch: one after each layer."""
         assert sorted(layers) == [1, 2, 3, 4]
 
     @pytest.mark.parametrize("reads_logits", [False, True])
     def test_who_leaves_gets_the_logits_of_that_layer(
         self, opened: Callable[[str], Any], family: str, token_ids: NDArray[np.int32], reads_logits: bool
     ) -> None:
-        """Those of the shorter model, for the first token behind a prompt: whether the policy reads them or not."""
+        """The first token after a prompt gets the logits of the shorter model, also if the policy reads no logits."""
         runner = opened(family)
         assert isinstance(runner, LayerAccess)
         assert runner.num_layers == 4
@@ -151,7 +151,7 @@ class LeavingContract:
         logits_after_leaving: AfterLeaving,
         token_ids: NDArray[np.int32],
     ) -> None:
-        """Against a model whose upper layers change nothing for the tokens that left."""
+        """Compared with a model whose upper layers do not change the tokens that exited."""
         runner = opened(compared_family)
         runner.use_exit_policy(_Leaves((2,), 2))
         length = self.num_prompt_tokens(compared_family)
@@ -168,7 +168,7 @@ class LeavingContract:
     def test_a_policy_that_never_lets_go_changes_nothing(
         self, opened: Callable[[str], Any], token_ids: NDArray[np.int32]
     ) -> None:
-        """It is asked behind the layers that it named, and no others."""
+        """It is called after the layers that it named, and no others."""
         runner = opened(self.usual)
         plain = _holding(runner, token_ids[:9])
         expected = runner.forward([Span(plain, 9, token_ids[9:10])]).host().copy()
@@ -183,7 +183,7 @@ class LeavingContract:
     def test_states_are_those_behind_and_before_the_layer(
         self, opened: Callable[[str], Any], token_ids: NDArray[np.int32]
     ) -> None:
-        """What is behind one layer is before the next one."""
+        """The state after one layer is the state before the next one."""
         runner = opened(self.usual)
         policy = _Leaves((1, 2), None)
         runner.use_exit_policy(policy)
@@ -198,7 +198,7 @@ class LeavingContract:
     def test_tokens_of_a_batch_leave_one_by_one(
         self, opened: Callable[[str], Any], batched_family: str, token_ids: NDArray[np.int32]
     ) -> None:
-        """Each gets what it would get alone, and so do the tokens behind it; their lengths and windows differ."""
+        """Each token, and those after it, get the same rows as alone; lengths and windows differ."""
         runner = opened(batched_family)
         prompts = [token_ids[:9], token_ids[3:17], token_ids[20:25], token_ids[1:8]]
         together = [_holding(runner, prompt) for prompt in prompts]
@@ -222,7 +222,7 @@ class LeavingContract:
     def test_prompts_beside_answers_run_through_all_layers(
         self, opened: Callable[[str], Any], token_ids: NDArray[np.int32]
     ) -> None:
-        """Also a prompt of one token, and a draft of fewer layers; rows and layers come in the order of the spans."""
+        """Also a prompt of one token, and a draft of fewer layers; rows and layers are in span order."""
         runner = opened(self.usual)
         alone = runner.forward([Span(runner.open_sequence(), 0, token_ids[:1])]).host().copy()
         runner.use_exit_policy(_Leaves((1,), 1))
@@ -242,7 +242,7 @@ class LeavingContract:
         assert largest_difference(output.host()[1], alone[0]) < self.max_logit_difference
 
     def test_a_model_whose_layers_cannot_be_left_is_refused(self, opened: Callable[[str], Any]) -> None:
-        """When the policy comes, not when a token would leave."""
+        """Refused when the policy is set, not when a token would exit."""
         runner = opened(self.usual)
         runner.capabilities = attrs.evolve(runner.capabilities, exit_layers=())
         with pytest.raises(ModelLoadError, match=self.refusal):
@@ -250,19 +250,19 @@ class LeavingContract:
 
 
 def _decode(runner: Any, sequences: Sequence[int], token: NDArray[np.int32]) -> tuple[Rows, list[int]]:
-    """One step of several sequences: logits and layers."""
+    """Run one step of several sequences; return logits and layers."""
     output = runner.forward([Span(one, runner.length(one), token, may_exit=True) for one in sequences])
     assert isinstance(output, ExitOutput)
     return output.host().copy(), list(output.exit_layers)
 
 
 def _holding(runner: Runner, token_ids: NDArray[np.int32]) -> int:
-    """A new sequence of these tokens."""
+    """Open a sequence that holds these tokens."""
     sequence = runner.open_sequence()
     runner.forward([Span(sequence, 0, token_ids, "none")])
     return sequence
 
 
 def _copied(array: Any) -> NDArray[np.generic]:
-    """A copy on the host, of an array of any library."""
+    """Copy an array of any library to the host."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array).copy()

@@ -1,4 +1,4 @@
-"""The contract of a logits processor as a test class.
+"""Contract suite for logits processors, as a test class.
 
 ::
 
@@ -10,7 +10,7 @@
         def logits_processor(cls):
             return MyProcessor()
 
-``active`` are requests that switch it on; without any the suite tries values that the plugin's validators allow.
+``active`` are request fields that enable it; without any the suite tries values that the plugin's validators allow.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PROMPT = [1, 2, 3, 1, 2]
 
 
 class LogitsProcessorContract:
-    """Every promise of :class:`enginehouse.contract.logits_processor.LogitsProcessor` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.logits_processor.LogitsProcessor`.
 
     Attributes:
-        active: fields of requests that switch it on.
+        active: request fields that enable it.
     """
 
     active: ClassVar[Sequence[Mapping[str, Any]]] = ()
@@ -49,7 +49,7 @@ class LogitsProcessorContract:
     @pytest.fixture(scope="class")
     @classmethod
     def requests(cls, logits_processor: LogitsProcessor) -> list[SamplingParams]:
-        """How the requests that switch it on draw: greedily, and by chance with other steps behind it."""
+        """Sampling parameters of the requests that enable it: greedy, and random with other steps after it."""
         active = cls.active or tries_of(ProcessorSampler(logits_processor))
         assert active, "no value that was tried switches it on; list some in ``active``"
         kinds: tuple[dict[str, Any], ...] = (
@@ -65,7 +65,7 @@ class LogitsProcessorContract:
         ]
 
     def test_it_can_be_registered(self, logits_processor: LogitsProcessor) -> None:
-        """It has all that core asks for, and its fields are free."""
+        """It has all attributes that core requires, and its fields are not in use elsewhere."""
         registration = Registration()
         registration.register(KINDS["logits_processors"], "kit", logits_processor)
 
@@ -74,16 +74,16 @@ class LogitsProcessorContract:
         }
 
     def test_fields_say_what_they_mean(self, logits_processor: LogitsProcessor) -> None:
-        """The description goes to the API's documentation."""
+        """The description is part of the API's documentation."""
         for attribute in attrs.fields(logits_processor.request_fields):
             assert attribute.metadata.get("description"), f"{attribute.name} has no description"
 
     def test_defaults_are_off(self, logits_processor: LogitsProcessor) -> None:
-        """A request that does not mention the fields is not touched."""
+        """A request without the fields is not changed."""
         assert logits_processor.create(logits_processor.request_fields()) is None
 
     def test_it_changes_what_is_drawn(self, logits_processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
-        """Some of the requests that switch it on give other tokens than without."""
+        """Some of the requests that enable it give other tokens than without it."""
         assert any(_drawn(logits_processor, one) != _drawn(None, _without(one)) for one in requests)
 
     def test_a_token_can_be_drawn_again(
@@ -102,7 +102,7 @@ class LogitsProcessorContract:
         assert np.array_equal(first, second)
 
     def test_its_rows_are_sound(self, logits_processor: LogitsProcessor, requests: list[SamplingParams]) -> None:
-        """It leaves a token to draw and no NaN, and the history as it was."""
+        """The row keeps at least one token and has no NaN; the history is not changed."""
         for params in requests:
             session = _session(logits_processor, params)
             for length in range(len(_PROMPT), 30):
@@ -117,7 +117,7 @@ class LogitsProcessorContract:
     def test_sequences_do_not_touch_each_other(
         self, logits_processor: LogitsProcessor, requests: list[SamplingParams]
     ) -> None:
-        """Two that take turns draw what each draws alone."""
+        """Two interleaved sequences give the same tokens as each alone."""
         one, other = requests[0], requests[-1]
         alone = [_drawn(logits_processor, one), _drawn(logits_processor, other)]
         samplers = [_sampler(logits_processor, params) for params in (one, other)]
@@ -132,7 +132,7 @@ class LogitsProcessorContract:
     def test_a_second_draw_of_the_same_row_is_the_same(
         self, logits_processor: LogitsProcessor, requests: list[SamplingParams]
     ) -> None:
-        """A draw changes nothing, so that a token can be drawn again."""
+        """Sampling does not change its state, so a token can be sampled again."""
         for params in requests:
             sampler, found = _sampler(logits_processor, params), list[int]()
             for position, (row, again) in enumerate(zip(rows(20), rows(20), strict=True)):
@@ -145,7 +145,7 @@ class LogitsProcessorContract:
 
 
 def _without(params: SamplingParams) -> SamplingParams:
-    """The same request without the processor's fields."""
+    """Return the same request without the processor's fields."""
     values = {name: getattr(params, name) for name in params.__struct_fields__ if name != "extensions"}
     return SamplingParams(**values)
 
@@ -170,7 +170,7 @@ def _sampler(processor: LogitsProcessor | None, params: SamplingParams) -> Seque
 
 
 def _drawn(processor: LogitsProcessor | None, params: SamplingParams, num_tokens: int = 30) -> list[int]:
-    """Tokens drawn one after the other."""
+    """Sample tokens one after another."""
     sampler, found = _sampler(processor, params), list[int]()
     for position, row in enumerate(rows(num_tokens)):
         found.append(sampler.sample(row, position).token_id)

@@ -1,7 +1,7 @@
-"""pytest's entry point into the test kit: failures inside contract suites explain themselves like those in tests.
+"""pytest's entry point into the test kit: enables assertion introspection in the contract suites.
 
-pytest imports this at the start of every run in an environment where Enginehouse is installed, so it imports
-nothing of ours: what is imported here is imported before pytest can rewrite its assertions.
+pytest imports this at the start of every run in an environment where Enginehouse is installed, so it imports no other
+module of ours: a module imported here is loaded before pytest can rewrite its assertions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of a reasoning parser as a test class.
+"""Contract suite for reasoning parsers, as a test class.
 
 ::
 
@@ -27,10 +27,10 @@ __all__ = ["ReasoningParserContract"]
 
 
 class ReasoningParserContract:
-    """Every promise of :class:`enginehouse.contract.parsers.ReasoningParser` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.parsers.ReasoningParser`.
 
     Attributes:
-        model: a model that the parser knows.
+        model: a model that the parser supports.
     """
 
     model: ClassVar[ChatFormat] = ChatFormat("")
@@ -42,25 +42,25 @@ class ReasoningParserContract:
         return reasoning_parser.bind(cls.model)
 
     def test_parser_is_accepted_by_the_loader(self, reasoning_parser: ReasoningParser) -> None:
-        """Complete and of a known version."""
+        """The parser is complete and of a known version."""
         Registration().register(KINDS["reasoning_parsers"], "kit", reasoning_parser)
 
         assert isinstance(reasoning_parser, ReasoningParser)
 
     def test_match_is_a_share_for_any_template(self, reasoning_parser: ReasoningParser) -> None:
-        """Nothing where nothing points to reasoning."""
+        """The score is between 0 and 1, and low for templates without signs of reasoning."""
         for template in ("", "{{ messages }}", "<think> {% </think>", "\x00"):
             assert 0.0 <= reasoning_parser.match(ChatFormat(template, {"<think>": 1})) <= 1.0
         assert reasoning_parser.match(ChatFormat("{{ messages[0].content }}")) < 0.5
 
     def test_markers_differ(self, reasoning_format: ReasoningFormat) -> None:
-        """Neither is empty."""
+        """Markers are not empty."""
         assert reasoning_format.start
         assert reasoning_format.end
         assert reasoning_format.start != reasoning_format.end
 
     def test_reasoning_is_told_from_the_answer_however_cut(self, reasoning_format: ReasoningFormat) -> None:
-        """Opened by the model or by the prompt."""
+        """Reasoning may be opened by the model or by the prompt."""
         start, end = reasoning_format.start, reasoning_format.end
         expected = Said(reasoning="plan < A", content="Answer 7")
         for is_open, text in ((False, f"{start}plan < A{end}Answer 7"), (True, f"plan < A{end}Answer 7")):
@@ -68,20 +68,20 @@ class ReasoningParserContract:
                 assert said_by(reasoning_format.open(is_open), pieces) == expected, pieces
 
     def test_reasoning_that_never_ends_is_reasoning(self, reasoning_format: ReasoningFormat) -> None:
-        """A limit cut it; no piece of the closing marker shows, but for a single character, which may be text."""
+        """If a limit cut it, no part of the closing marker shows, except a single character, which may be text."""
         text = f"plan A{reasoning_format.end}"
         for end in (len("plan A"), *range(len("plan A") + 2, len(text))):
             said = said_by(reasoning_format.open(True), [text[:end]], is_cut=True)
             assert (said.content, said.reasoning.rstrip()) == ("", "plan A")
 
     def test_answers_without_reasoning_stay_as_they_are(self, reasoning_format: ReasoningFormat) -> None:
-        """Character by character as well."""
+        """Also when pushed character by character."""
         for text in ("Paris.", "\n\n indented", "a < b", "Größe 🙂", ""):
             for pieces in ([text], list(text)):
                 assert said_by(reasoning_format.open(False), pieces) == Said(content=text)
 
     def test_markers_are_never_shown(self, reasoning_format: ReasoningFormat) -> None:
-        """Wherever a limit ends the text."""
+        """No marker shows wherever a limit ends the text."""
         start, end = reasoning_format.start, reasoning_format.end
         text = f"{start}plan{end}Answer"
         for place in range(len(text) + 1):
@@ -89,7 +89,7 @@ class ReasoningParserContract:
             assert not any(marker in said.content + said.reasoning for marker in (start, end))
 
     def test_anything_is_the_same_however_cut(self, reasoning_format: ReasoningFormat) -> None:
-        """Markers in the wrong places never raise."""
+        """Markers in wrong positions never raise."""
         chance = random.Random(0)
         words = [reasoning_format.start, reasoning_format.end, "<", "/", ">", "\n", " ", "a", "🙂"]
         for _ in range(80):
@@ -100,7 +100,7 @@ class ReasoningParserContract:
                 assert said_by(reasoning_format.open(is_open), list("".join(tokens))) == whole, tokens
 
     def test_prompts_say_whether_reasoning_is_open(self, reasoning_format: ReasoningFormat) -> None:
-        """At their very end only."""
+        """Only a marker at the very end of the prompt opens reasoning."""
         start, end = reasoning_format.start, reasoning_format.end
 
         assert reasoning_format.is_open(f"user: hi\nassistant:{start}")
@@ -108,7 +108,7 @@ class ReasoningParserContract:
             assert not reasoning_format.is_open(prompt)
 
     def test_variables_are_plain(self, reasoning_format: ReasoningFormat) -> None:
-        """As usual means nothing is set; a switch that exists is set both ways."""
+        """None sets no variable; an existing switch is set in both directions."""
         assert reasoning_format.variables(None, None) == {}
         for enabled in (True, False):
             found = reasoning_format.variables(enabled, None)

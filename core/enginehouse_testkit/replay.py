@@ -1,6 +1,6 @@
-"""Where a request stands in a script, and the events that its next step makes.
+"""Position of a request in a script, and the events of its next step.
 
-The engine ``scripted`` drives it; nothing here waits or knows slots.
+Driven by the engine ``scripted``; does not wait and does not know slots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUM_BYTES = 256
 
 @frozen
 class Entry:
-    """A script token in the form in which it is replayed: one of a token id, a delay or an error."""
+    """A script token in replayable form: exactly one of token id, delay and error."""
 
     token_id: int | None
     delay_s: float
@@ -51,7 +51,7 @@ class Tape:
 
     @classmethod
     def of(cls, script: Script) -> Tape:
-        """Give every token of ``script`` its id."""
+        """Assign token ids to ``script``."""
         token_bytes = [bytes([byte]) for byte in range(_NUM_BYTES)]
         ids: dict[bytes, int] = {}
         entries = []
@@ -68,7 +68,7 @@ class Tape:
 
 
 class Replay:
-    """Where a request stands in the script; makes the events of one step at a time."""
+    """The position of a request in the script; produces the events of one step at a time."""
 
     def __init__(self, tape: Tape, request: EngineRequest, num_prompt_tokens: int, max_context: int) -> None:
         self._tape = tape
@@ -93,11 +93,11 @@ class Replay:
 
     @property
     def is_done(self) -> bool:
-        """Whether every choice has ended."""
+        """True if every choice has ended."""
         return not self._streams
 
     def take_delay(self) -> float:
-        """Seconds to wait before the next step; 0 is none."""
+        """Return the seconds to wait before the next step, 0 for none."""
         entry = self._peek()
         if entry is None or not entry.delay_s:
             return 0.0
@@ -105,7 +105,7 @@ class Replay:
         return entry.delay_s
 
     def step(self) -> Sequence[Event]:
-        """The events of the next ``tokens_per_step`` tokens, perhaps none; raises GenerationFailed where it says so."""
+        """Return the events of the next ``tokens_per_step`` tokens, possibly none; raises scripted GenerationFailed."""
         events: list[Event] = []
         if self._max_tokens == 0:
             self._finish_all("length", events)
@@ -132,14 +132,14 @@ class Replay:
         return events
 
     def score(self, token_ids: Sequence[int]) -> list[Event]:
-        """The invented log-probabilities of a prompt's tokens but the first, where the request asks for them."""
+        """Return made-up log-probabilities of a prompt's tokens except the first, if requested."""
         if self._num_prompt_logprobs is None or len(token_ids) < 2:
             return []
         scored = tuple(self._logprob(token_id, self._num_prompt_logprobs) for token_id in token_ids[1:])
         return [PromptLogprobs(scored, (1,) * len(scored))]
 
     def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
-        """The last event."""
+        """Return the final event."""
         return RequestFinished(
             self._num_prompt_tokens, 0, sum(self._num_tokens.values()), queue_s=queue_s, decode_s=decode_s
         )
@@ -151,11 +151,11 @@ class Replay:
         return entries[self._position] if self._position < len(entries) else None
 
     def _closing_token_ids(self) -> Sequence[int]:
-        """What is left of the marker that closes the reasoning, once its budget is used up."""
+        """Return the remaining tokens of the marker that closes the reasoning once its budget is used up."""
         return self._reasoning.forced_token_ids() if self._reasoning is not None else ()
 
     def _skip_reasoning(self) -> None:
-        """Go on behind the script's own end of the reasoning: a model whose reasoning was closed answers."""
+        """Skip to the end of the script's own reasoning: a model whose reasoning was closed starts its answer."""
         text = b""
         while self._position < len(self._tape.entries) and self._reasoning_end not in text:
             token_id = self._tape.entries[self._position].token_id
@@ -163,7 +163,7 @@ class Replay:
             self._position += 1
 
     def _push(self, token_id: int, events: list[Event], is_forced: bool = False) -> None:
-        """Give one token to every running choice."""
+        """Push one token to every running choice."""
         self._num_made += 1
         if self._reasoning is not None and not self._reasoning.is_over:
             self._reasoning.accept(token_id, is_forced)
@@ -196,7 +196,7 @@ class Replay:
             events.append(TextDelta(choice, piece.text, piece.token_ids, logprobs))
 
     def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
-        """An invented distribution: the replayed token has probability 1/2, single bytes share the rest."""
+        """Return a made-up distribution: the replayed token has probability 1/2, single bytes share the rest."""
         token_bytes = self._tape.token_bytes
         others = [other for other in range(num_top) if other != token_id][: max(0, num_top - 1)]
         ranked = [token_id, *others] if num_top else []

@@ -1,4 +1,4 @@
-"""The contract of a router plugin as a test class.
+"""Contract suite for router plugins, as a test class.
 
 ::
 
@@ -47,7 +47,7 @@ def _request(said: str, **changes: Any) -> GenerateRequest:
 
 
 def _requests() -> list[GenerateRequest]:
-    """Chats, raw texts and token ids, with and without what goes along."""
+    """Return chats, raw texts and token ids, with and without optional fields."""
     tool = Tool(name="f", parameters={}, definition={"type": "function", "function": {"name": "f"}})
     turns = tuple(Message(role=role, content=text) for role in ("system", "user", "assistant") for text in _TEXTS[:6])
     return [
@@ -66,7 +66,7 @@ def _candidates(number: int) -> tuple[Candidate, ...]:
 
 
 def _strange_candidates() -> tuple[Candidate, ...]:
-    """Models in every state, with every figure that there may be."""
+    """Return models in every state, with extreme values of every statistic."""
     states = get_args(ModelState)
     return tuple(
         evolve(
@@ -83,20 +83,20 @@ def _strange_candidates() -> tuple[Candidate, ...]:
 
 
 class RouterContract:
-    """Every promise of :class:`enginehouse.contract.router.Router` that can be tested from outside."""
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.router.Router`."""
 
     @staticmethod
     def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> Route:
         return router.route(RouteQuestion(request=request, candidates=candidates, default=candidates[-1].name))
 
     def test_names_are_texts(self, router: Router) -> None:
-        """Its name can stand in the settings."""
+        """The name is valid in the settings."""
         assert router.name.isidentifier()
         assert isinstance(router.api_version, int)
 
     @pytest.mark.parametrize("number", [1, 2, 5])
     def test_attempts_are_candidates_each_at_most_once(self, router: Router, number: int) -> None:
-        """Whatever is asked, there is somebody to ask, and nobody is asked twice."""
+        """Every request gets at least one attempt, and no model twice."""
         candidates = _candidates(number)
         for request in _requests():
             names = [attempt.model for attempt in self._ask(router, request, candidates).attempts]
@@ -106,12 +106,12 @@ class RouterContract:
             assert len(set(names)) == len(names)
 
     def test_models_in_every_state_are_put_in_some_order(self, router: Router) -> None:
-        """Core moves those behind that cannot answer; a router must only live with them."""
+        """Core moves models that cannot answer to the end; a router only has to handle them."""
         for request in _requests():
             assert self._ask(router, request, _strange_candidates()).attempts
 
     def test_same_question_gets_the_same_answer(self, router: Router) -> None:
-        """Nothing is drawn, and nothing is remembered of other requests."""
+        """Decisions are deterministic, and independent of other requests."""
         requests = _requests()
         first = [self._ask(router, request, _candidates(3)) for request in requests]
         random.Random(1).shuffle(order := list(range(len(requests))))
@@ -122,7 +122,7 @@ class RouterContract:
             assert (second[number].reason, second[number].scores) == (route.reason, route.scores)
 
     def test_decision_explains_itself(self, router: Router) -> None:
-        """A reason in words; scores of candidates only, and numbers that JSON knows."""
+        """There is a reason as text; scores are of candidates only, and numbers are valid JSON."""
         candidates = _candidates(3)
         for request in _requests():
             route = self._ask(router, request, candidates)
@@ -133,7 +133,7 @@ class RouterContract:
             assert all(isinstance(number, int | float) and abs(number) < 1e300 for number in numbers)
 
     def test_decision_takes_less_than_two_milliseconds(self, router: Router) -> None:
-        """The best of some tries counts, as the machine may be busy; long prompts included."""
+        """The best of several runs counts, as the machine may be busy; includes long prompts."""
         for request in _requests():
             question = RouteQuestion(request=request, candidates=_candidates(5), default="model-0")
             gc.collect()
@@ -150,7 +150,7 @@ class RouterContract:
         [Probe("", (), True), Probe("Yes", (-0.01, -0.02)), Probe("Hm", (-9.0,) * MAX_PROBE_TOKENS), Probe("x", ())],
     )
     def test_acceptance_says_yes_or_no_to_every_beginning(self, router: Router, probe: Probe) -> None:
-        """Answers may end at once, and engines may report no figures."""
+        """Answers may end at once, and engines may not report log-probabilities."""
         for attempt in self._ask(router, _request("Hello"), _candidates(3)).attempts:
             if attempt.accept is not None:
                 assert attempt.accept.is_good(probe) in (True, False)

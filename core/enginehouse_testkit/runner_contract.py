@@ -1,4 +1,4 @@
-"""The contract of a runner as a test class. A backend author writes one fixture and inherits the tests.
+"""Contract suite for runners, as a test class. A backend author writes one fixture and inherits the tests.
 
 ::
 
@@ -8,10 +8,10 @@
         def model(cls):
             return ModelUnderTest(backend=MyBackend(), source=ModelSource("small"), options=MyOptions(context=64))
 
-A fixture of the module works too, and so does a fixture ``make_runner``, a function that opens a fresh runner, where no
-backend opens it. The runner needs at least four sequences, batches of 32 tokens and a cache of about 200; a cache of
-at most ``max_fill_tokens`` and a context shorter than the cache let all tests run (others are skipped and say why).
-Nearly all tests share one runner and give back what they took. Tolerances are class attributes, see
+A module-level fixture works too, as does a fixture ``make_runner``, a function that opens a new runner, for runners
+without a backend. The runner needs at least four sequences, batches of 32 tokens and a cache of about 200; all tests
+run if the cache has at most ``max_fill_tokens`` and the context is shorter than the cache (otherwise some are skipped
+with a reason). Nearly all tests share one runner and free what they opened. Tolerances are class attributes, see
 :class:`enginehouse_testkit.contract.base.ContractBase`.
 """
 
@@ -30,4 +30,4 @@ __all__ = ["RunnerContract"]
 class RunnerContract(
     TokenizerContract, SequenceContract, StateContract, ForwardContract, ExitsContract, FailureContract
 ):
-    """Every promise of :class:`enginehouse.contract.backend.Runner` that can be tested from outside."""
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.backend.Runner`."""

@@ -1,4 +1,4 @@
-"""The contract of a sampler plugin as a test class.
+"""Contract suite for sampler plugins, as a test class.
 
 ::
 
@@ -10,7 +10,7 @@
         def sampler(cls):
             return MySampler()
 
-``active`` are requests that switch it on; without any the suite tries values that the plugin's validators allow.
+``active`` are request fields that enable it; without any the suite tries values that the plugin's validators allow.
 """
 
 from __future__ import annotations
@@ -23,4 +23,4 @@ __all__ = ["SamplerContract"]
 
 
 class SamplerContract(SamplerFieldContract, SamplerStepContract, SamplerReplayContract):
-    """Every promise of :class:`enginehouse.contract.sampler.SamplerPlugin` that can be tested from outside."""
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.sampler.SamplerPlugin`."""

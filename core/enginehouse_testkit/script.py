@@ -1,4 +1,4 @@
-"""The script that the engine ``scripted`` replays: a JSON file.
+"""Script format of the engine ``scripted``: a JSON file.
 
 ::
 
@@ -45,7 +45,7 @@ class ScriptToken:
 
 @frozen(kw_only=True)
 class Script:
-    """What to replay. ``tokens_per_step`` tokens come in one batch of events, as with speculative decoding."""
+    """A script. ``tokens_per_step`` tokens come in one batch of events, as with speculative decoding."""
 
     tokens: tuple[ScriptToken, ...]
     tokens_per_step: int = field(default=1, validator=gt(0))
@@ -65,13 +65,13 @@ def read_script(source: ModelSource) -> Script:
         return strict_converter().structure(data, Script)
     except (OSError, msgspec.DecodeError) as error:
         raise ModelLoadError(f"cannot read the script {source.text!r}: {error}") from error
-    except Exception as error:  # whatever the converter finds wrong becomes one message
+    except Exception as error:  # all problems found by the converter become one message
         problems = "; ".join(map(str, find_problems(error)))
         raise ModelLoadError(f"the script {source.text!r} is wrong: {problems}") from error
 
 
 def write_script(path: Path, tokens: Sequence[str | Mapping[str, Any]], **options: Any) -> str:
-    """Write a script file; strings stand for text tokens, ``options`` are the other keys. Returns the source."""
+    """Write a script file; strings become text tokens, ``options`` are the other keys. Return the source."""
     entries = [{"text": token} if isinstance(token, str) else dict(token) for token in tokens]
     path.write_bytes(msgspec.json.encode({"tokens": entries, **options}))
     return str(path)

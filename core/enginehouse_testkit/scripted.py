@@ -1,9 +1,9 @@
-"""The engine ``scripted``: replays a JSON file (see ``script``), for tests of everything above the engine.
+"""The engine ``scripted``: replays a JSON file (see ``script``), for tests of all components above the engine.
 
-A configuration names it with ``backend = "scripted"`` and ``source = "file.json"``. Every choice of every
-request gets the same tokens. Token ids 0 to 255 stand for single bytes; each further text or bytes of the
-script has an id from 256 on. A prompt has one token per UTF-8 byte, whatever it says. Text, stop strings,
-token limits, slots and cancellation behave as in the real engine, because the text goes through the same
+A configuration selects it with ``backend = "scripted"`` and ``source = "file.json"``. Every choice of every request
+gets the same tokens. Token ids 0 to 255 are single bytes; each further text or bytes of the script has an id from 256
+on. A prompt has one token per UTF-8 byte and does not affect the answer. Text, stop strings, token limits, slots and
+cancellation behave as in the real engine, because the text goes through the same
 :class:`enginehouse.engine.text.text_stream.TextStream`; sampling parameters have no effect.
 """
 
@@ -44,7 +44,7 @@ __all__ = ["ScriptedBackend", "ScriptedEngine", "ScriptedOptions"]
 
 @frozen(kw_only=True)
 class ScriptedOptions:
-    """Settings of a scripted model. ``max_queue`` requests may wait for one of ``slots``."""
+    """Settings of a scripted model. At most ``max_queue`` requests wait for one of ``slots``."""
 
     context: int | None = field(default=None, validator=optional(gt(0)))
     slots: int = field(default=64, validator=gt(0))
@@ -60,26 +60,26 @@ class ScriptedBackend:
     opens: Literal["runner", "engine"] = "engine"
 
     def probe(self) -> Probe:
-        """It runs everywhere."""
+        """Report that it is always available."""
         return Probe(available=True, devices=("cpu",))
 
     def match(self, source: ModelSource) -> Match:
-        """Only JSON files are scripts."""
+        """Accept only JSON files."""
         is_script = source.path is not None and source.path.suffix == ".json"
         return Match(1.0, "a script") if is_script else Match(0.0, "not a .json file")
 
     def estimate(self, source: ModelSource, options: Any) -> MemoryEstimate:
-        """A script needs no memory worth counting."""
+        """Report no memory use."""
         return MemoryEstimate(weights_bytes=0, kv_bytes_per_token=0, total_bytes=0)
 
     def open(self, source: ModelSource, options: Any, progress: Progress) -> ScriptedEngine:
-        """Read the script."""
+        """Read the script and return the engine."""
         progress(0.0, "reading the script")
         return ScriptedEngine(read_script(source), options)
 
 
 class ScriptedEngine:
-    """Implements :class:`enginehouse.contract.backend.Engine` by replaying one script to every request."""
+    """Implements :class:`enginehouse.contract.backend.Engine` by replaying one script for every request."""
 
     def __init__(self, script: Script, options: ScriptedOptions | None = None) -> None:
         options = options or ScriptedOptions()
@@ -99,7 +99,7 @@ class ScriptedEngine:
     async def submit(self, request: EngineRequest) -> Generation:
         """Check and queue the request."""
         constraint = request.constraint
-        if constraint is not None and constraint.kind != "composition":  # a script may play a call of a tool
+        if constraint is not None and constraint.kind != "composition":  # a script may contain a tool call
             raise UnsupportedParameter(f"{constraint.param}: a script follows no constraint.", constraint.param)
         token_ids = request.token_ids
         if token_ids is None:
@@ -113,26 +113,26 @@ class ScriptedEngine:
         return generation
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
-        """One token per UTF-8 byte."""
+        """Return one token per UTF-8 byte."""
         return list("".join(segment.text for segment in segments).encode())
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids."""
+        """Return the text of the ids."""
         return b"".join(await self.pieces(token_ids)).decode("utf-8", "replace")
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id."""
+        """Return the bytes of each id."""
         if not all(0 <= token_id < self.info.vocab_size for token_id in token_ids):
             raise InvalidRequest(f"token ids must be in 0..{self.info.vocab_size - 1}", "tokens")
         return [self.tape.token_bytes[token_id] for token_id in token_ids]
 
     async def stats(self) -> EngineStats:
-        """Requests that wait and run."""
+        """Return the numbers of waiting and running requests."""
         slots = self.slots
         return EngineStats(num_waiting=len(slots.waiting), num_running=slots.num_running, max_sequences=slots.num_slots)
 
     async def close(self) -> None:
-        """End everything that runs."""
+        """End all running requests."""
         for generation in list(self._open):
             generation.end(EngineDead("the engine was closed"))
 
@@ -151,7 +151,7 @@ class _Slots:
     waiting: deque[asyncio.Future[bool]] = field(factory=deque)
 
     def enter(self) -> asyncio.Future[bool]:
-        """A ticket; raises Overloaded when the queue is full."""
+        """Return a ticket; raises Overloaded if the queue is full."""
         ticket: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self.num_running < self.num_slots:
             self.num_running += 1
@@ -163,10 +163,10 @@ class _Slots:
         return ticket
 
     def leave(self, ticket: asyncio.Future[bool]) -> None:
-        """Give the ticket back, whether its turn had come or not."""
+        """Return the ticket, whether it had a slot or still waited."""
         if ticket in self.waiting:
             self.waiting.remove(ticket)
-            if not ticket.done():  # whoever waited for it may have been cancelled
+            if not ticket.done():  # its waiter may have been cancelled
                 ticket.set_result(False)
             return
         while self.waiting:
@@ -178,7 +178,7 @@ class _Slots:
 
 
 class _ScriptedGeneration:
-    """One request's replay."""
+    """The replay for one request."""
 
     def __init__(
         self, engine: ScriptedEngine, request: EngineRequest, token_ids: tuple[int, ...], ticket: asyncio.Future[bool]
@@ -205,7 +205,7 @@ class _ScriptedGeneration:
             self._engine.slots.leave(self._ticket)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Batches of events."""
+        """Iterate over batches of events."""
         try:
             await self._ticket
             began = time.perf_counter()

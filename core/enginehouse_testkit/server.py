@@ -1,4 +1,4 @@
-"""A server in a process of its own, started as users start it, for tests and examples that need one.
+"""A server in a separate process, started as users start it, for tests and examples.
 
 Knows the command line and ``/health`` only.
 """
@@ -29,8 +29,8 @@ class ServerProcess:
     """A running ``enginehouse serve``.
 
     Attributes:
-        process: for its id and its exit code; it is still running when the ``with`` block begins.
-        lines: what it has written so far, standard output and error together.
+        process: gives process id and exit code; still running when the ``with`` block begins.
+        lines: output so far, standard output and error together.
     """
 
     process: subprocess.Popen[str]
@@ -43,11 +43,11 @@ class ServerProcess:
 
     @property
     def output(self) -> str:
-        """Everything that it has written so far."""
+        """All output so far."""
         return "".join(self.lines)
 
     def is_ready(self) -> bool:
-        """Whether ``/health`` answers 200."""
+        """Return True if ``/health`` returns 200."""
         if self.url is None:
             return False
         try:
@@ -57,7 +57,7 @@ class ServerProcess:
             return False
 
     def stop(self, timeout_s: float = 15.0) -> int:
-        """Ask it to stop (SIGTERM) and return its exit code; it is killed when that takes too long."""
+        """Stop it (SIGTERM) and return its exit code; it is killed after the timeout."""
         self.process.terminate()
         try:
             return self.process.wait(timeout_s)
@@ -66,7 +66,7 @@ class ServerProcess:
             return self.process.wait()
 
     def read(self) -> None:
-        """Collect output until the process ends; runs on a thread, so that a full pipe never stops the server."""
+        """Collect output until the process ends; runs in a thread, so that a full pipe never blocks the server."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
@@ -79,10 +79,10 @@ def started_server(
     cwd: Path | None = None,
     ready_timeout_s: float = 120.0,
 ) -> Iterator[ServerProcess]:
-    """``enginehouse serve`` with ``arguments`` on a free port; ready when the block begins, stopped after it.
+    """Run ``enginehouse serve`` with ``arguments`` on a free port; ready when the block begins, stopped after it.
 
     Raises:
-        RuntimeError: it ended or was not ready in time; the message holds its output.
+        RuntimeError: it ended or was not ready in time; the message contains its output.
     """
     command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", *map(str, arguments)]
     with subprocess.Popen(

@@ -1,7 +1,7 @@
-"""A real HTTP server in a thread of the test's process: quick to start, easy to look into.
+"""A real HTTP server in a thread of the test's process: quick to start, easy to inspect.
 
-It is the server of ``enginehouse serve`` on a free port, without signals. Tests that need signals or a
-process of its own use :mod:`enginehouse_testkit.server`.
+It is the server of ``enginehouse serve`` on a free port, without signals. Tests that need signals or a separate process
+use :mod:`enginehouse_testkit.server`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ServerThread:
     """A server that runs in a thread.
 
     Attributes:
-        reread: what a reload of the configuration reads.
-        url: ``http://host:port``, without a path; ``unix:path`` where it listens on a socket file.
-        exit_code: what ``enginehouse serve`` would have returned; None while it runs.
+        reread: returns the settings for a reload of the configuration.
+        url: ``http://host:port``, without a path; ``unix:path`` if it listens on a socket file.
+        exit_code: the return value of ``enginehouse serve``; None while it runs.
     """
 
     settings: Settings
@@ -44,7 +44,7 @@ class ServerThread:
     _thread: threading.Thread | None = None
 
     def start(self, registry: PluginRegistry) -> None:
-        """Open the port and serve; returns when the port is open, not when models are loaded."""
+        """Open the port and serve; return when the port is open, not when models are loaded."""
         listener = listen(self.settings.server)
         self.url = url_of(listener, self.settings.server)
 
@@ -67,13 +67,13 @@ class ServerThread:
         self._ready.wait()
 
     def begin_stop(self) -> None:
-        """Ask for the shutdown that SIGTERM causes; returns at once."""
+        """Start the shutdown that SIGTERM causes; return at once."""
         if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self) -> None:
-        """Shut down and wait for the end; raises what the server raised."""
+        """Shut down and wait for the end; re-raise errors of the server."""
         self.begin_stop()
         assert self._thread is not None
         self._thread.join(_STOP_TIMEOUT_S)
@@ -90,7 +90,7 @@ def server_thread(
     """Serve while the block runs. The port of ``settings`` is replaced by a free one.
 
     Args:
-        reread: what a reload reads.
+        reread: returns the settings for a reload.
     """
     settings = evolve(settings, server=evolve(settings.server, port=0))
     server = ServerThread(settings, reread)

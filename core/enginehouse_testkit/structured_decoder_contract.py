@@ -1,4 +1,4 @@
-"""The contract of a structured decoder as a test class.
+"""Contract suite for structured decoders, as a test class.
 
 ::
 
@@ -8,8 +8,8 @@
         def structured_decoder(cls):
             return MyDecoder()
 
-It is bound to a vocabulary in which characters are split over tokens. Texts are in the style of ``json.dumps``, one
-space behind colons and commas, for a decoder may allow no other white space.
+It is bound to a vocabulary in which characters are split over tokens. Texts are in the style of ``json.dumps``, with
+one space after colons and commas, since a decoder may allow no other white space.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _every_kind = pytest.mark.parametrize("kind", EXAMPLES)
 
 
 class StructuredDecoderContract:
-    """Every promise of :class:`enginehouse.contract.structured.StructuredDecoder` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.structured.StructuredDecoder`.
 
     Attributes:
-        light_packages: packages that come in with the plugin before it is bound; its library is none of them.
+        light_packages: packages that the plugin may import before it is bound; its library is not one of them.
     """
 
     light_packages: ClassVar[frozenset[str]] = frozenset()
@@ -57,27 +57,27 @@ class StructuredDecoderContract:
 
     @pytest.fixture
     def example(self, structured_decoder: StructuredDecoder, kind: Any) -> ConstraintExample:
-        """A constraint of a kind that the decoder claims."""
+        """A constraint of a kind that the decoder supports."""
         if kind not in structured_decoder.kinds:
             pytest.skip(f"the decoder does not claim {kind}")
         return EXAMPLES[kind]
 
     def test_decoder_is_accepted_by_the_loader(self, structured_decoder: StructuredDecoder) -> None:
-        """Complete, of a known version, with known kinds."""
+        """The decoder is complete, of a known version, with known kinds."""
         Registration().register(KINDS["structured_decoders"], "kit", structured_decoder)
 
         assert isinstance(structured_decoder, StructuredDecoder)
         assert structured_decoder.kinds
 
     def test_creating_it_does_not_import_the_library(self, structured_decoder: StructuredDecoder) -> None:
-        """The server process makes one and never binds it."""
+        """The server process creates a decoder but never binds it."""
         heavy = packages_imported_by(structured_decoder, None, "subject.kinds") - self.light_packages
 
         assert not heavy, f"the plugin imports {', '.join(sorted(heavy))}"
 
     @_every_kind
     def test_texts_are_told_apart(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
-        """Allowed ones token by token to their end, forbidden ones not."""
+        """Allowed texts are accepted token by token to their end, forbidden ones are not."""
         for text in example.allowed:
             assert _follows(grammars, example.constraint, text), f"{text!r} is refused"
         for text in example.forbidden:
@@ -87,9 +87,9 @@ class StructuredDecoderContract:
     def test_every_token_outside_the_mask_is_refused(
         self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
     ) -> None:
-        """And every one inside is taken, at each place of a text.
+        """Every token inside the mask is accepted, at each position of a text.
 
-        Where the text is forced, a mask may leave out tokens that would write the same text in smaller pieces.
+        Where the text is forced, a mask may omit tokens that would write the same text in smaller pieces.
         """
         token_ids = _TOKENIZER.encode(example.allowed[-1], False)
         for place in range(len(token_ids)):
@@ -110,7 +110,7 @@ class StructuredDecoderContract:
     def test_no_control_token_but_the_end_is_allowed(
         self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
     ) -> None:
-        """The end exactly where the text is complete."""
+        """End tokens are allowed exactly where the text is complete."""
         hidden = _TOKENIZER.control_token_ids - _TOKENIZER.end_token_ids
         token_ids = _TOKENIZER.encode(example.allowed[0], False)
         for place in range(len(token_ids) + 1):
@@ -121,7 +121,7 @@ class StructuredDecoderContract:
 
     @_every_kind
     def test_forced_tokens_are_allowed(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
-        """Asking changes nothing; each forced token is in the mask of its place."""
+        """Querying changes nothing; each forced token is in the mask of its position."""
         for text in example.allowed:
             token_ids = _TOKENIZER.encode(text, False)
             for place in range(len(token_ids) + 1):
@@ -137,7 +137,7 @@ class StructuredDecoderContract:
     def test_matchers_do_not_touch_each_other(
         self, grammars: GrammarCompiler, example: ConstraintExample, kind: str
     ) -> None:
-        """Two sequences of one grammar."""
+        """Two sequences of one grammar are independent."""
         grammar = grammars.compile(example.constraint)
         one, other = grammar.start(), grammar.start()
         for token_id in _TOKENIZER.encode(example.allowed[0], False):
@@ -150,7 +150,7 @@ class StructuredDecoderContract:
     def test_malformed_constraints_are_refused(
         self, structured_decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any, text: str
     ) -> None:
-        """With the name of the request field."""
+        """The error names the request field."""
         if kind not in structured_decoder.kinds:
             pytest.skip(f"the decoder does not claim {kind}")
         with pytest.raises(InvalidRequest) as refused:
@@ -162,7 +162,7 @@ class StructuredDecoderContract:
     def test_compiling_works_on_several_threads(
         self, structured_decoder: StructuredDecoder, grammars: GrammarCompiler
     ) -> None:
-        """Requests come in while others are compiled."""
+        """Requests arrive while others are compiled."""
         constraints = [EXAMPLES[kind].constraint for kind in structured_decoder.kinds] * 4
         with ThreadPoolExecutor(4) as pool:
             masks = list(pool.map(lambda constraint: _allowed(grammars.compile(constraint).start()), constraints))
@@ -184,7 +184,7 @@ class StructuredDecoderContract:
     def test_answers_keep_the_constraint(
         self, engine: EngineDriver, structured_decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any
     ) -> None:
-        """Whatever is drawn; a kind that is not claimed is refused."""
+        """Every answer satisfies the constraint; an unsupported kind is refused."""
         constraint = EXAMPLES[kind].constraint
         assert set(engine.engine.info.engine.constraint_kinds) == set(structured_decoder.kinds)
         if kind not in structured_decoder.kinds:
@@ -205,14 +205,14 @@ def _after(grammars: GrammarCompiler, constraint: Constraint, token_ids: list[in
 
 
 def _allowed(matcher: Matcher) -> set[int]:
-    """Ids in the mask."""
+    """Return the ids in the mask."""
     bitmask = np.full((_TOKENIZER.vocab_size + 31) // 32, -1, np.int32)
     matcher.fill_bitmask(bitmask)
     return set(np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little")).tolist())
 
 
 def _follows(grammars: GrammarCompiler, constraint: Constraint, text: str) -> bool:
-    """Whether a text is allowed token by token, and may end."""
+    """Return True if a text is allowed token by token, and may end."""
     matcher = grammars.compile(constraint).start()
     for token_id in _TOKENIZER.encode(text, False):
         if token_id not in _allowed(matcher):

@@ -1,4 +1,4 @@
-"""The contract of a tool parser as a test class.
+"""Contract suite for tool parsers, as a test class.
 
 ::
 
@@ -10,9 +10,9 @@
         def tool_parser(cls):
             return MyToolParser()
 
-``answers`` are texts of a model with what they say: content, and (name, arguments) of the calls. The functions are
-those of :data:`enginehouse_testkit.contract.parser_driver.TOOLS`. Without any, the suite reads calls that the parser's
-own constraint describes.
+``answers`` are model outputs with the expected result: content, and (name, arguments) of the calls. The functions are
+those of :data:`enginehouse_testkit.contract.parser_driver.TOOLS`. Without any, the suite uses calls described by the
+parser's own constraint.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "G
 
 
 class ToolParserContract:
-    """Every promise of :class:`enginehouse.contract.parsers.ToolParser` that can be tested from outside.
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.parsers.ToolParser`.
 
     Attributes:
         model: the model that the parser is bound to.
-        answers: texts with what they say.
+        answers: model outputs with the expected results.
     """
 
     model: ClassVar[ChatFormat] = ChatFormat("")
@@ -63,31 +63,31 @@ class ToolParserContract:
     @pytest.fixture(scope="class")
     @classmethod
     def enforced(cls, tool_format: ToolFormat) -> list[str]:
-        """Texts of calls as the format's own constraint describes them."""
+        """Calls in the form that the format's own constraint describes."""
         constraint = tool_format.constraint(TOOLS, parallel=True)
         texts = texts_of(read_composition(constraint.text)) if constraint.kind == "composition" else []
         return texts or [text for text, _, calls in cls.answers if calls]
 
     def test_parser_is_accepted_by_the_loader(self, tool_parser: ToolParser) -> None:
-        """Complete and of a known version."""
+        """The parser is complete and of a known version."""
         Registration().register(KINDS["tool_parsers"], "kit", tool_parser)
 
         assert isinstance(tool_parser, ToolParser)
 
     def test_match_is_a_share_for_any_template(self, tool_parser: ToolParser) -> None:
-        """Templates are foreign text."""
+        """The score is valid for foreign templates."""
         for template in _TEMPLATES:
             assert 0.0 <= tool_parser.match(ChatFormat(template, {"<tool_call>": 1})) <= 1.0
 
     def test_answers_say_what_they_say_however_cut(self, tool_format: ToolFormat) -> None:
-        """The author's own corpus; white space around calls is core's."""
+        """The author's own corpus; core handles white space around calls."""
         for text, content, calls in self.answers:
             for pieces in ([text], *cuts(text)):
                 said = said_by(tool_format.open(TOOLS), pieces)
                 assert (said.content.strip(), said.calls) == (content.strip(), calls), pieces
 
     def test_enforced_calls_are_read_as_calls(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """What ``constraint`` makes a model write is what the session understands, however it is cut."""
+        """The session parses every text that ``constraint`` enforces, however it is split."""
         if not enforced:
             pytest.skip("the constraint is not made of JSON Schemas; list some texts in ``answers``")
         names = {tool.name for tool in TOOLS}
@@ -100,7 +100,7 @@ class ToolParserContract:
                 assert said_by(tool_format.open(TOOLS), pieces) == expected, pieces
 
     def test_markers_are_never_shown(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """However the call is cut, and wherever a limit ends it."""
+        """No marker shows, however the call is split and wherever a limit ends it."""
         for text in enforced:
             for end in range(len(text) + 1):
                 for is_cut in (False, True):
@@ -108,20 +108,20 @@ class ToolParserContract:
                     assert not any(marker in said.content for marker in tool_format.markers)
 
     def test_calls_of_unknown_functions_are_text(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """Without the tags."""
+        """The text does not contain the tags."""
         for text in enforced:
             said = said_by(tool_format.open(()), [text])
             assert said.calls == []
             assert not any(marker in said.content for marker in tool_format.markers)
 
     def test_text_without_calls_stays_as_it_is(self, tool_format: ToolFormat) -> None:
-        """Character by character as well."""
+        """Also when pushed character by character."""
         for text in _PLAIN:
             for pieces in ([text], list(text)):
                 assert said_by(tool_format.open(TOOLS), [piece for piece in pieces if piece]) == Said(content=text)
 
     def test_plain_text_is_not_held_back(self, tool_format: ToolFormat) -> None:
-        """Only what may be markup waits."""
+        """Only possible markup is held back."""
         session = tool_format.open(TOOLS)
         shown = ""
         for number in range(20):
@@ -130,7 +130,7 @@ class ToolParserContract:
         assert "word18" in shown
 
     def test_arguments_stream(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """A long argument does not wait for its end."""
+        """A long argument is streamed before its end."""
         longest = max(enforced, key=len, default="")
         if "quotes" not in longest:
             pytest.skip("no call with a text argument")
@@ -141,7 +141,7 @@ class ToolParserContract:
         assert sum(isinstance(part, CallArguments) for part in parts) > 4
 
     def test_anything_is_the_same_however_cut(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """Markup in the wrong places never raises."""
+        """Markup in wrong positions never raises."""
         chance = random.Random(0)
         words = [*tool_format.markers, *'{}[]()":,\\', "now", '{"name": "now"}', "\n", " ", "x", "🙂"]
         words += [piece for text in enforced[:3] for piece in (text[: len(text) // 2], text[len(text) // 2 :])]
@@ -152,14 +152,14 @@ class ToolParserContract:
             assert said_by(tool_format.open(TOOLS), list("".join(tokens))) == whole, tokens
 
     def test_sessions_do_not_touch_each_other(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """Two choices of one request."""
+        """Two choices of one request are independent."""
         for text in enforced[:2]:
             one, other = tool_format.open(TOOLS), tool_format.open(TOOLS)
             one.push(text[: len(text) // 2])
             assert said_by(other, [text]) == said_by(tool_format.open(TOOLS), [text])
 
     def test_chats_with_damaged_calls_are_prepared(self, tool_format: ToolFormat) -> None:
-        """Clients repeat what models wrote."""
+        """Clients repeat malformed calls that models wrote."""
         for arguments in ("{}", '{"text": "cut', "", "[1]"):
             calls = (ToolCall(id="a", name="say", arguments=arguments),)
             chat = (
@@ -172,7 +172,7 @@ class ToolParserContract:
             assert all(isinstance(message.content, str) for message in prepared.messages)
 
     def test_constraints_are_made_or_refused(self, tool_format: ToolFormat) -> None:
-        """For one call and for several; what cannot be expressed is a RequestError."""
+        """One call and several; an inexpressible constraint is a RequestError."""
         for parallel in (False, True):
             for tools in (TOOLS, TOOLS[2:]):
                 try:

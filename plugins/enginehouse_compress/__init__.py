@@ -17,7 +17,7 @@ __all__ = ["options", "register_compressors"]
 
 @hookimpl
 def register_compressors(register: Callable[[Compressor], None], options: options) -> None:
-    """Hand over the methods; ``extractive`` only with the extra ``compress``."""
+    """Register the methods; ``extractive`` only with the extra ``compress``."""
     register(LosslessCompressor())
     if is_bm25_installed():
         register(ExtractiveCompressor(options))

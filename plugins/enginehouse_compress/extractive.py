@@ -1,4 +1,4 @@
-"""Method ``extractive``: whole sentences that share words with the question. Asks no model how probable they are."""
+"""Method ``extractive``: whole sentences that share words with the question. Does not use model probabilities."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Method ``lossless``: white space that says nothing, and paragraphs that have been said before.
+"""Method ``lossless``: removes insignificant white space and repeated paragraphs.
 
-Nothing goes that a reader would miss. Lines that may be code, tables or quotations keep their white space: there it may
-mean something.
+Removes only redundant text. Lines that may be code, tables or quotations keep their white space, which may be
+significant there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enginehouse.contract.compressor import CompressibleText, CompressionTask, C
 
 __all__ = ["LosslessCompressor"]
 
-_MIN_REPEATED_CHARS = 40  # a shorter paragraph, such as a heading, may well stand twice
+_MIN_REPEATED_CHARS = 40  # shorter paragraphs, such as headings, may be repeated on purpose
 _LINE_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")
 _EMPTY_LINES = re.compile(r"\n(?:[ \t]*+\n){2,}")
 _SPACES = re.compile(r"(?<=\S)[ \t]{2,}+(?=\S)")
@@ -45,7 +45,7 @@ def _kept(text: CompressibleText) -> list[Range]:
 
 
 def _repeated(text: str, start: int, end: int, seen: set[str]) -> Iterator[Range]:
-    """Paragraphs that stand in this text before, with the white space behind them."""
+    """Yield paragraphs that occur earlier in this text, with the white space after them."""
     paragraphs = list(_paragraphs(text, start, end))
     following = [*(begun for begun, _ in paragraphs[1:]), end]
     for (begun, ended), next_begun in zip(paragraphs, following, strict=False):
@@ -57,7 +57,7 @@ def _repeated(text: str, start: int, end: int, seen: set[str]) -> Iterator[Range
 
 
 def _paragraphs(text: str, start: int, end: int) -> Iterator[Range]:
-    """Runs of lines that say something."""
+    """Yield runs of non-blank lines."""
     begun: int | None = None
     for line_start, line_end in _lines(text, start, end):
         if text[line_start:line_end].strip():
@@ -70,7 +70,7 @@ def _paragraphs(text: str, start: int, end: int) -> Iterator[Range]:
 
 
 def _lines(text: str, start: int, end: int) -> Iterator[Range]:
-    """Lines with their ends."""
+    """Yield lines with their line ends."""
     while start < end:
         line_end = text.find("\n", start, end) + 1 or end
         yield start, line_end
@@ -78,7 +78,7 @@ def _lines(text: str, start: int, end: int) -> Iterator[Range]:
 
 
 def _white_space(text: str, start: int, end: int) -> Iterator[Range]:
-    """White space that says nothing: at ends of lines, empty lines after the first, more than one space in prose."""
+    """Yield insignificant white space: trailing, empty lines after the first, more than one space in prose."""
     for match in _LINE_END.finditer(text, start, end):
         if match.end() < end or match.end() == len(text):
             yield match.span()
@@ -86,6 +86,6 @@ def _white_space(text: str, start: int, end: int) -> Iterator[Range]:
         first = text.index("\n", match.start() + 1)
         yield first + 1, match.end()
     for line_start, line_end in _lines(text, start, end):
-        if not _MEANS_SOMETHING.search(text[line_start:line_end].rstrip()):  # what stands at its end goes
+        if not _MEANS_SOMETHING.search(text[line_start:line_end].rstrip()):  # trailing white space is removed
             for match in _SPACES.finditer(text, line_start, line_end):
                 yield match.start() + 1, match.end()

@@ -20,8 +20,8 @@ class CompressOptions:
     """Options of the methods.
 
     Attributes:
-        language: of ``extractive``: the language whose word endings do not tell words apart.
-        chunk_chars: of ``scored`` without a question: characters that are scored in one piece.
+        language: stemmer language of ``extractive``; word endings of this language are ignored when comparing words.
+        chunk_chars: characters that ``scored`` without a question scores in one chunk.
     """
 
     language: Language = "english"

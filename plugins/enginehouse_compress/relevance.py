@@ -1,7 +1,7 @@
-"""How much sentences have to do with a question, by the words that they share: BM25 of the library bm25s.
+"""Relevance of sentences to a question by shared words: BM25 of the library bm25s.
 
-Where a question shares no word with a sentence, the rarity of the sentence's own words decides: what is said nowhere
-else in a document is the greater loss.
+If the question shares no words with a sentence, the rarity of the sentence's own words decides: information that occurs
+only once in a document is the greater loss.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ a an and are as at be been by can could did do does for from had has have how in
 their them there these they this to was were what when where which who whom whose why will with would you
 """
 _QUESTION_WORDS = frozenset(_COMMON.split())
-_RARITY = 0.05  # of the highest score, so that it only decides between sentences that the question says little about
-_NEIGHBOUR = 0.1  # share of a sentence's score that its neighbours get: what stands beside an answer belongs to it
+_RARITY = 0.05  # of the highest score, so that it only ranks sentences with few words of the question
+_NEIGHBOUR = 0.1  # share of a sentence's score added to its neighbours: text next to an answer is relevant to it
 
 
 def is_bm25_installed() -> bool:
-    """Whether the extra is there."""
+    """True if the extra is installed."""
     return all(importlib.util.find_spec(name) is not None for name in (BM25_LIBRARY, "Stemmer"))
 
 
 def rate_by_words(sentences: Sequence[str], question: str, language: str) -> Sequence[float]:
-    """A score for each sentence; equal for equal ones.
+    """Return a score for each sentence; equal for equal sentences.
 
     Args:
-        language: that the stemmer knows, such as ``english``.
+        language: a language that the stemmer supports, such as ``english``.
     """
     import Stemmer  # noqa: PLC0415 - the extra may not be there
 
-    stemmer = Stemmer.Stemmer(language, 0)  # one per call: it is not to be used by two threads at once
+    stemmer = Stemmer.Stemmer(language, 0)  # one per call: not thread-safe
     words = [stemmer.stemWords(_words(sentence)) for sentence in sentences]
     asked = stemmer.stemWords([word for word in _words(question) if word not in _QUESTION_WORDS])
     matching = _bm25(words, asked)
@@ -72,12 +72,12 @@ def _bm25(words: Sequence[Sequence[str]], asked: Sequence[str]) -> np.ndarray:
 
 
 def _rarity(words: Sequence[Sequence[str]]) -> np.ndarray:
-    """(num_sentences,) float, 0 to 1: how rare the words of each sentence are on average."""
+    """(num_sentences,) float, 0 to 1: mean rarity of the words of each sentence."""
     counts = Counter(word for sentence in words for word in set(sentence))
     most = math.log(1 + len(words))
     rarities = []
     for sentence in words:
-        different = dict.fromkeys(sentence)  # in order, so that sums are the same everywhere
+        different = dict.fromkeys(sentence)  # ordered, so that sums are reproducible
         total = sum(math.log((1 + len(words)) / counts[word]) for word in different)
         rarities.append(total / len(different) / most if different else 0.0)
     return np.array(rarities)

@@ -1,12 +1,12 @@
-"""Method ``scored``: whole sentences that a model finds informative, by the probabilities that it gives to texts.
+"""Method ``scored``: keeps the sentences that are most informative by a model's probabilities.
 
-With a question, a sentence matters as much as it makes the question more probable: ``log p(question | sentence)``. Up
-to a constant that is the information which the two have in common, and so the same as how much more probable the
-question makes the sentence (``log p(sentence | question) - log p(sentence)``), but one pass gives it instead of two.
-Without a question a sentence matters by its own information per token, given what stands before it in its chunk.
+With a question, a sentence's score is how probable it makes the question: ``log p(question | sentence)``. Up to a
+constant this is the pointwise mutual information of the two, and so equals how much more probable the question makes
+the sentence (``log p(sentence | question) - log p(sentence)``), but takes one pass instead of two. Without a question,
+the score is the sentence's own information per token, given the preceding text of its chunk.
 
-Source: LongLLMLingua (Jiang et al., 2024) ranks documents by the perplexity of the question behind them; here they are
-sentences, and tokens inside of these never go.
+Source: LongLLMLingua (Jiang et al., 2024) ranks documents by the perplexity of the question after them; here the units
+are sentences, and tokens within them are never removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginehouse_compress.selection import keep_most_relevant
 
 __all__ = ["ScoredCompressor"]
 
-_MAX_QUESTION_CHARS = 600  # its end, where a long text says what it wants
+_MAX_QUESTION_CHARS = 600  # its end, where a long text states its request
 _MAX_SENTENCE_CHARS = 1200
 _BEFORE_QUESTION = "\nQuestion: "
 
@@ -49,7 +49,7 @@ class ScoredCompressor:
 
 
 def _by_question(sentences: Sequence[str], question: str, tools: CompressionTools) -> list[float]:
-    """Mean log-probability of the question's tokens behind each sentence."""
+    """Mean log-probability of the question's tokens after each sentence."""
     different = list(dict.fromkeys(sentences))
     scored = tools.score(
         [(f"\n{sentence[:_MAX_SENTENCE_CHARS]}{_BEFORE_QUESTION}", question) for sentence in different]
@@ -62,7 +62,7 @@ def _by_question(sentences: Sequence[str], question: str, tools: CompressionTool
 
 
 def _by_information(sentences: Sequence[str], chunk_chars: int, tools: CompressionTools) -> list[float]:
-    """Mean self-information of each sentence's tokens, behind the others of its chunk."""
+    """Mean self-information of each sentence's tokens, after the preceding ones of its chunk."""
     chunks: list[list[str]] = []
     size = 0
     for sentence in sentences:

@@ -1,7 +1,7 @@
-"""From how much each sentence matters to what is kept: the best ones that the budget holds, counted in real tokens.
+"""Selects the highest-rated sentences that fit into the budget, counted in real tokens.
 
-The white space around a sentence that goes is not all gone: of the gaps between two kept sentences the one with most
-line ends stays, so that paragraphs remain paragraphs.
+Some white space around removed sentences is kept: of the gaps between two kept sentences, the one with the most line
+ends remains, so that paragraphs stay separate.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from enginehouse_compress.sentences import Part, split_sentences
 __all__ = ["Rate", "Sentence", "keep_everything", "keep_most_relevant"]
 
 _MAX_SEPARATOR_CHARS = 2
-_MAX_GAP_CHARS = 40  # between two sentences that both stay: no indentation is wider
+_MAX_GAP_CHARS = 40  # between two kept sentences: no indentation is wider
 
 Rate = Callable[[Sequence[str]], Sequence[float]]
-"""How much each of these sentences matters; compared with each other only."""
+"""Rates the relevance of each sentence; ratings are only compared with each other."""
 
 
 @frozen
 class Sentence:
-    """A sentence that may go.
+    """A sentence that may be removed.
 
     Attributes:
-        text: number of the text that it stands in.
-        area: number of the unprotected area of that text.
-        part: where it stands in the text.
-        num_tokens: that it has there, with the white space behind it.
+        text: index of its text.
+        area: index of the unprotected area of that text.
+        part: its character range in the text.
+        num_tokens: its number of tokens, including the white space after it.
     """
 
     text: int
@@ -41,14 +41,14 @@ class Sentence:
 
 
 def keep_everything(task: CompressionTask) -> list[list[Range]]:
-    """What keeps all texts as they are."""
+    """Return ranges that keep all texts unchanged."""
     return [[(0, len(text.text))] if text.text else [] for text in task.texts]
 
 
 def keep_most_relevant(task: CompressionTask, tools: CompressionTools, rate: Rate) -> list[list[Range]]:
-    """The sentences that ``rate`` gives most to, as many as the budget holds.
+    """Keep the sentences with the highest ratings from ``rate`` that fit into the budget.
 
-    Sentences that matter equally are kept from the beginning of the texts on.
+    Of equally rated sentences, earlier ones are kept first.
     """
     if sum(tools.count_tokens([text.text for text in task.texts])) <= task.max_tokens:
         return keep_everything(task)
@@ -64,14 +64,14 @@ def keep_most_relevant(task: CompressionTask, tools: CompressionTools, rate: Rat
     while True:
         kept = _ranges(task, sentences, set(chosen))
         texts = [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
-        # Tokens at the borders come together differently now; what that costs, the least relevant pay.
+        # Tokens at the cuts may be split differently now; the least relevant sentences are dropped to compensate.
         if not chosen or sum(tools.count_tokens(texts)) <= task.max_tokens:
             return kept
         del chosen[-max(1, len(chosen) // 50) :]
 
 
 def _sentences(task: CompressionTask, tools: CompressionTools) -> list[Sentence]:
-    """All sentences outside of protected areas, in order."""
+    """Return all sentences outside of protected areas, in order."""
     found: list[Sentence] = []
     for number, text in enumerate(task.texts):
         ends = tools.token_ends(text.text)
@@ -85,7 +85,7 @@ def _sentences(task: CompressionTask, tools: CompressionTools) -> list[Sentence]
 
 
 def _ranges(task: CompressionTask, sentences: Sequence[Sentence], chosen: set[int]) -> list[list[Range]]:
-    """The chosen sentences of each text and the white space that stays."""
+    """Return the chosen sentences of each text and the white space to keep."""
     kept: list[list[Range]] = [[] for _ in task.texts]
     by_area: dict[tuple[int, int], list[int]] = {}
     for index, sentence in enumerate(sentences):
@@ -102,10 +102,10 @@ def _ranges(task: CompressionTask, sentences: Sequence[Sentence], chosen: set[in
 
 
 def _of_area(text: str, free: Range, sentences: Sequence[Sentence], are_chosen: Sequence[bool]) -> list[Range]:
-    """What is kept between two protected places."""
+    """Return the ranges kept between two protected areas."""
     starts = [*(sentence.part[0] for sentence in sentences), free[1]]
     ends = [free[0], *(sentence.part[1] for sentence in sentences)]
-    gaps = list(zip(ends, starts, strict=True))  # gap i lies before sentence i, the last one behind all
+    gaps = list(zip(ends, starts, strict=True))  # gap i is before sentence i, the last one after all
     ranges: list[Range] = []
     waiting: list[Range] = []
     for gap, sentence, is_chosen in zip(gaps, sentences, are_chosen, strict=False):
@@ -118,6 +118,6 @@ def _of_area(text: str, free: Range, sentences: Sequence[Sentence], are_chosen: 
 
 
 def _separator(text: str, gaps: Sequence[Range]) -> Range:
-    """The gap with most line ends, of several the first; where something went, no more of it than an empty line."""
+    """Return the first gap with the most line ends; where something was removed, at most one empty line of it."""
     start, end = max(gaps, key=lambda gap: (text.count("\n", *gap), gap[1] > gap[0]))
     return start, min(end, start + (_MAX_GAP_CHARS if len(gaps) == 1 else _MAX_SEPARATOR_CHARS))

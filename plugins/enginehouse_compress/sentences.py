@@ -1,7 +1,7 @@
-"""Where a text's sentences begin and end: a rule of thumb, for a wrong border only makes a part longer or shorter.
+"""Splits text into sentences by heuristics; a wrong boundary only makes a part longer or shorter.
 
-Lines end sentences, too, so that items of lists and rows of tables are parts of their own. What must not be torn apart
-(JSON, a quotation) is kept together. The time is proportional to the text, whatever stands in it.
+Line ends also end sentences, so that list items and table rows are separate parts. Text that must not be split (JSON, a
+quotation) is kept together. Runs in linear time for any text.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 __all__ = ["Part", "split_sentences"]
 
 Part = tuple[int, int]
-"""Begin and end, in characters."""
+"""Start and end, in characters."""
 
-# Marks that end a sentence and the quotes and brackets behind them; in Chinese and Japanese no space follows.
+# Marks that end a sentence, with closing quotes and brackets; in Chinese and Japanese no space follows.
 _END = re.compile(
     "(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019\u00bb)\\]]*+(?=\\s)"
     '|[\u3002\uff01\uff1f]++["\u201d\u2019\u300d\u300f\uff09]*+'
@@ -28,11 +28,11 @@ _MAX_ABBREVIATION_CHARS = 12
 _OPENING = {"{": "}", "[": "]"}
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u00ab": "\u00bb", "\u201e": "\u201c"}
 _QUOTE = re.compile('["\u201c\u201d\u201e\u00ab\u00bb]')
-_MAX_CHARS = 2000  # of one part; a longer one is no sentence
+_MAX_CHARS = 2000  # per part; longer ones are not sentences
 
 
 def split_sentences(text: str, start: int = 0, end: int | None = None) -> list[Part]:
-    """The sentences of ``text[start:end]`` in order, without the white space between them."""
+    """Return the sentences of ``text[start:end]`` in order, without the white space between them."""
     end = len(text) if end is None else end
     parts: list[Part] = []
     for line_start, line_end in _lines(text, start, end):
@@ -41,7 +41,7 @@ def split_sentences(text: str, start: int = 0, end: int | None = None) -> list[P
 
 
 def _lines(text: str, start: int, end: int) -> Iterator[Part]:
-    """Lines that say something; lines inside of brackets that span several belong together."""
+    """Yield non-blank lines; lines within brackets that span several are kept together."""
     begun: int | None = None
     depth = 0
     line_start = start
@@ -60,13 +60,13 @@ def _lines(text: str, start: int, end: int) -> Iterator[Part]:
 
 
 def _sentences_of_line(text: str, start: int, end: int) -> Iterator[Part]:
-    """Sentences between ``start`` and ``end``, trimmed."""
+    """Yield the sentences between ``start`` and ``end``, trimmed."""
     line = text[start:end]
     if line.lstrip()[:1] in _OPENING and len(line) <= _MAX_CHARS:
         yield from _trimmed(text, start, end)
         return
     begun = scanned = start
-    closing: str | None = None  # what ends the quotation that is open
+    closing: str | None = None  # closing mark of the open quotation
     for match in _END.finditer(line):
         border = start + match.end()
         closing = _behind(text[scanned:border], closing)
@@ -83,7 +83,7 @@ def _sentences_of_line(text: str, start: int, end: int) -> Iterator[Part]:
 
 
 def _behind(piece: str, closing: str | None) -> str | None:
-    """What ends the quotation that is open behind a piece of text; None where none is."""
+    """Return the closing mark of the quotation still open after a piece of text, or None."""
     for match in _QUOTE.finditer(piece):
         if closing is None:
             closing = _QUOTES.get(match.group())
@@ -93,7 +93,7 @@ def _behind(piece: str, closing: str | None) -> str | None:
 
 
 def _trimmed(text: str, start: int, end: int) -> Iterator[Part]:
-    """The part without white space around it; nothing where nothing else is there."""
+    """Yield the part without surrounding white space; nothing if it is blank."""
     piece = text[start:end]
     begun = end - len(piece.lstrip())
     if begun < end:

@@ -1,4 +1,4 @@
-"""Early exit: policies that let sure tokens leave a model before its last layer, and their calibration. Hooks only."""
+"""Early exit: policies that let confident tokens skip a model's last layers, and their calibration. Hooks only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["register_commands", "register_exit_policies"]
 
 @hookimpl
 def register_exit_policies(register: Callable[[ExitPolicy], None]) -> None:
-    """Hand over the policies; a model uses the one that its settings name."""
+    """Register the policies; a model uses the one named in its settings."""
     register(MarginPolicy())
     register(EntropyPolicy())
     register(SaturationPolicy())
@@ -22,6 +22,6 @@ def register_exit_policies(register: Callable[[ExitPolicy], None]) -> None:
 
 @hookimpl
 def register_commands(register: Callable[[Command], None]) -> None:
-    """Offer the command; its module is imported when it is run."""
+    """Register the command; its module is imported when it is run."""
     target = "enginehouse_early_exit.command:calibrate_early_exit"
     register(Command("calibrate early-exit", target, "Measure what leaving a model early costs and gains."))

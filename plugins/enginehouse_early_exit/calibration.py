@@ -1,9 +1,9 @@
-"""Measures what policies cost and gain on a text: every token is decoded by the real runner, with each setting in turn.
+"""Measures cost and gain of policies on a text: the real runner decodes every token with each setting in turn.
 
-The text is cut into passages. Of each, the beginning is a prompt; the rest is fed token by token, as if the model had
-written it, so that all settings see the same tokens and are compared at the same places. Settings take turns on every
-passage, and beside each of them the whole model decodes the passage once more: what else the machine does meanwhile
-concerns both alike.
+The text is split into passages. The beginning of each is a prompt; the rest is fed token by token, as if the model had
+generated it, so that all settings see the same tokens and are compared at the same positions. Settings alternate on
+every passage, and the whole model decodes the passage again next to each of them, so that other load on the machine
+affects both alike.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ THRESHOLDS: dict[str, tuple[float, ...]] = {
     "entropy": (1.0, 0.4, 0.1),
     "saturation": (0.9, 0.95, 0.98),
 }
-"""Thresholds that are tried, for each policy from loose to strict."""
+"""Thresholds to try, for each policy from loose to strict."""
 
 _POLICIES: dict[str, Any] = {policy.name: policy for policy in (MarginPolicy(), EntropyPolicy(), SaturationPolicy())}
 
 
 @frozen(kw_only=True)
 class Setting:
-    """A policy that is asked once, behind one layer."""
+    """A policy that is evaluated once, after one layer."""
 
     policy: str
     layer: int
     threshold: float
 
     def bind(self, runner: LayerAccess) -> BoundExitPolicy:
-        """The policy for the runner's model."""
+        """Return the policy for the runner's model."""
         chosen = _POLICIES[self.policy]
         options = chosen.options(min_layer=self.layer, every=runner.num_layers, threshold=self.threshold)
         bound: BoundExitPolicy = chosen.bind(ExitContext(runner.num_layers, runner.capabilities.exit_layers), options)
         return bound
 
     def to_toml(self, num_layers: int) -> str:
-        """As a model's settings have it."""
+        """Format it as in a model's settings."""
         return (
             f'exit_policy = {{ name = "{self.policy}", threshold = {self.threshold}, min_layer = {self.layer}, '
             f"every = {num_layers} }}"
@@ -58,14 +58,14 @@ class Setting:
 
 @define(eq=False)
 class Measured:
-    """What one setting did, over all passages so far; None is the whole model.
+    """Results of one setting over all passages so far; None is the whole model.
 
     Attributes:
-        seconds: of each passage.
-        plain_seconds: of the whole model on the same passages, at about the same time.
-        num_agreeing: tokens whose most probable successor was that of the whole model.
-        num_layers_run: layers, over all tokens.
-        surprise: negative log-probabilities of the tokens that follow in the text, in nats, added up.
+        seconds: time of each passage.
+        plain_seconds: time of the whole model on the same passages, at about the same time.
+        num_agreeing: tokens whose most probable successor equals that of the whole model.
+        num_layers_run: number of layers run, over all tokens.
+        surprise: sum of the negative log-probabilities of the tokens that follow in the text, in nats.
     """
 
     setting: Setting | None
@@ -79,37 +79,37 @@ class Measured:
 
     @property
     def agreement(self) -> float:
-        """Share of tokens."""
+        """Share of tokens that agree with the whole model."""
         return self.num_agreeing / self.num_tokens
 
     @property
     def share_left(self) -> float:
-        """Share of tokens that left early."""
+        """Share of tokens that exited early."""
         return self.num_left / self.num_tokens
 
     @property
     def mean_layers(self) -> float:
-        """Layers that a token ran through."""
+        """Mean number of layers per token."""
         return self.num_layers_run / self.num_tokens
 
     @property
     def perplexity(self) -> float:
-        """Of the text."""
+        """Perplexity of the text."""
         return float(np.exp(self.surprise / self.num_tokens))
 
     @property
     def tokens_per_s(self) -> float:
-        """Decoded tokens."""
+        """Decoded tokens per second."""
         return self.num_tokens / sum(self.seconds)
 
     @property
     def speed(self) -> float:
-        """How many times as fast as the whole model: the median over the passages."""
+        """Speed-up over the whole model: the median over the passages."""
         return median(self._speeds)
 
     @property
     def least_speed(self) -> float:
-        """The same on the passage where it gained least."""
+        """Smallest speed-up of any passage."""
         return min(self._speeds)
 
     @property
@@ -118,7 +118,7 @@ class Measured:
 
 
 def grid(layers: Sequence[int], policies: Sequence[str]) -> list[Setting]:
-    """Every policy with each of its thresholds behind each layer."""
+    """Return every policy with each of its thresholds after each layer."""
     return [
         Setting(policy=policy, layer=layer, threshold=threshold)
         for policy in policies
@@ -128,7 +128,7 @@ def grid(layers: Sequence[int], policies: Sequence[str]) -> list[Setting]:
 
 
 def passages(token_ids: Sequence[int], prompt_tokens: int, answer_tokens: int, most: int) -> list[NDArray[np.int32]]:
-    """The text in parts of ``prompt_tokens + answer_tokens + 1``, at most ``most`` of them, evenly chosen."""
+    """Split the text into parts of ``prompt_tokens + answer_tokens + 1``, at most ``most`` of them, evenly spaced."""
     size = prompt_tokens + answer_tokens + 1
     parts = [np.array(token_ids[start : start + size], np.int32) for start in range(0, len(token_ids) - size + 1, size)]
     if len(parts) <= most:
@@ -146,11 +146,11 @@ def calibrate(
     """Measure the whole model and each setting.
 
     Args:
-        runner: with no sequence open.
+        runner: must have no open sequence.
         parts: passages, each longer than ``prompt_tokens + 1``.
-        prompt_tokens: of each, how many all layers compute beforehand.
-        settings: to be measured.
-        report: called with the number of passages done.
+        prompt_tokens: number of tokens of each that all layers compute beforehand.
+        settings: settings to measure.
+        report: called with the number of finished passages.
     """
     plain, measured = Measured(None), [Measured(setting) for setting in settings]
     bound: list[BoundExitPolicy | None] = [setting.bind(runner) for setting in settings]
@@ -164,14 +164,14 @@ def calibrate(
         for one, policy in zip(measured, bound, strict=True):
             found, _ = _decode(runner, one, whole, num_prompt, policy)
             one.num_agreeing += sum(left == right for left, right in zip(found, best, strict=True))
-            _, beside_s = _decode(runner, Measured(None), whole, num_prompt, None)  # loads of the machine come and go
+            _, beside_s = _decode(runner, Measured(None), whole, num_prompt, None)  # the machine's load varies
             one.plain_seconds.append(beside_s)
         report(index + 1)
     return plain, measured
 
 
 def _warm_up(runner: LayerAccess, token_ids: NDArray[np.int32], policies: Sequence[BoundExitPolicy | None]) -> None:
-    """The first passes allocate memory."""
+    """Run the first passes, which allocate memory."""
     for policy in (None, *policies):
         _decode(runner, Measured(None), token_ids[:8], 4, policy)
 
@@ -183,7 +183,7 @@ def _decode(
     num_prompt: int,
     policy: BoundExitPolicy | None,
 ) -> tuple[list[int], float]:
-    """Feed one passage; the most probable token behind each place, and the seconds that decoding took."""
+    """Feed one passage; return the most probable token after each position, and the decoding time in seconds."""
     runner.use_exit_policy(None)
     sequence = runner.open_sequence()
     best: list[int] = []
@@ -209,7 +209,7 @@ def _decode(
 def _steps(
     runner: LayerAccess, sequence: int, token_ids: NDArray[np.int32], start: int
 ) -> Iterator[tuple[NDArray[np.float32], int, float]]:
-    """Token by token: the row of logits, how many layers it ran through, and how long that took."""
+    """Yield for each token: the row of logits, the number of layers it ran through, and the time in seconds."""
     for place in range(start, len(token_ids) - 1):
         began = time.perf_counter()
         output = runner.forward([Span(sequence, place, token_ids[place : place + 1], may_exit=True)])

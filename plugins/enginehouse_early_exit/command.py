@@ -1,4 +1,4 @@
-"""``enginehouse calibrate early-exit``: what leaving a model early costs and gains, on a text of the user's own."""
+"""``enginehouse calibrate early-exit``: measures cost and gain of early exit on the user's own text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from enginehouse_early_exit.calibration import THRESHOLDS, Measured, calibrate, 
 __all__ = ["best_setting", "calibrate_early_exit"]
 
 _PROMPT_TOKENS, _ANSWER_TOKENS = 24, 32
-_MIN_GAIN = 1.02  # less is what two runs of the same differ by
+_MIN_GAIN = 1.02  # smaller differences also occur between two identical runs
 
 
 @click.command("early-exit")
@@ -85,10 +85,10 @@ def calibrate_early_exit(
 
 
 def _open(model: str, config_file: Path | None) -> LayerAccess:
-    """The model, in this process.
+    """Load the model in this process.
 
     Raises:
-        ModelLoadError: it cannot be opened, or its layers cannot be left.
+        ModelLoadError: it cannot be opened, or does not support early exit.
     """
     settings = read_settings(config_file)
     registry = PluginRegistry.for_settings(settings)
@@ -120,14 +120,14 @@ def _layers(asked: str | None, runner: LayerAccess) -> list[int]:
 
 
 def best_setting(measured: list[Measured], target_agreement: float) -> Measured | None:
-    """The fastest of those that agree often enough, if it saves time on every passage."""
+    """Return the fastest setting with sufficient agreement, if it saves time on every passage."""
     good = [one for one in measured if one.agreement >= target_agreement and one.num_left and one.least_speed >= 1.0]
     best = max(good, key=lambda one: one.speed, default=None)
     return best if best is not None and best.speed >= _MIN_GAIN else None
 
 
 def _table(plain: Measured, measured: list[Measured]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [
         "| policy | layer | threshold | agreement | left early | mean layers | tokens/s | speed | perplexity |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -1,11 +1,11 @@
-"""The policies: a threshold on how sure a layer is, or on how little it still changed.
+"""Policies: a threshold for the confidence of a layer, or for how much it changed the state.
 
 Source: two measures of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.5): the difference of the two
 highest softmax probabilities, and the cosine of the states of two consecutive layers. Entropy is BranchyNet's
 (Teerapittayanon et al., 2016, arXiv:1709.01686). Thresholds are constant: they do not fall with the position.
 
-All is computed where the arrays are, by the functions of the array API standard (``array-api-compat``), so that of a
-GPU's logits only the answer crosses to the host. Arrays that do not follow the standard are read by numpy.
+All values are computed on the arrays' device, by the functions of the array API standard (``array-api-compat``), so
+that for logits on a GPU only the decision is copied to the host. Arrays outside the standard are read by numpy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from enginehouse.contract.exit_policy import ExitContext, ExitView
 __all__ = ["EntropyPolicy", "MarginPolicy", "SaturationPolicy", "Where", "entropy", "margin", "saturation"]
 
 _Array = Any
-"""Of any library that follows the array API standard; float32."""
+"""Array of any library that follows the array API standard; float32."""
 
-_LEAST = 1e-30  # divides instead of zero
+_LEAST = 1e-30  # lower bound of a divisor
 
 
 @frozen(kw_only=True)
@@ -35,18 +35,19 @@ class Where:
     """Settings that all policies have.
 
     Attributes:
-        min_layer: the first layer that a token may leave behind; unset is half of the model's.
-        every: ask behind every so many layers from there on. A question about logits costs as much as several layers.
+        min_layer: the first layer after which a token may exit; unset is half of the model's layers.
+        every: evaluate the policy after every this many layers from there on. An evaluation of logits costs as much as
+            several layers.
     """
 
     min_layer: int | None = field(default=None, validator=optional(ge(1)))
     every: int = field(default=4, validator=ge(1))
 
     def layers(self, context: ExitContext) -> tuple[int, ...]:
-        """The layers behind which to ask.
+        """Return the layers after which to evaluate the policy.
 
         Raises:
-            ModelLoadError: there is none.
+            ModelLoadError: there are none.
         """
         first = self.min_layer if self.min_layer is not None else max(1, context.num_layers // 2)
         layers = tuple(layer for layer in range(first, context.num_layers, self.every) if layer in context.exit_layers)
@@ -61,7 +62,7 @@ class _MarginOptions(Where):
     """Settings of ``margin``.
 
     Attributes:
-        threshold: leave when the best token is more probable than the second by at least this, 0 to 1.
+        threshold: exit when the best token is more probable than the second by at least this, 0 to 1.
     """
 
     threshold: float = field(default=0.9, validator=[ge(0.0), le(1.0)])
@@ -72,7 +73,7 @@ class _EntropyOptions(Where):
     """Settings of ``entropy``.
 
     Attributes:
-        threshold: leave when the entropy of the next token is at most so many nats.
+        threshold: exit when the entropy of the next token is at most this, in nats.
     """
 
     threshold: float = field(default=0.3, validator=ge(0.0))
@@ -83,7 +84,7 @@ class _SaturationOptions(Where):
     """Settings of ``saturation``.
 
     Attributes:
-        threshold: leave when the states before and behind a layer have at least this cosine, up to 1.
+        threshold: exit when the cosine of the states before and after a layer is at least this, up to 1.
     """
 
     threshold: float = field(default=0.98, validator=[gt(0.0), le(1.0)])
@@ -91,14 +92,14 @@ class _SaturationOptions(Where):
 
 @frozen
 class _Bound(ABC):
-    """A policy at work; see :class:`enginehouse.contract.exit_policy.BoundExitPolicy`."""
+    """Implements :class:`enginehouse.contract.exit_policy.BoundExitPolicy`."""
 
     layers: tuple[int, ...]
     threshold: float
 
     @abstractmethod
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        """(num_rows,) bool."""
+        """(num_rows,) bool, True for tokens that exit."""
 
 
 class _MarginBound(_Bound):
@@ -117,7 +118,7 @@ class _SaturationBound(_Bound):
 
 
 class _Policy:
-    """What the three share: binding is choosing layers."""
+    """Base class of the three policies: binding selects layers."""
 
     api_version = 1
     options: type[Any]
@@ -129,7 +130,7 @@ class _Policy:
 
 
 class MarginPolicy(_Policy):
-    """Leaves when the best token is far ahead of the second one."""
+    """Exits when the best token is far ahead of the second one."""
 
     name = "margin"
     options = _MarginOptions
@@ -137,7 +138,7 @@ class MarginPolicy(_Policy):
 
 
 class EntropyPolicy(_Policy):
-    """Leaves when there is little left to choose from."""
+    """Exits when few likely choices are left."""
 
     name = "entropy"
     options = _EntropyOptions
@@ -145,7 +146,7 @@ class EntropyPolicy(_Policy):
 
 
 class SaturationPolicy(_Policy):
-    """Leaves when layers have stopped changing the state. Needs no logits, so that asking is cheap."""
+    """Exits when layers have stopped changing the state. Needs no logits, so evaluation is cheap."""
 
     name = "saturation"
     options = _SaturationOptions
@@ -153,7 +154,7 @@ class SaturationPolicy(_Policy):
 
 
 def margin(logits: _Array) -> _Array:
-    """Probability of the best token less that of the second: (num_rows, vocab_size) to (num_rows,), 0 to 1."""
+    """Probability of the best token minus that of the second: (num_rows, vocab_size) to (num_rows,), 0 to 1."""
     xp = array_namespace(logits)
     best = xp.max(logits, axis=-1, keepdims=True)
     is_best = xp.arange(logits.shape[-1], device=device(logits)) == xp.argmax(logits, axis=-1, keepdims=True)
@@ -168,19 +169,19 @@ def entropy(logits: _Array) -> _Array:
     shifted = logits - xp.max(logits, axis=-1, keepdims=True)
     weights = xp.exp(shifted)
     total = xp.sum(weights, axis=-1)
-    expected = xp.sum(weights * xp.where(weights > 0, shifted, 0.0), axis=-1)  # a logit may be -inf
+    expected = xp.sum(weights * xp.where(weights > 0, shifted, 0.0), axis=-1)  # logits may be -inf
     return xp.clip(xp.log(total) - expected / total, min=0.0)
 
 
 def saturation(hidden: _Array, previous_hidden: _Array) -> _Array:
-    """Cosine of the states behind and before a layer: two of (num_rows, hidden_size) to (num_rows,), -1 to 1."""
+    """Cosine of the states after and before a layer: two of (num_rows, hidden_size) to (num_rows,), -1 to 1."""
     xp = array_namespace(hidden, previous_hidden)
     squares = xp.sum(hidden * hidden, axis=-1) * xp.sum(previous_hidden * previous_hidden, axis=-1)
     return xp.sum(hidden * previous_hidden, axis=-1) / xp.sqrt(xp.clip(squares, min=_LEAST))
 
 
 def _standard(array: Any) -> _Array:
-    """The array itself, where it follows the standard: MLX's say so, but have no device, nor functions as it wants."""
+    """Return the array if it follows the standard, otherwise as numpy; MLX arrays claim to, but lack ``device``."""
     return array if is_array_api_obj(array) and hasattr(array, "device") else np.asarray(array)
 
 

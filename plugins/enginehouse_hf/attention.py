@@ -37,19 +37,19 @@ ATTENTION_NAME = "enginehouse"
 
 
 class UnsupportedAttention(Exception):
-    """The model asks for a kind of attention that this runner would get wrong."""
+    """The model uses a kind of attention that this runner would compute wrongly."""
 
 
 class ForwardAborted(Exception):
-    """``Runner.abort`` was called; nothing that counts was written."""
+    """``Runner.abort`` was called; no sequence has changed."""
 
 
 class KvMemory:
-    """Keys and values of every slot.
+    """Keys and values of all slots.
 
-    Per layer two tensors of (num_slots, num_kv_heads, max_context, head_dim). What a layer needs is known once it has
-    run: a small memory is there for that, and :meth:`resized` makes one of any size from it. On the CPU the pages of
-    unused positions are never touched.
+    Two tensors per layer of shape (num_slots, num_kv_heads, max_context, head_dim). The shape that a layer needs is
+    known once the layer has run: a small memory serves for that first pass, and :meth:`resized` makes one of any size
+    from it. On the CPU the memory pages of unused positions are never touched.
     """
 
     def __init__(self, num_slots: int, max_context: int) -> None:
@@ -67,7 +67,7 @@ class KvMemory:
 
     @property
     def shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Per layer the numbers of heads and dimensions of keys and of values; layers that have run."""
+        """Return (num_heads, head_dim) of keys and of values for each layer that has run."""
         return [
             ((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]))
             for _, (keys, values) in sorted(self._layers.items())
@@ -75,20 +75,20 @@ class KvMemory:
 
     @property
     def bytes_per_token(self) -> int:
-        """What a position takes in all layers."""
+        """Bytes per position over all layers."""
         return sum(
             tensor.shape[1] * tensor.shape[3] * tensor.itemsize for memory in self._layers.values() for tensor in memory
         )
 
     def resized(self, num_slots: int, max_context: int) -> KvMemory:
-        """An empty memory of another size for the layers that have run in this one."""
+        """Return an empty memory of another size for the layers that have run in this one."""
         memory = KvMemory(num_slots, max_context)
         for index, (key, value) in self._layers.items():
             memory.layer(index, key, value)
         return memory
 
     def pieces(self, slot: int, length: int) -> Iterator[Tensor]:
-        """Views of what a slot holds, layer by layer the keys and the values: (num_kv_heads, length, head_dim)."""
+        """Yield views of one slot, keys then values of each layer: (num_kv_heads, length, head_dim)."""
         for _, memory in sorted(self._layers.items()):
             for tensor in memory:
                 yield tensor[slot, :, :length]
@@ -101,7 +101,7 @@ class KvMemory:
 
 
 class AnyStep(Protocol):
-    """What a layer hands its query, key and value to: :class:`Step`, or its counterpart on CUDA."""
+    """Receives query, key and value from each layer: :class:`Step`, or its CUDA counterpart."""
 
     def attend(
         self,
@@ -114,7 +114,7 @@ class AnyStep(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Append and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
+        """Append keys and values and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
         ...
 
 
@@ -135,11 +135,11 @@ class Lane:
 
 @define
 class Step:
-    """One forward pass: where its tokens belong.
+    """One forward pass: maps packed tokens to slots and positions.
 
     Attributes:
-        aborted: looked at once per layer.
-        windows: filled with what each layer that ran asked for: its sliding window in tokens or None.
+        aborted: checked once per layer.
+        windows: filled with the sliding window of each layer that ran, in tokens or None.
     """
 
     memory: KvMemory
@@ -151,7 +151,7 @@ class Step:
     def attend(
         self, index: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **scores: Any
     ) -> Tensor:
-        """Append and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
+        """Append keys and values and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
         if self.aborted.is_set():
             raise ForwardAborted
         self.windows[index] = window
@@ -163,7 +163,7 @@ class Step:
         return output
 
     def append(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of a layer, (1, H, T, D); returns its memory."""
+        """Write the keys and values of a layer, (1, H, T, D), and return the layer's memory."""
         keys, values = self.memory.layer(index, key, value)
         for lane in self.lanes:
             columns = slice(lane.begin, lane.end)
@@ -172,7 +172,7 @@ class Step:
         return keys, values
 
     def narrowed(self, columns: Sequence[int]) -> Step:
-        """The step of some of the lanes only, each of which is one column; ``columns`` names them."""
+        """Return a step of some of the lanes, each one column wide; ``columns`` selects them."""
         chosen = [self.lanes[column] for column in columns]
         lanes = [Lane(lane.slot, lane.start, place, place + 1) for place, lane in enumerate(chosen)]
         return Step(self.memory, lanes, self.aborted)
@@ -193,7 +193,7 @@ class Step:
         seen_keys = keys[lane.slot : lane.slot + 1, :, low : lane.stop]  # (1, Hkv, L, D)
         seen_values = values[lane.slot : lane.slot + 1, :, low : lane.stop]
         group = num_heads // num_kv_heads
-        # Query heads that share a key head become more rows of that head: no key is repeated in memory.
+        # Query heads that share a key head become extra rows of that head, so no key is copied.
         grouped = query.reshape(1, num_kv_heads, group * num_tokens, query.shape[3])
         mask = None if num_tokens == 1 else self._mask(lane, low, window, query.device).repeat(group, 1)
         if softcap is None:
@@ -205,7 +205,7 @@ class Step:
         return result.reshape(num_heads, num_tokens, -1).transpose(0, 1)
 
     def _mask(self, lane: Lane, low: int, window: int | None, device: torch.device) -> Tensor:
-        """(num_tokens, L) bool, True where a query sees a key; the same in all layers with this window."""
+        """Mask (num_tokens, L) bool, True where a query sees a key; equal for all layers with this window."""
         key = lane.slot, window, device
         if key not in self._masks:
             query_positions = torch.arange(lane.start, lane.stop, device=device)[:, None]
@@ -231,7 +231,7 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **_ignored: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in each layer, in its signature.
+    """Attention function that transformers calls in each layer, with its signature.
 
     Raises:
         UnsupportedAttention: attention sinks, masks made by the model, or attention that is not causal.

@@ -1,4 +1,4 @@
-"""What the plugin registers: cheap, and free of torch and transformers until ``open``."""
+"""Backend registration. Cheap to import; loads torch and transformers only in ``open``."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ class HfOptions:
     """Settings of a model of this backend.
 
     Attributes:
-        context: longest sequence in tokens; None is the model's own, at most 4096.
-        slots: sequences that decode at once.
-        max_batch_tokens: most tokens in one forward pass; bounds the memory of a prefill. None is 2048 on the CPU, 8192
+        context: longest sequence in tokens; None uses the model's own limit, at most 4096.
+        slots: number of sequences that decode concurrently.
+        max_batch_tokens: maximum tokens per forward pass; bounds the memory of a prefill. None is 2048 on the CPU, 8192
             on a GPU.
         device: a torch device, such as ``cpu`` or ``cuda:0``; ``auto`` is the first GPU of torch, else the CPU.
-        dtype: of weights and KV; None is float32 on the CPU and bfloat16 elsewhere.
-        threads: torch's threads, for the whole process; None leaves torch's choice.
-        cache_tokens: KV positions over all sequences, running and kept for reuse; None is what the GPU's memory
-            holds, on the CPU ``context`` for each slot.
-        memory_share: share of the GPU's memory that this process may fill.
-        cuda_graphs: record decode steps while the model loads; without, every step costs some 20 ms of Python.
-        fused: use kernels of our own for models built like Llama (Llama, Mistral, Qwen 2 and 3).
-        compile: put other models' decode steps through ``torch.compile``; loading then takes minutes, the first time.
-        device_map: spread a model over several GPUs, as transformers understands it (``auto``, ``balanced``, ...);
-            such a model runs layer by layer without graphs.
+        dtype: data type of weights and KV; None is float32 on the CPU and bfloat16 elsewhere.
+        threads: number of torch threads, for the whole process; None keeps torch's default.
+        cache_tokens: KV positions over all sequences, both running and cached for reuse; None is the number that fits
+            into GPU memory, on the CPU ``context`` for each slot.
+        memory_share: share of the GPU's memory that this process may use.
+        cuda_graphs: record decode steps as CUDA graphs while the model loads; without, each step costs some 20 ms of
+            Python.
+        fused: use Enginehouse's own kernels for Llama-like models (Llama, Mistral, Qwen 2 and 3).
+        compile: run the decode steps of other models through ``torch.compile``; the first load then takes minutes.
+        device_map: spread a model over several GPUs; the value is passed to transformers (``auto``, ``balanced``, ...).
+            Such a model runs layer by layer without graphs.
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
-        trust_remote_code: run Python code that the model's folder brings, and read weights that are pickles.
-        random_weights: draw the weights instead of reading them, to measure speed by a ``config.json`` alone.
+        trust_remote_code: run Python code from the model's folder, and read weights stored as pickles.
+        random_weights: use random weights instead of reading them, to measure speed from a ``config.json`` alone.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
@@ -59,7 +60,7 @@ class HfOptions:
     random_weights: bool = False
 
     def resolved(self, device: str) -> HfOptions:
-        """With the defaults that depend on the device, which is ``device`` where this says ``auto``."""
+        """Return a copy with device-dependent defaults filled in; ``device`` replaces ``auto``."""
         device = device if self.device == "auto" else self.device
         is_cpu = device == "cpu"
         return evolve(
@@ -79,14 +80,14 @@ class HfBackend:
     opens: Literal["runner", "engine"] = "runner"
 
     def probe(self) -> Probe:
-        """Whether torch and transformers are installed."""
+        """Check that torch and transformers are installed."""
         missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
         if missing:
             return Probe(False, reason=MissingDependency(missing[0], self.name).message)
         return Probe(True, ("cpu",) if _likely_device() == "cpu" else (_likely_device(), "cpu"))
 
     def match(self, source: ModelSource) -> Match:
-        """High for a folder of safetensors; low for a GGUF file, which is dequantised."""
+        """Return a high match for a folder of safetensors, a low one for a GGUF file, which is dequantised."""
         folder = ModelFolder.find(source)
         if folder is not None:
             if folder.is_mlx_quantized:
@@ -99,7 +100,7 @@ class HfBackend:
         return Match(0.0, "neither a model folder nor a GGUF file")
 
     def estimate(self, source: ModelSource, options: HfOptions) -> MemoryEstimate:
-        """Memory from ``config.json`` or the GGUF header."""
+        """Estimate memory from ``config.json`` or the GGUF header."""
         dtype = options.resolved(_likely_device()).dtype
         assert dtype is not None
         tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)
@@ -115,7 +116,7 @@ class HfBackend:
 
     def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner`."""
-        # transformers draws progress bars into the log; ``progress`` tells the same. tqdm reads this when imported.
+        # transformers draws progress bars into the log; ``progress`` reports the same. tqdm reads this on import.
         os.environ.setdefault("TQDM_DISABLE", "1")
         try:
             from enginehouse_hf.loader import open_runner  # noqa: PLC0415 - imports torch
@@ -125,5 +126,5 @@ class HfBackend:
 
 
 def _likely_device() -> str:
-    """The device that ``auto`` will be, found without torch: NVIDIA's driver shows itself in a file."""
+    """Return the device that ``auto`` will select, without importing torch: the NVIDIA driver exposes a file."""
     return "cuda:0" if Path("/proc/driver/nvidia/version").exists() else "cpu"

@@ -1,7 +1,7 @@
-"""Running only the first layers of a model: which numbers of layers it offers, the shorter models, mixed batches.
+"""Running only the first layers of a model: supported layer counts, the shortened models, mixed batches.
 
-A shorter model is the model itself with the end of its list of layers left out: the same weights, the same memory,
-then the output norm and projection. Both runners use it for spans with ``num_layers``.
+A shortened model is the model itself without the last entries of its layer list: the same weights and the same
+memory, then the output norm and projection. Both runners use it for spans with ``num_layers``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _Way = TypeVar("_Way", bound=Hashable)
 
 
 def exit_layers(model: Any) -> tuple[int, ...]:
-    """Numbers of layers that the model can stop after; none where its layers are built in an unknown way.
+    """Return the layer counts after which the model can stop; empty if the layout of its layers is unknown.
 
-    accelerate's hooks bind modules to their owner, so that a copy of the model would run the whole one.
+    Excludes models with accelerate hooks: these bind modules to their owner, so a copy would run the full model.
     """
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) != model.config.get_text_config().num_hidden_layers:
@@ -34,13 +34,13 @@ def exit_layers(model: Any) -> tuple[int, ...]:
 
 
 class Depths:
-    """A model and its shorter forms, each made when it is first asked for."""
+    """A model and its shortened forms, each created on first use."""
 
     def __init__(self, model: Any) -> None:
         self._models: dict[int | None, Any] = {None: model}
 
     def model(self, num_layers: int | None) -> Any:
-        """The model with its first ``num_layers`` layers; None is all."""
+        """Return the model with its first ``num_layers`` layers; None is all."""
         if num_layers not in self._models:
             self._models[num_layers] = _shortened(self._models[None], num_layers)
         return self._models[num_layers]
@@ -55,14 +55,14 @@ def _shortened(model: Any, num_layers: int | None) -> Any:
 
 
 def own_modules(module: nn.Module) -> Any:
-    """A copy that shares every weight and child, whose list of children is its own."""
+    """Return a copy of a module that shares all weights and children but has its own dict of children."""
     own = copy.copy(module)
     own._modules = dict(module._modules)  # copy.copy would share it
     return own
 
 
 def groups_by(ways: Sequence[_Way]) -> dict[_Way, list[int]]:
-    """Which spans, by index, take which way; each has its way in the list."""
+    """Group span indices by execution path; ``ways`` holds the path of each span."""
     groups: dict[_Way, list[int]] = {}
     for index, way in enumerate(ways):
         groups.setdefault(way, []).append(index)
@@ -70,7 +70,7 @@ def groups_by(ways: Sequence[_Way]) -> dict[_Way, list[int]]:
 
 
 def row_order(spans: Sequence[Span], sizes: Sequence[int], groups: Mapping[Any, list[int]]) -> list[int]:
-    """Where each row, in the order of the spans, lies when the rows of the groups stand one behind the other."""
+    """Return the index of each row, in span order, within the concatenated rows of all groups."""
     numbers = [{"none": 0, "last": 1, "all": size}[span.outputs] for span, size in zip(spans, sizes, strict=True)]
     grouped = [index for indices in groups.values() for index in indices]
     ends = accumulate(numbers[index] for index in grouped)

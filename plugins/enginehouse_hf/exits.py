@@ -1,13 +1,13 @@
-"""Early exit: a pass in which each token may leave the layer loop, as a policy says.
+"""Early exit: a forward pass in which a policy decides after which layer each token stops.
 
-A token that leaves carries its state unchanged past the layers above, so that the model's own output norm and
-projection make its logits of the state it left with. The layers above still need keys and values for its position:
-each is run up to its attention, which writes them and goes no further. So every model that our attention serves can be
-left, whatever its layers are made of.
+The hidden state of a token that exits is carried unchanged past the remaining layers, so the model's own output norm
+and projection compute its logits from the state at the exit. The remaining layers still need keys and values for its
+position: each runs up to its attention, which writes them and stops there. Early exit therefore works with every model
+that our attention supports, regardless of its layer type.
 
 Source: state propagation of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.3) and of LayerSkip (Elhoushi et
-al., 2024, arXiv:2404.16710): keys and values of skipped layers are projected from the state at the exit. We write
-them at once, as CALM does; the projection of queries, which the layer makes beside them, is computed for nothing.
+al., 2024, arXiv:2404.16710): keys and values of skipped layers are projected from the state at the exit. Like CALM, we
+write them at once; the query projection, which the layer computes along with them, is wasted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["EarlyExits", "Exited"]
 
 @frozen(eq=False)
 class Exited:
-    """What one pass gave: logits (T, vocab_size), and for each token how many layers it ran through."""
+    """Result of one pass: logits (T, vocab_size), and the number of layers each token ran through."""
 
     logits: Tensor
     layers: list[int]
@@ -39,7 +39,7 @@ class Exited:
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy has asked for."""
+    """Implements :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy requested."""
 
     layer: int
     hidden: Tensor
@@ -57,13 +57,13 @@ class _View:
 
 @define(eq=False)
 class _Pass:
-    """One pass on its way through the layers.
+    """State of one pass while it runs through the layers.
 
     Attributes:
-        inside: columns that have not left.
-        layers: for each column, how many layers it ran through.
-        logits: of columns that left with logits that the policy had asked for.
-        hidden: (1, T, hidden_size), the states behind the last layer that has run.
+        inside: columns that have not exited.
+        layers: for each column, the number of layers it ran through.
+        logits: logits of exited columns for which the policy had requested them.
+        hidden: (1, T, hidden_size), the states after the last layer that has run.
     """
 
     step: Step
@@ -74,17 +74,17 @@ class _Pass:
 
     @property
     def outside(self) -> list[int]:
-        """Columns that have left."""
+        """Columns that have exited."""
         inside = set(self.inside)
         return [column for column in range(len(self.layers)) if column not in inside]
 
 
 class EarlyExits:
-    """A model that tokens may leave early; shares weights and KV memory with it.
+    """A model with early exit; shares weights and KV memory with the original model.
 
     Args:
-        model: one whose layers :func:`enginehouse_hf.depth.exit_layers` knows.
-        policy: decides; its ``layers`` are some of those.
+        model: a model whose layers :func:`enginehouse_hf.depth.exit_layers` supports.
+        policy: decides the exits; its ``layers`` are a subset of those.
     """
 
     def __init__(self, model: Any, policy: BoundExitPolicy) -> None:
@@ -100,10 +100,10 @@ class EarlyExits:
         self._pass: _Pass | None = None
 
     def run(self, step: Step, token_ids: Tensor) -> Exited:
-        """One pass over single tokens, each its own lane of ``step``.
+        """Run one pass over single tokens, each its own lane of ``step``.
 
         Args:
-            step: its lanes, one column each.
+            step: its lanes have one column each.
             token_ids: (T,) int64.
         """
         num_tokens = len(token_ids)
@@ -119,7 +119,7 @@ class EarlyExits:
             self._pass = None
 
     def _logits(self, run: _Pass) -> Tensor:
-        """(T, vocab_size); those that are known are not computed again."""
+        """Return the logits (T, vocab_size); those already known are not recomputed."""
         assert run.hidden is not None
         wanted = [column for column in range(len(run.layers)) if column not in run.logits]
         if wanted:
@@ -127,7 +127,7 @@ class EarlyExits:
         return torch.stack([run.logits[column] for column in range(len(run.layers))])
 
     def _run_layer(self, index: int, layer: Any, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
-        """In place of a layer: run it on what is inside, write keys and values of what has left, ask the policy."""
+        """Replace a layer: run it for active columns, write keys and values of exited ones, call the policy."""
         run = self._pass
         assert run is not None
         if len(run.inside) == len(run.layers):
@@ -147,7 +147,7 @@ class EarlyExits:
         return states
 
     def _ask(self, run: _Pass, layer: int, before: Tensor, after: Tensor) -> None:
-        """Let the policy decide who leaves behind ``layer``."""
+        """Let the policy decide which columns exit after ``layer``."""
         states = after[0, run.inside]
         view = _View(layer, states.float(), before[0, run.inside].float(), self._head, states)
         mask = np.asarray(self._policy.leaves(view))
@@ -160,7 +160,7 @@ class EarlyExits:
 
 
 def _write_keys(layer: Any, hidden: Tensor, others: tuple[Any, ...], named: dict[str, Any], run: _Pass) -> None:
-    """Run a layer up to its attention, for the columns that have left."""
+    """Run a layer up to its attention, for the columns that have exited."""
     step = run.step
     if run.inside:
         outside = run.outside
@@ -170,7 +170,7 @@ def _write_keys(layer: Any, hidden: Tensor, others: tuple[Any, ...], named: dict
 
 
 def _narrowed(value: Any, columns: list[int], num_columns: int) -> Any:
-    """The same arguments of a layer for some of the columns only; what has no columns stays."""
+    """Restrict a layer argument to some columns; values without a column dimension are returned unchanged."""
     if isinstance(value, Tensor):
         has_columns = value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == num_columns
         return value[:, columns] if has_columns else value

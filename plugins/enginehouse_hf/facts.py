@@ -1,4 +1,4 @@
-"""What is found out about a model while a few tokens run through it, before its memory is laid out."""
+"""Properties of a model, measured by running a few tokens before its memory is allocated."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from attrs import frozen
 __all__ = ["ModelFacts", "Shape"]
 
 Shape = tuple[int, int]
-"""Numbers of heads and of dimensions."""
+"""(num_heads, head_dim)."""
 
 
 @frozen
 class ModelFacts:
-    """A loaded model in numbers.
+    """Properties of a loaded model.
 
     Attributes:
         layers: per layer the shapes of keys and of values.
         windows: the sliding window of every layer in tokens, or None.
         vocab_size: width of a row of logits.
-        max_context: longest sequence that is served.
+        max_context: longest supported sequence in tokens.
     """
 
     layers: tuple[tuple[Shape, Shape], ...]

@@ -1,4 +1,4 @@
-"""Memory that a GGUF file needs once it is dequantised, from its header."""
+"""Memory estimate for a dequantised GGUF file, from its header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def estimate_gguf(path: Path, context_tokens: int, dtype: str) -> MemoryEstimate
     """Bytes of all weights in ``dtype`` plus KV for ``context_tokens`` positions.
 
     Raises:
-        ModelLoadError: the file is not a GGUF file, or lacks the sizes, or has sizes that no model has.
+        ModelLoadError: the file is not a GGUF file, or its sizes are missing or implausible.
     """
     size_bytes = 4 if dtype == "float32" else 2
     with reading(path) as file:
@@ -42,7 +42,7 @@ def estimate_gguf(path: Path, context_tokens: int, dtype: str) -> MemoryEstimate
 
 
 def _size(values: Mapping[str, Value], key: str) -> int:
-    """A size of the model, of the largest layer where it is given for each; raises ValueError where it is none."""
+    """Return a model size, the maximum if it is given per layer; raises ValueError if it is not a size."""
     value = values.get(key)
     size = max(value, default=None) if isinstance(value, list) else value
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_SIZE:

@@ -1,6 +1,6 @@
-"""What early exit does with the layers of a transformers model: take their places, stop them, skip to the end.
+"""Access to the layers of a transformers model for early exit: replace them, stop inside them, skip to the end.
 
-Nothing of the model is copied: what is made here shares every weight with it. Used by ``exits.py``, and on one CUDA
+Nothing of the model is copied: all objects made here share its weights. Used by ``exits.py``, and on a single CUDA
 device by ``cuda/layered.py``.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["Head", "KeyMemory", "run_to_keys", "states_of", "with_forward"]
 
 
 class KeyMemory(Protocol):
-    """A step, as far as keys and values are concerned."""
+    """The part of a step that stores keys and values."""
 
     def append(self, index: int, key: Tensor, value: Tensor) -> Any:
         """Write the keys and values of layer ``index``, (1, H, T, D)."""
@@ -27,7 +27,7 @@ class KeyMemory(Protocol):
 
 
 class Head:
-    """Output norm and projection, with all around them: the model with one layer, which hands on what it is given."""
+    """Output norm and projection: the model with a single layer, which returns the given states unchanged."""
 
     def __init__(self, model: Any) -> None:
         self._given: Tensor | None = None
@@ -37,7 +37,7 @@ class Head:
         setattr(self._model, model.base_model_prefix, body)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """(num_rows, vocab_size) in the model's dtype, of ``states`` (num_rows, hidden_size)."""
+        """Return logits (num_rows, vocab_size) in the model's dtype for ``states`` (num_rows, hidden_size)."""
         self._given = states[None]
         nothing = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
         logits: Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False).logits[0]
@@ -46,23 +46,23 @@ class Head:
 
 
 class _KeysWritten(Exception):
-    """The layer has come to its attention; the rest of it is not wanted."""
+    """Raised when a layer has reached its attention; the rest of the layer is not needed."""
 
 
 @frozen
 class _KeysOnly:
-    """Takes the place of a step: writes keys and values, and ends the layer."""
+    """Replaces a step: writes keys and values, then ends the layer."""
 
     memory: KeyMemory
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **_scores: Any) -> Tensor:
-        """See :class:`enginehouse_hf.attention.AnyStep`; never returns."""
+        """Implements :class:`enginehouse_hf.attention.AnyStep`; never returns."""
         self.memory.append(index, key, value)
         raise _KeysWritten
 
 
 def run_to_keys(layer: Any, memory: KeyMemory, hidden: Tensor, *others: Any, **named: Any) -> None:
-    """Run a layer up to its attention, which writes keys and values and goes no further."""
+    """Run a layer up to its attention, which writes keys and values and stops there."""
     try:
         layer(hidden, *others, **{**named, "enginehouse_step": _KeysOnly(memory)})
     except _KeysWritten:
@@ -71,13 +71,13 @@ def run_to_keys(layer: Any, memory: KeyMemory, hidden: Tensor, *others: Any, **n
 
 
 def states_of(result: Any) -> Tensor:
-    """Some layers return their states in a tuple."""
+    """Return the states from a layer's result, which some layers wrap in a tuple."""
     states: Tensor = result[0] if isinstance(result, tuple) else result
     return states
 
 
 def with_forward(layer: Any, forward: Callable[..., Any]) -> Any:
-    """A copy of the layer that shares everything with it but what it does."""
+    """Return a copy of the layer that shares everything except its ``forward``."""
     own = own_modules(layer)
     own.forward = forward
     return own

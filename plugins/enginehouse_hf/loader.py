@@ -1,4 +1,4 @@
-"""Opens a model: files to a ready runner, with transformers' errors mapped to ours."""
+"""Loads a model: from files to a ready runner, with transformers' errors mapped to ours."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
-    """Load weights and tokenizer, then prove on two tokens that every layer uses our attention.
+    """Load weights and tokenizer, then verify with two tokens that every layer uses our attention.
 
     Raises:
         MissingDependency: transformers needs a package for this kind of file that is not installed.
-        ModelLoadError: anything else.
+        ModelLoadError: any other failure.
     """
     options = options.resolved("cuda:0" if torch.cuda.is_available() else "cpu")
     files = _find_files(source, options)
@@ -91,7 +91,7 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
 def _load_model(files: ModelFiles, options: HfOptions) -> Any:
     assert options.dtype is not None
     form: dict[str, Any] = {"dtype": getattr(torch, options.dtype), "attn_implementation": ATTENTION_NAME}
-    # A folder may hold pickles beside its safetensors; transformers would fall back on them.
+    # A folder may contain pickles next to its safetensors; transformers would fall back to them.
     safe: dict[str, Any] = {"use_safetensors": True} if not options.trust_remote_code else {}
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelLoadError(f"device = {options.device!r}: torch {torch.__version__} finds no CUDA device")
@@ -113,7 +113,7 @@ def _load_model(files: ModelFiles, options: HfOptions) -> Any:
 
 
 def _quantized(options: HfOptions) -> dict[str, Any]:
-    """The arguments of transformers that quantise weights."""
+    """Return the transformers arguments that quantise the weights."""
     if options.quantization is None:
         return {}
     package = options.quantization.split("-")[0]
@@ -164,14 +164,14 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
 
 
 def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
-    """What saved sequences depend on besides the model's files: who computes them, and in which form."""
+    """Identify what saved sequences depend on besides the model's files: runner and data layout."""
     computed = ", ".join(f"{name} {metadata[name]}" for name in ("library", "architecture", "dtype", "layers"))
     device = "cuda" if _runs_on_cuda(options) else "any device"
     return f"{computed}, {device}, quantization {options.quantization}, layers {facts.layers} {facts.windows}"
 
 
 def _runs_on_cuda(options: HfOptions) -> bool:
-    """Whether the fast runner takes the model: one NVIDIA GPU, plain weights, and Triton to compile kernels."""
+    """True if the CUDA runner supports the model: one NVIDIA GPU, plain weights, and Triton to compile kernels."""
     is_plain = options.device_map is None and options.quantization is None
     return is_plain and options.device.startswith("cuda") and find_spec("triton") is not None
 
@@ -186,12 +186,12 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
         fork="copy",
         exit_layers=depths,
         abort=True,
-        states=not options.random_weights,  # the next process would draw others
+        states=not options.random_weights,  # the next process would use different random weights
     )
 
 
 def _find_facts(model: Any, max_context: int) -> tuple[ModelFacts, KvMemory]:
-    """Run two tokens and look at what the layers ask for; also the memory of these two."""
+    """Run two tokens and record the attention parameters of each layer; also return the memory of this run."""
     memory = KvMemory(num_slots=1, max_context=2)
     step = Step(memory, (Lane(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)

@@ -1,8 +1,8 @@
 """Runner over a transformers causal model: all spans of a step packed into one forward pass.
 
-It knows sequences, slots and logits; nothing of files (see ``loader.py``), requests or sampling. This is
-the plain version: eager torch, one attention call per span, float32 on the CPU by default. The fast one, for one
-GPU, is ``cuda/runner.py``.
+Handles sequences, slots and logits. Does not know files (see ``loader.py``), requests or sampling. This is the plain
+version: eager torch, one attention call per span, float32 on the CPU by default. The fast version, for a single GPU,
+is ``cuda/runner.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
 
 
 class LogitsRows:
-    """Rows of one forward pass; ``logits`` is (num_rows, vocab_size) on the model's device."""
+    """Logits of one forward pass; ``logits`` is (num_rows, vocab_size) on the model's device."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.num_rows = int(logits.shape[0])
@@ -44,7 +44,7 @@ class LogitsRows:
 
 
 class ExitRows(LogitsRows):
-    """The same, with how many layers the token of each row ran through."""
+    """Logits with the number of layers that the token of each row ran through."""
 
     def __init__(self, logits: torch.Tensor, exit_layers: Sequence[int]) -> None:
         super().__init__(logits)
@@ -52,14 +52,14 @@ class ExitRows(LogitsRows):
 
 
 def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """One forward pass.
+    """Run one forward pass.
 
     Args:
         model: a transformers causal model with our attention.
-        step: which columns of ``token_ids`` belong to which slot and positions.
+        step: maps the columns of ``token_ids`` to slots and positions.
         token_ids: (T,) int64, on the model's device.
-        rows: columns whose logits are wanted, perhaps none. Plain numbers: accelerate would take a tensor to the first
-            device of a model that is spread, and they are needed on the last.
+        rows: columns whose logits are returned, possibly none. Plain integers: accelerate would move a tensor to the
+            first device of a model that is spread over several, and they are needed on the last.
 
     Returns:
         (num_rows, vocab_size) logits in the model's dtype.
@@ -73,7 +73,7 @@ def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) 
             logits_to_keep=rows,
             enginehouse_step=step,
         ).logits[0]
-        return logits if len(logits) == len(rows) else logits[rows]  # old model classes give every column
+        return logits if len(logits) == len(rows) else logits[rows]  # old model classes return every column
 
 
 class HfRunner:
@@ -102,15 +102,15 @@ class HfRunner:
         self._aborted = threading.Event()
 
     def open_sequence(self) -> int:
-        """A new, empty sequence."""
+        """Allocate a slot for a new, empty sequence."""
         return self._table.open()
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the slot back."""
+        """Free the slot of a sequence."""
         self._table.free(sequence)
 
     def length(self, sequence: int) -> int:
-        """Tokens that the sequence holds."""
+        """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -124,14 +124,14 @@ class HfRunner:
         return sequence, kept
 
     def save(self, sequence: int) -> memoryview:
-        """A copy of all keys and values of the sequence."""
+        """Return a copy of all keys and values of the sequence."""
         length, memory = self._table.saved_length(sequence), self._memory
         num_bytes = length * memory.bytes_per_token
         with torch.inference_mode():
             return pack_pieces(memory.pieces(sequence, length), num_bytes, length, self.state_format)
 
     def load(self, data: memoryview) -> int:
-        """A new sequence with the keys and values of a saved one."""
+        """Create a sequence with the keys and values of a saved one."""
         length = check_state(data, self.state_format, self._memory.bytes_per_token)
         sequence = self._table.adopt(length)
         pieces = list(self._memory.pieces(sequence, length))
@@ -142,11 +142,11 @@ class HfRunner:
         return sequence
 
     def free_tokens(self) -> int:
-        """Positions that no sequence holds."""
+        """Number of positions not used by any sequence."""
         return self._table.free_tokens()
 
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
-        """Append all spans in one pass; aborted or failed, no sequence has grown."""
+        """Append all spans in one pass; if it is aborted or fails, no sequence has grown."""
         sizes = self._table.check(spans)
         self._aborted.clear()
         groups = groups_by([self._way(span) for span in spans])
@@ -154,7 +154,7 @@ class HfRunner:
             parts = [self._run([spans[index] for index in group], way) for way, group in groups.items()]
         except ForwardAborted:
             raise StepAborted({span.sequence: span.start for span in spans}) from None
-        except RuntimeError as error:  # torch's base error, out of memory included
+        except RuntimeError as error:  # torch's base error, which includes out of memory
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         self._table.advance(spans)
         logits, exit_layers = parts[0]
@@ -166,19 +166,19 @@ class HfRunner:
         return LogitsRows(logits) if self._exits is None else ExitRows(logits, exit_layers)
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """See :class:`enginehouse.contract.exit_policy.LayerAccess`."""
+        """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if policy is not None and not self.capabilities.exit_layers:
             raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
         self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None
 
     def _way(self, span: Span) -> int | Literal["early"] | None:
-        """How many layers a span runs through; None is all."""
+        """Return the execution path of a span: number of layers, None for all, or ``early``."""
         if self._exits is not None and span.may_exit and span.num_layers is None and span.num_tokens == 1:
             return "early"
         return span.num_layers
 
     def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
-        """Rows of logits (num_rows, vocab_size), and how many layers each ran through."""
+        """Return logits (num_rows, vocab_size), and the number of layers that each row ran through."""
         step, token_ids, rows = self._pack(spans)
         if way == "early":
             assert self._exits is not None
@@ -187,11 +187,11 @@ class HfRunner:
         return run_model(self._depths.model(way), step, token_ids, rows), [way or self.num_layers] * len(rows)
 
     def abort(self) -> None:
-        """Stop a running forward before its next layer."""
+        """Stop a running forward pass before its next layer."""
         self._aborted.set()
 
     def close(self) -> None:
-        """Drop weights and KV memory; again is no error."""
+        """Release weights and KV memory. Idempotent."""
         self._depths = self._memory = self._exits = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:

@@ -1,6 +1,6 @@
-"""Saved sequences: keys and values of all layers one behind the other, behind core's head. For both runners.
+"""Saved sequences: core's header, then keys and values of all layers. Used by both runners.
 
-Pieces (``pieces.py``) stand in the shape in which their runner keeps them. Knows neither slots nor places.
+Pieces (``pieces.py``) have the shape in which their runner stores them. Does not know slots or positions.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from enginehouse_hf.pieces import host_bytes
 __all__ = ["check_state", "pack_pieces", "unpack_pieces"]
 
 _Form = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a piece."""
+"""Shape and dtype of a piece."""
 
 
 def pack_pieces(pieces: Iterable[Tensor], num_bytes: int, num_tokens: int, state_format: str) -> memoryview:
-    """The pieces as bytes; each crosses from its device when its turn comes.
+    """Serialise the pieces; each is copied from its device in turn.
 
     Args:
         pieces: of all layers.
-        num_bytes: of all of them.
-        num_tokens, state_format: for the head.
+        num_bytes: total size of the pieces.
+        num_tokens, state_format: written to the header.
     """
     array = np.empty(HEAD_BYTES + num_bytes, np.uint8)
     body, end = array[HEAD_BYTES:], 0
@@ -42,10 +42,10 @@ def pack_pieces(pieces: Iterable[Tensor], num_bytes: int, num_tokens: int, state
 
 
 def check_state(data: memoryview, state_format: str, bytes_per_token: int) -> int:
-    """The number of tokens that the data holds.
+    """Return the number of tokens in the saved state.
 
     Raises:
-        StateRefused: it is no state, damaged, or of another model or other settings.
+        StateRefused: the data is not a state, is damaged, or belongs to another model or other settings.
     """
     num_tokens = check_head(data, state_format)
     if state_body(data).nbytes != num_tokens * bytes_per_token:
@@ -54,7 +54,7 @@ def check_state(data: memoryview, state_format: str, bytes_per_token: int) -> in
 
 
 def unpack_pieces(data: memoryview, forms: Iterable[_Form]) -> Iterator[Tensor]:
-    """The pieces again, on the CPU; of checked data, whose memory they share."""
+    """Yield the pieces of checked data, on the CPU; they share memory with ``data``."""
     array = np.frombuffer(state_body(data), np.uint8)
     body = torch.from_numpy(array if array.flags.writeable else array.copy())
     end = 0

@@ -17,7 +17,7 @@ __all__ = ["ModelFiles", "ModelText", "load_text"]
 
 @frozen
 class ModelFiles:
-    """Where transformers finds a model: a folder, and perhaps the GGUF file in it that holds everything."""
+    """Location of a model for transformers: a folder, and optionally a GGUF file in it that contains everything."""
 
     folder: Path
     gguf_file: str | None = None
@@ -25,7 +25,7 @@ class ModelFiles:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of every ``from_pretrained``. Nothing is downloaded; code of the model needs leave."""
+        """Keyword arguments of every ``from_pretrained``. Nothing is downloaded; model code runs only if allowed."""
         gguf = {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
         return {
             "pretrained_model_name_or_path": str(self.folder),
@@ -37,7 +37,7 @@ class ModelFiles:
 
 @frozen
 class ModelText:
-    """The text side of a model. ``bos_token`` and ``eos_token`` are "" when there is none."""
+    """Tokenizer and special tokens of a model. ``bos_token`` and ``eos_token`` are "" if undefined."""
 
     tokenizer: FastTokenizer
     chat_templates: dict[str, str]
@@ -49,7 +49,7 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     """Load the tokenizer of ``model`` (a transformers model, for its configured special ids).
 
     Raises:
-        ModelLoadError: there is no fast tokenizer, or its file is none that may be read.
+        ModelLoadError: there is no fast tokenizer, or its file cannot be read.
     """
     check_tokenizer_file(files.folder)
     loaded = AutoTokenizer.from_pretrained(**files.arguments)

@@ -13,5 +13,5 @@ __all__ = ["register_backends"]
 
 @hookimpl
 def register_backends(register: Callable[[Backend], None]) -> None:
-    """Hand over the ``llamacpp`` backend."""
+    """Register the ``llamacpp`` backend."""
     register(LlamaCppBackend())

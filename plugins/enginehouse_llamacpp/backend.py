@@ -1,4 +1,4 @@
-"""What the plugin registers: cheap, and free of ``llama_cpp`` until ``open``."""
+"""Backend registration. Cheap to import; loads ``llama_cpp`` only in ``open``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LlamaCppBackend:
     opens: Literal["runner", "engine"] = "runner"
 
     def probe(self) -> Probe:
-        """Whether llama-cpp-python is installed."""
+        """Check that llama-cpp-python is installed."""
         if not is_installed():
             return Probe(False, reason=MissingDependency("llama-cpp-python", self.name).message)
         return Probe(True, ("cpu",))
 
     def match(self, source: ModelSource) -> Match:
-        """Made for GGUF files, told by their first bytes."""
+        """Return a high match for GGUF files, detected by their magic bytes."""
         if source.path is None or not source.path.is_file():
             return Match(0.0, "not a file")
         if is_gguf(source.path):
@@ -39,7 +39,7 @@ class LlamaCppBackend:
         return Match(0.0, "not a GGUF file")
 
     def estimate(self, source: ModelSource, options: LlamaCppOptions) -> MemoryEstimate:
-        """Memory from the file's metadata."""
+        """Estimate memory from the file's metadata."""
         if source.path is None:
             raise ModelLoadError(f"{source.text}: not a file")
         header = read_header(source.path)
@@ -48,7 +48,7 @@ class LlamaCppBackend:
         return estimate_memory(header, options)
 
     def count_layers(self, source: ModelSource) -> int:
-        """How many layers the file holds, where the first of them can be taken for a model of their own."""
+        """Number of layers in the file, if its first layers can be used as a separate model."""
         if source.path is None:
             raise ModelLoadError(f"{source.text}: not a file")
         return count_layers(source.path)

@@ -1,6 +1,6 @@
-"""The arrays that a forward pass reads: one ``llama_batch`` whose memory is numpy's.
+"""Input arrays of a forward pass: one ``llama_batch`` backed by numpy memory.
 
-Filled span by span with slices, never token by token; allocated once.
+Allocated once and filled span by span with slices, not token by token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Batch:
 
     Attributes:
         raw: the ``llama_batch``; points into the arrays below, which live as long as this object.
-        num_tokens: tokens filled in.
-        num_rows: of these, how many give logits.
-        counts: tokens of each span.
+        num_tokens: number of tokens filled in.
+        num_rows: number of tokens that produce logits.
+        counts: number of tokens of each span.
     """
 
     def __init__(self, bindings: Bindings, max_tokens: int) -> None:
@@ -33,7 +33,7 @@ class Batch:
         self._num_sequence_ids = np.ones(max_tokens, np.int32)
         self._outputs = np.zeros(max_tokens, np.int8)
         addresses = self._sequence_ids.ctypes.data + 4 * np.arange(max_tokens + 1)
-        addresses[max_tokens] = 0  # llama.cpp's end mark
+        addresses[max_tokens] = 0  # llama.cpp's end marker
         self._sequence_id_pointers = addresses.astype(np.uintp)
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self.num_tokens = self.num_rows = 0
@@ -47,16 +47,16 @@ class Batch:
         self.raw.logits = ctypes.cast(self._outputs.ctypes.data, ctypes.POINTER(ctypes.c_int8))
 
     def clear(self) -> None:
-        """Begin a new batch."""
+        """Start a new batch."""
         self.num_tokens = self.num_rows = 0
         self.counts = []
 
     def add(self, sequence: int, start: int, token_ids: NDArray[np.int32], outputs: Outputs) -> None:
-        """Append one span's tokens. ``token_ids``: (num_tokens,) int32; room was checked by the caller."""
+        """Append one span's tokens. ``token_ids``: (num_tokens,) int32; the caller has checked the capacity."""
         begin, count = self.num_tokens, len(token_ids)
         self.counts.append(count)
         self.num_tokens = end = begin + count
-        if count == 1:  # decoding: single items are cheaper than slices of one
+        if count == 1:  # decoding: assigning single items is faster than slices of length 1
             self._token_ids[begin], self._positions[begin] = token_ids[0], start
             self._sequence_ids[begin], self._outputs[begin] = sequence, outputs != "none"
             self.num_rows += outputs != "none"
@@ -70,6 +70,6 @@ class Batch:
         self.num_rows += count if outputs == "all" else outputs == "last"
 
     def finish(self) -> NDArray[np.int32]:
-        """Tell llama.cpp how many tokens there are; returns them, (num_tokens,) int32."""
+        """Set llama.cpp's token count and return the tokens, (num_tokens,) int32."""
         self.raw.n_tokens = self.num_tokens
         return self._token_ids[: self.num_tokens]

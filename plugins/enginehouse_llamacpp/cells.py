@@ -1,11 +1,12 @@
-"""Which KV cells each sequence holds: the plugin's own account of llama.cpp's unified cache.
+"""KV cells of each sequence: the plugin's own bookkeeping of llama.cpp's unified cache.
 
-llama.cpp tells neither how many cells are free nor which it will use. Both follow from what was asked of it: cells
-are shared by forks, and new tokens go to the first empty cells from a moving head on. Keeping the account here
-answers ``free_tokens`` without a call, and lets a batch that cannot fit be refused before anything changes.
+llama.cpp reports neither the number of free cells nor which cells it will use. Both follow from the calls made: forks
+share cells, and new tokens go to the first empty cells after a moving head. This bookkeeping answers ``free_tokens``
+without a call, and allows a batch that cannot fit to be refused before anything changes.
 
-A cell is *live* while a sequence holds it. One that nobody holds any more is *dead* until llama.cpp is told, and
-*empty* from then on. Knows nothing of llama.cpp's functions; all methods are numpy over one small array.
+A cell is *live* while a sequence holds it. A cell that is no longer held by any sequence is *dead* until llama.cpp is
+told to remove it, and *empty* from then on. Does not know llama.cpp's functions; all methods are numpy operations on
+one small array.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIRST_ROOM = 64
 
 @frozen(eq=False)
 class Parked:
-    """The last tokens of a sequence, copied out of the cache."""
+    """Last tokens of a sequence, swapped out of the cache."""
 
     num_tokens: int
     data: Any
@@ -34,13 +35,13 @@ class Parked:
 
 @define(eq=False)
 class HeldCells:
-    """One sequence's cells in order of position.
+    """Cells of one sequence in order of position.
 
     Attributes:
-        room: its first ``length`` entries are in use.
-        length: tokens in cells.
-        parked: tokens after those, while nobody needs them in cells.
-        last_pass: number of the forward pass that used the sequence last.
+        room: buffer of cells, of which the first ``length`` entries are in use.
+        length: number of tokens in cells.
+        parked: tokens after those, while they are swapped out.
+        last_pass: number of the last forward pass that used the sequence.
     """
 
     room: Cells = field(factory=lambda: np.empty(_FIRST_ROOM, np.int32))
@@ -50,11 +51,11 @@ class HeldCells:
 
     @property
     def cells(self) -> Cells:
-        """A view of the cells in use."""
+        """View of the cells in use."""
         return self.room[: self.length]
 
     def append(self, cells: Cells) -> None:
-        """Hold more cells, one per new token."""
+        """Append cells, one per new token."""
         end = self.length + len(cells)
         if end > len(self.room):
             self.room = np.concatenate([self.cells, np.empty(max(end, len(self.room)), np.int32)])
@@ -63,23 +64,23 @@ class HeldCells:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the sequence: those in cells, then those that are parked."""
+        """Number of tokens of the sequence: those in cells plus those swapped out."""
         return self.length + (self.parked.num_tokens if self.parked else 0)
 
     def is_below(self, cell: int) -> bool:
-        """Whether all cells lie before ``cell``. Right for ordered cells, whose last is the highest."""
+        """True if all cells are before ``cell``. Requires ordered cells, whose last is the highest."""
         return self.length == 0 or int(self.room[self.length - 1]) < cell
 
 
 class CellMap:
-    """The cells of one cache.
+    """Reference counts of the cells of one cache.
 
-    Invariants: ``num_live`` counts the cells with references, ``num_dead`` those occupied without; an empty cell
+    Invariants: ``num_live`` counts the cells with references, ``num_dead`` the occupied cells without; an empty cell
     has no references.
 
     Args:
         num_cells: KV positions in total.
-        chunk_tokens: llama.cpp places this many tokens of a batch at once (its ``n_ubatch``).
+        chunk_tokens: number of tokens of a batch that llama.cpp places at once (its ``n_ubatch``).
     """
 
     def __init__(self, num_cells: int, chunk_tokens: int) -> None:
@@ -92,11 +93,11 @@ class CellMap:
 
     @property
     def num_empty(self) -> int:
-        """Cells that llama.cpp can use now."""
+        """Number of cells that llama.cpp can use now."""
         return self.num_cells - self.num_live - self.num_dead
 
     def allocate(self, num_tokens: int, chunk_tokens: int | None = None) -> Cells:
-        """Take the cells that llama.cpp will use for the next ``num_tokens`` tokens; so many must be empty.
+        """Allocate the cells that llama.cpp will use for the next ``num_tokens`` tokens; that many must be empty.
 
         Returns:
             (num_tokens,) int32 cells in batch order.
@@ -109,7 +110,7 @@ class CellMap:
         return np.concatenate([self._take(min(step, num_tokens - at)) for at in range(0, num_tokens, step)])
 
     def _take(self, count: int) -> Cells:
-        """The first ``count`` empty cells from the head on, round the end."""
+        """Take the first ``count`` empty cells starting at the head, wrapping around at the end."""
         if self.head > self.num_live + self.num_dead + 2 * count:
             self.head = 0
         ahead = self._is_occupied[self.head : self.head + count]
@@ -126,27 +127,27 @@ class CellMap:
         return cells
 
     def share(self, source: HeldCells, length: int) -> HeldCells:
-        """A second holder of the first ``length`` cells of ``source``."""
+        """Create a second holder of the first ``length`` cells of ``source``."""
         shared = HeldCells()
         shared.append(source.room[:length])
         self._references[shared.cells] += 1
         return shared
 
     def detach(self, held: HeldCells, length: int) -> None:
-        """Stop counting ``held`` as a holder of its first ``length`` cells, which others hold too."""
+        """Remove the references of ``held`` to its first ``length`` cells, which other sequences hold too."""
         self._references[held.room[:length]] -= 1
 
     def attach(self, held: HeldCells, source: HeldCells, length: int) -> None:
-        """Let ``held`` begin with the first ``length`` cells of ``source``, in place of those it was detached from."""
+        """Make ``held`` begin with the first ``length`` cells of ``source``, replacing those it was detached from."""
         held.room[:length] = source.room[:length]
         self._references[held.room[:length]] += 1
 
     def num_shared(self, held: HeldCells) -> int:
-        """How many cells others hold too; these are the first ones, as forks share beginnings."""
+        """Number of cells that other sequences hold too; always the first ones, because forks share prefixes."""
         return int(np.count_nonzero(self._references[held.cells] > 1))
 
     def release(self, held: HeldCells, length: int) -> Cells:
-        """Let go of all cells from position ``length`` on. Those that nobody holds are dead from now on.
+        """Release all cells from position ``length`` on. Cells without other holders become dead.
 
         Returns:
             The cells that became dead.
@@ -160,7 +161,7 @@ class CellMap:
         return dead
 
     def empty(self, dead: Cells) -> None:
-        """llama.cpp was told that these dead cells are empty; its head goes back to the first of them."""
+        """Mark dead cells as empty after llama.cpp has removed them; its head moves back to the first of them."""
         if len(dead):
             self._is_occupied[dead] = False
             self.num_dead -= len(dead)

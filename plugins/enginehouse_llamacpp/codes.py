@@ -1,4 +1,4 @@
-"""What llama.cpp's return codes mean in Enginehouse's words."""
+"""Maps llama.cpp's return codes to Enginehouse's errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ERRORS", "DecodeCode", "is_unchanged"]
 
 
 class DecodeCode(IntEnum):
-    """What ``llama_decode`` returns, from its comment in llama.h."""
+    """Return codes of ``llama_decode``, from its comment in llama.h."""
 
     OK = 0
     NO_SLOT = 1
@@ -28,9 +28,9 @@ ERRORS: Mapping[int, type[RunnerError]] = {
     DecodeCode.ALLOCATION_FAILED: RunnerError,
     DecodeCode.COMPUTE_FAILED: RunnerError,
 }
-"""Each code but OK to the error it becomes; unknown codes become RunnerError too."""
+"""Error for each code except OK; unknown codes also become RunnerError."""
 
 
 def is_unchanged(code: int) -> bool:
-    """Whether llama.cpp left all sequences as they were. Otherwise some may have grown: ask for their lengths."""
+    """True if llama.cpp left all sequences unchanged. Otherwise some may have grown: query their lengths."""
     return code in (DecodeCode.NO_SLOT, DecodeCode.INVALID_BATCH)

@@ -1,7 +1,7 @@
-"""Moves live cells together at the beginning of the cache, each sequence's in order, shared ones still shared.
+"""Compacts live cells at the beginning of the cache; keeps each sequence's order and all sharing.
 
-Costs two copies of what moves. Cells below the first gap stay where they are, so prefixes that were kept for long
-are moved once.
+Costs two copies of the moved cells. Cells below the first gap are not moved, so prefixes that stay cached for long are
+moved once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Compactor"]
 
 @define
 class _Move:
-    """A sequence to move: its own cells begin at ``shared``; those before it has from ``parent``."""
+    """A sequence to move: its own cells begin at ``shared``; the cells before that come from ``parent``."""
 
     sequence: int
     held: HeldCells
@@ -29,16 +29,16 @@ class _Move:
 
 
 class Compactor:
-    """Compacts one cache. Each sequence's cells must ascend with position, and there must be no dead cell."""
+    """Compacts one cache. Each sequence's cells must ascend with position, and there must be no dead cells."""
 
     def __init__(self, memory: SequenceMemory, cells: CellMap) -> None:
         self._memory, self._cells = memory, cells
 
     def run(self, sequences: Mapping[int, HeldCells]) -> None:
-        """Move what lies above the first empty cell. Afterwards all empty cells lie above all others."""
+        """Move all cells above the first empty one. Afterwards all empty cells are above all others."""
         moves = self._plan(sequences)
         for move in moves:
-            # Holding only its own cells, a sequence is saved without what it shares.
+            # A sequence that holds only its own cells is saved without the shared ones.
             if move.shared:
                 self._memory.remove(move.sequence, 0, move.shared)
                 self._cells.detach(move.held, move.shared)
@@ -46,7 +46,7 @@ class Compactor:
             self._slide(move)
 
     def _plan(self, sequences: Mapping[int, HeldCells]) -> list[_Move]:
-        """The sequences to move, those before which others share cells first."""
+        """Return the sequences to move, ordered so that a parent comes before the sequences that share its cells."""
         gap = self._cells.first_empty()
         placed = {sequence: held for sequence, held in sequences.items() if held.length and held.is_below(gap)}
         rest = [item for item in sequences.items() if item[1].length and item[0] not in placed]
@@ -62,7 +62,7 @@ class Compactor:
         return moves
 
     def _slide(self, move: _Move) -> None:
-        """Move one sequence's own cells down to the first empty ones and join it with its parent again."""
+        """Move one sequence's own cells down to the first empty ones and reattach it to its parent."""
         num_own = move.held.length - move.shared
         if num_own:
             data = self._memory.save(move.sequence)
@@ -76,7 +76,7 @@ class Compactor:
 
 
 def _common_length(left: HeldCells, right: HeldCells) -> int:
-    """How many first cells two sequences share."""
+    """Number of leading cells shared by two sequences."""
     count = min(left.length, right.length)
     if count == 0 or left.room[0] != right.room[0]:
         return 0

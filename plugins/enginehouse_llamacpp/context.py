@@ -1,6 +1,6 @@
-"""One ``llama_context``: forward passes over a filled batch, their logits, their interruption.
+"""One ``llama_context``: runs forward passes over a filled batch, returns their logits, aborts them.
 
-Validates nothing: llama.cpp ends the process on some mistakes, so :mod:`enginehouse_llamacpp.runner` checks first.
+Validates nothing: llama.cpp terminates the process on some errors, so :mod:`enginehouse_llamacpp.runner` checks first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Context"]
 
 
 class Context:
-    """Computes batches for one model; used on one thread, but for :meth:`abort`.
+    """Computes batches for one model. Single-threaded, except :meth:`abort`.
 
     Attributes:
         address: the ``llama_context``.
@@ -49,24 +49,24 @@ class Context:
 
     @property
     def num_cells(self) -> int:
-        """KV positions that llama.cpp really made, at least as many as asked."""
+        """Number of KV positions that llama.cpp allocated, at least the requested number."""
         return int(self._bindings.llama_n_ctx(self.address))
 
     def use_threads(self, threads: int) -> None:
-        """Compute the next batches with so many threads."""
+        """Set the number of threads for the next batches."""
         if threads != self._threads:
             self._bindings.llama_set_n_threads(self.address, threads, threads)
             self._threads = threads
 
     def decode(self, batch: Batch) -> int:
-        """Compute a finished batch, without Python's lock; see :class:`enginehouse_llamacpp.codes.DecodeCode`."""
+        """Compute a finished batch with the GIL released; see :class:`enginehouse_llamacpp.codes.DecodeCode`."""
         self._abort_flag[0] = b"\0"
         code: int = self._bindings.llama_decode(self.address, batch.raw)
         self._abort_flag[0] = b"\0"
         return code
 
     def rows(self, num_rows: int) -> NDArray[np.float32]:
-        """The last batch's logits, (num_rows, vocab_size) float32: llama.cpp's own memory, not a copy."""
+        """Logits of the last batch, (num_rows, vocab_size) float32: llama.cpp's own memory, not a copy."""
         address = self._get_logits(self.address)
         if address != self._logits_address or num_rows > len(self._logits):
             memory = (ctypes.c_float * (num_rows * self._vocab_size)).from_address(address)
@@ -75,7 +75,7 @@ class Context:
         return self._logits[:num_rows]
 
     def abort(self) -> None:
-        """Make a running :meth:`decode` end soon; any thread. llama.cpp looks between the nodes of its graph."""
+        """Stop a running :meth:`decode` soon; thread-safe. llama.cpp checks between the nodes of its graph."""
         self._abort_flag[0] = b"\1"
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Context:
 
 
 def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> Any:
-    """The parameters of ``llama_init_from_model``."""
+    """Build the parameters of ``llama_init_from_model``."""
     params = bindings.llama_context_default_params()
     params.n_ctx = sizes.num_cells
     params.n_seq_max = sizes.num_sequence_ids
@@ -102,6 +102,6 @@ def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSi
 
 
 def _as_address_function(bindings: Bindings) -> Callable[[int], int]:
-    """``llama_get_logits`` returning a plain address; the binding's own makes a new pointer object per call."""
+    """Return ``llama_get_logits`` as a function of plain addresses; the binding creates a pointer object per call."""
     function = bindings._lib.llama_get_logits
     return ctypes.cast(function, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))

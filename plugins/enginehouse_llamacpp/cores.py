@@ -1,4 +1,4 @@
-"""How many threads can run at once on this machine, for this process."""
+"""Number of threads that this process can run in parallel on this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, at least 1.
+    """Number of physical cores that this process may use, at least 1.
 
-    Two hardware threads of one core share its arithmetic units, so a second one only adds barriers to wait at. A
-    container's CPU quota counts as well: threads beyond it are stopped for whole scheduler periods.
+    Two hardware threads of one core share its arithmetic units, so a second one only adds barrier waits. A container's
+    CPU quota also counts: threads beyond it are paused for whole scheduler periods.
     """
     if hasattr(os, "sched_getaffinity"):
         cpus: Iterable[int] = os.sched_getaffinity(0)
@@ -28,7 +28,7 @@ def usable_cores() -> int:
 
 
 def _count_cores(cpus: Iterable[int], folder: Path) -> int:
-    """Distinct cores among the logical CPUs; each CPU counts where the topology is unknown."""
+    """Count distinct cores among the logical CPUs; if the topology is unknown, each CPU counts."""
     cores = set()
     for cpu in cpus:
         try:
@@ -39,7 +39,7 @@ def _count_cores(cpus: Iterable[int], folder: Path) -> int:
 
 
 def _read_quota(file: Path) -> int | None:
-    """Whole cores that the cgroup allows, rounded up; None is no limit."""
+    """Number of cores allowed by the cgroup, rounded up; None means no limit."""
     try:
         quota, period = file.read_text().split()
     except (OSError, ValueError):

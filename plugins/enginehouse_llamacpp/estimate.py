@@ -1,4 +1,4 @@
-"""Memory that a GGUF model will need, from its metadata alone."""
+"""Memory estimate for a GGUF model, from its metadata alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["estimate_memory"]
 
 
 def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Weights, KV cache, and the buffers for logits and intermediate values.
+    """Bytes for weights, KV cache, and buffers for logits and intermediate values.
 
-    The KV cost of a token counts every layer's keys and values; sliding-window layers that keep only their window
-    (``swa_full = false``) are counted in full too, so the estimate errs upwards.
+    The KV cost of a token includes every layer's keys and values; sliding-window layers that keep only their window
+    (``swa_full = false``) are counted in full too, so the estimate is an upper bound.
 
     Raises:
-        ModelLoadError: the header claims sizes that no model has.
+        ModelLoadError: the header contains implausible sizes.
     """
     num_layers = header.number("block_count")
     if not 0 <= num_layers <= MAX_LAYERS:

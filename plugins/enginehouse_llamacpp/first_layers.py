@@ -1,8 +1,8 @@
-"""A model's first layers as a GGUF file of its own: what it consists of. Nothing is written here.
+"""Builds the contents of a GGUF file with only the first layers of a model. Writes nothing.
 
-Keys, embeddings, output norm and output stay as they are, byte for byte; later layers go, and what the keys say of each
-layer is cut to those that are left. llama.cpp has no way to leave a forward pass early, so this is how it drafts with
-a part of a model.
+Metadata, embeddings, output norm and output are kept byte for byte; later layers are dropped, and per-layer metadata is
+truncated to the remaining ones. llama.cpp cannot exit a forward pass early, so this is how it drafts with part of a
+model.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from enginehouse_llamacpp.gguf import shard_paths
 __all__ = ["FirstLayers", "count_layers", "cut_layers"]
 
 _CHUNK_BYTES = 8 * 2**20
-_ALIGNMENT = 32  # where the file says nothing else
+_ALIGNMENT = 32  # if the file does not specify one
 _MAX_ALIGNMENT = 2**16
 _MAX_HEADER_BYTES = 2**27
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _SHARD_KEYS = "split."
-_NOT_PER_LAYER = ("rope.dimension_sections",)  # arrays that may be as long as a model has layers, by chance
+_NOT_PER_LAYER = ("rope.dimension_sections",)  # arrays whose length may equal the number of layers by coincidence
 
 _BY_ARCHITECTURE = {
     "baichuan": "llama.cpp tells its positions by the number of its layers",
@@ -60,7 +60,7 @@ _BY_KEY = {
 
 @frozen
 class _Piece:
-    """Bytes of a file, and how many zeros stand behind them."""
+    """Bytes of a file, and the number of zero bytes that follow them."""
 
     path: Path
     begin: int
@@ -70,11 +70,11 @@ class _Piece:
 
 @frozen
 class FirstLayers:
-    """The file that holds the first layers of a model.
+    """GGUF file with the first layers of a model.
 
     Attributes:
-        num_layers: how many.
-        header: everything before the tensors' data.
+        num_layers: number of layers.
+        header: everything before the tensor data.
     """
 
     num_layers: int
@@ -83,15 +83,15 @@ class FirstLayers:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return len(self.header) + sum(piece.num_bytes + piece.num_zeros for piece in self._pieces)
 
     def chunks(self) -> Iterator[bytes]:
-        """All bytes of the file in order.
+        """Yield all bytes of the file in order.
 
         Raises:
             OSError: the model's own file cannot be read.
-            ModelLoadError: it became shorter meanwhile.
+            ModelLoadError: the model's file was truncated in the meantime.
         """
         yield self.header
         for piece in self._pieces:
@@ -109,7 +109,7 @@ class FirstLayers:
 
 
 def count_layers(path: Path) -> int:
-    """How many layers the model has.
+    """Number of layers of the model.
 
     Raises:
         ModelLoadError: its file cannot be read, or cannot be cut between layers; the message says why.
@@ -118,10 +118,10 @@ def count_layers(path: Path) -> int:
 
 
 def cut_layers(path: Path, num_layers: int) -> FirstLayers:
-    """The file of the first ``num_layers`` layers of a model.
+    """Build the file with the first ``num_layers`` layers of a model.
 
     Raises:
-        ModelLoadError: it has not more than so many layers, or see :func:`count_layers`.
+        ModelLoadError: the model does not have more than ``num_layers`` layers, or see :func:`count_layers`.
     """
     model = _Model.read(path)
     if not 0 < num_layers < model.num_layers:
@@ -152,7 +152,7 @@ class _Tensor:
 
 @frozen(eq=False)
 class _Model:
-    """Everything that the files of a model say of themselves, as it stands there."""
+    """Raw contents of all headers in the files of a model."""
 
     version: int
     architecture: str
@@ -163,7 +163,7 @@ class _Model:
 
     @classmethod
     def read(cls, path: Path) -> _Model:
-        """Read all parts of a model; raises ModelLoadError where it cannot be cut."""
+        """Read all parts of a model; raises ModelLoadError if it cannot be cut."""
         with reading(path) as file:
             reader = GgufReader(file)
             found = list(reader.entries())
@@ -192,13 +192,13 @@ class _Model:
 
 
 def _reason_against(values: Mapping[str, Value], architecture: str, num_layers: int) -> str | None:
-    """Why the first layers are of no use without the others; None where they are."""
+    """Return the reason why the first layers cannot be used alone, or None if they can."""
     reason = _BY_ARCHITECTURE.get(architecture) or _BY_SIZE.get((architecture, num_layers))
     return reason or next((why for key, why in _BY_KEY.items() if values.get(f"{architecture}.{key}")), None)
 
 
 def _tensors_of(path: Path, alignment: int) -> list[_Tensor]:
-    """The tensors of one file with their data, which reaches to where the next one's begins."""
+    """Return the tensors of one file; the data of each extends to the beginning of the next."""
     with reading(path) as file:
         reader = GgufReader(file)
         for _ in reader.entries():
@@ -216,13 +216,13 @@ def _tensors_of(path: Path, alignment: int) -> list[_Tensor]:
 
 
 def _layer_of(tensor: _Tensor) -> int | None:
-    """The layer that a tensor belongs to; None for what belongs to none."""
+    """Layer that a tensor belongs to, or None."""
     match = _LAYER.match(tensor.place.name)
     return int(match[1]) if match else None
 
 
 def _without_later(entry: Entry, data: bytes, architecture: str, num_layers: int, kept_layers: int) -> bytes:
-    """A key as it stands in the file of the first layers."""
+    """Return a metadata entry as bytes, truncated to the first layers."""
     key = data[: entry.value_begin - entry.begin]
     name = entry.key.removeprefix(f"{architecture}.")
     if name == entry.key:

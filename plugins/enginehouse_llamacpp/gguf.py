@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, without llama.cpp: for memory estimates before anything is loaded."""
+"""Reads the metadata of a GGUF file without llama.cpp, for memory estimates before loading."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["MAX_LAYERS", "GgufHeader", "is_gguf", "read_header", "shard_paths"]
 _MAX_SHARD_DIGITS = 5
 _MAX_COUNT = 2**32
 MAX_LAYERS = 10_000
-"""More than any model has; what is given once is written out for each layer."""
+"""Upper bound for the number of layers; a value given once is repeated for each layer."""
 
 
 @frozen
 class GgufHeader:
-    """What a GGUF file says about itself.
+    """Metadata of a GGUF file.
 
     Attributes:
-        path: of the file.
-        values: scalars, texts that are not long, and short arrays of integers.
-        num_tensors: tensors in this file.
+        path: path of the file.
+        values: scalars, short strings, and short integer arrays.
+        num_tensors: number of tensors in this file.
         file_bytes: size of all files of the model.
-        vocab_size: length of the token list, 0 when there is none.
+        vocab_size: length of the token list, 0 if there is none.
     """
 
     path: Path
@@ -39,20 +39,20 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """For example ``llama``; prefix of the keys that describe the model."""
+        """Architecture name, for example ``llama``; prefix of the keys that describe the model."""
         return str(self.values.get("general.architecture", ""))
 
     def number(self, key: str, default: int = 0) -> int:
-        """An integer of this architecture, for example ``block_count``.
+        """Return an integer of this architecture, for example ``block_count``.
 
         Raises:
-            ModelLoadError: the file says something else there, or what no model has.
+            ModelLoadError: the value is not an integer or is implausible.
         """
         value = self.values.get(f"{self.architecture}.{key}", default)
         return self._count(key, value)
 
     def per_layer(self, key: str, num_layers: int, default: int = 0) -> list[int]:
-        """An integer that may be given once or per layer, as one value per layer; raises as :meth:`number`."""
+        """Return an integer given once or per layer as one value per layer; raises like :meth:`number`."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list):
             return [self._count(key, one) for one in value[:num_layers]]
@@ -64,13 +64,13 @@ class GgufHeader:
         return value
 
     def with_layers(self, num_layers: int, file_bytes: int) -> GgufHeader:
-        """The header of a model with the first layers of this one, in a file of another size."""
+        """Return the header of a model with the first layers of this one, in a file of another size."""
         values = {**self.values, f"{self.architecture}.block_count": num_layers}
         return evolve(self, values=values, file_bytes=file_bytes)
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins with GGUF's magic bytes."""
+    """True if the file begins with GGUF's magic bytes."""
     try:
         with open_regular(path) as file:
             return file.read(4) == GGUF_MAGIC
@@ -79,7 +79,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """All files of a model that was split as ``name-00001-of-00003.gguf``, in order; else just ``path``."""
+    """Return all files of a model split as ``name-00001-of-00003.gguf``, in order; otherwise just ``path``."""
     stem, _, total = path.stem.rpartition("-of-")
     base, _, number = stem.rpartition("-")
     if not (base and number.isdigit() and total.isdigit() and len(number) == len(total) <= _MAX_SHARD_DIGITS):
@@ -92,7 +92,7 @@ def read_header(path: Path) -> GgufHeader:
     """Read the metadata of ``path``.
 
     Raises:
-        ModelLoadError: the file cannot be read, is no GGUF file, or ends too early.
+        ModelLoadError: the file cannot be read, is not a GGUF file, or is truncated.
     """
     values: dict[str, Value] = {}
     vocab_size = 0

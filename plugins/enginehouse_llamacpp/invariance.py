@@ -1,7 +1,7 @@
-"""Whether a model's logits depend on how its tokens were batched: tried out, not assumed.
+"""Tests by experiment if a model's logits depend on how its tokens are batched.
 
-On CPUs llama.cpp uses other kernels for one row than for many where a quantisation has them (Q8_0, Q5_0 and Q4_0
-have, Q4_1 and the K types do not), and other attention kernels for long chunks, unless K and V differ in type.
+On CPUs llama.cpp uses different kernels for one row than for several if a quantisation provides them (Q8_0, Q5_0 and
+Q4_0 do, Q4_1 and the K types do not), and other attention kernels for long chunks, unless K and V differ in type.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 __all__ = ["is_batch_invariant", "may_be_batch_invariant"]
 
 _HALF = ("f16", "f32")
-"""Where both K and V have such a type, llama.cpp has another attention kernel for long chunks."""
+"""If K and V both have one of these types, llama.cpp uses another attention kernel for long chunks."""
 
 _CHUNKS = (1, 2, 7)
-"""One row, two rows and more take different kernels."""
+"""One row, and two or more rows, use different kernels."""
 
 
 def may_be_batch_invariant(library: Library, options: LlamaCppOptions, has_positions_only: bool) -> bool:
-    """Whether it is worth a try: on the CPU, with attention kernels that add up position by position.
+    """True if a test is worthwhile: on the CPU, with attention kernels that accumulate position by position.
 
     Args:
         has_positions_only: all layers keep every position; no sliding window, no recurrent state.
     """
     uses_gpu = library.has_gpu and options.n_gpu_layers != 0
-    # f32 is turned into f16 before each pass; without a type for V, it will be bf16.
+    # f32 is converted to f16 before each pass; an unset V type becomes bf16.
     has_own_kernels = options.type_k in _HALF and options.type_v in _HALF
     return options.batch_invariant and has_positions_only and not uses_gpu and not has_own_kernels
 
 
 def is_batch_invariant(runner: Runner) -> bool:
-    """Compute some rows at once, and again in chunks beside another sequence; equal to the last bit?"""
+    """True if rows computed at once and in chunks beside another sequence are bitwise equal."""
     num_tokens = sum(_CHUNKS)
     token_ids = (np.arange(2, num_tokens + 2, dtype=np.int64) * 7919 % runner.info.vocab_size).astype(np.int32)
     sequence = runner.open_sequence()

@@ -1,7 +1,6 @@
-"""Where the files with the first layers of models are kept: beside the model, else in the user's cache folder.
+"""Storage of shortened model files: next to the model, otherwise in the user's cache folder.
 
-A file that is there is used if each of its bytes is what would be written now; so one that was damaged, or that belongs
-to an older state of the model, is written anew.
+An existing file is used only if every byte equals what would be written now; a damaged or outdated file is rewritten.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from enginehouse_llamacpp.first_layers import FirstLayers, cut_layers
 __all__ = ["find_or_write"]
 
 _UNFINISHED = ".unfinished"
-_MAX_AGE_S = 3600.0  # an unfinished file that is older was left behind by a process that died
+_MAX_AGE_S = 3600.0  # older unfinished files were left by a process that died
 _log = logging.getLogger(__name__)
 
 
 def find_or_write(path: Path, num_layers: int, progress: Progress, env: Mapping[str, str] = os.environ) -> Path:
-    """The file with the first layers of the model at ``path``.
+    """Return the file with the first layers of the model at ``path``; write it if necessary.
 
-    Its name does not end in ``.gguf``: a folder of models is searched by that.
+    Its name does not end in ``.gguf``, because folders of models are searched for that suffix.
 
     Raises:
-        ModelLoadError: the model cannot be cut there, or there is no place where the file can be written.
+        ModelLoadError: the model cannot be cut there, or no location is writable.
     """
     wanted = cut_layers(path, num_layers)
     name = f"{path.name}.first-{num_layers}-layers"
@@ -59,7 +58,7 @@ def find_or_write(path: Path, num_layers: int, progress: Progress, env: Mapping[
 
 
 def _user_folders(digest: str, env: Mapping[str, str]) -> list[Path]:
-    """The folder for one model in the user's cache; none where the system knows no home of this user."""
+    """Folder for one model in the user's cache; empty if the user has no home directory."""
     try:
         return [Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "enginehouse" / "layers" / digest]
     except RuntimeError:
@@ -67,7 +66,7 @@ def _user_folders(digest: str, env: Mapping[str, str]) -> list[Path]:
 
 
 def _holds(place: Path, wanted: FirstLayers) -> bool:
-    """Whether the file is there, byte for byte."""
+    """True if the file exists and is identical byte for byte."""
     try:
         with open_regular(place) as file:
             if os.fstat(file.fileno()).st_size != wanted.num_bytes:
@@ -78,7 +77,7 @@ def _holds(place: Path, wanted: FirstLayers) -> bool:
 
 
 def _write(place: Path, wanted: FirstLayers, progress: Progress) -> None:
-    """Write the file so that it is there as a whole or not at all, for its owner only."""
+    """Write the file atomically, readable by its owner only."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _remove_unfinished(place)
     text = f"writing the first {wanted.num_layers} layers ({format_bytes(wanted.num_bytes)})"
@@ -98,7 +97,7 @@ def _write(place: Path, wanted: FirstLayers, progress: Progress) -> None:
 
 
 def _remove_unfinished(place: Path) -> None:
-    """Remove what writers left behind that were killed."""
+    """Remove files left by writers that were killed."""
     for file in place.parent.glob(f"*{_UNFINISHED}"):
         if file.name.startswith(place.name):
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""The one place that imports ``llama_cpp``: on use, with OpenMP tamed and llama.cpp's log captured.
+"""The only module that imports ``llama_cpp``: lazily, with OpenMP spinning limited and llama.cpp's log captured.
 
-Everything else of this plugin gets the imported module as :data:`Bindings`.
+Other modules of this plugin receive the imported module as :data:`Bindings`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Bindings = Any
 """The module ``llama_cpp.llama_cpp``: one function per function of llama.h."""
 
 _SPIN_COUNT = "1000"
-"""How often an OpenMP thread looks for its siblings before it sleeps.
+"""Number of times an OpenMP thread polls a barrier before it sleeps.
 
 A forward pass has hundreds of barriers. By default libgomp spins for milliseconds at each; when another process
-holds a core, all threads spin while the one they wait for has no core to run on, and a step takes a hundred times
-as long. Measured here (2 cores, SmolLM2, 8 sequences, tokens per second alone and beside one busy process):
+occupies a core, all threads spin while the one they wait for has no core to run on, and a step takes a hundred times
+longer. Measured on 2 cores, SmolLM2, 8 sequences, in tokens per second alone and beside one busy process:
 default 185 and 5; 1000 spins 177 and 87; no spinning 123 and 90.
 """
 
@@ -40,9 +40,9 @@ class Library:
 
     Attributes:
         bindings: the imported module.
-        log: what llama.cpp said lately.
-        strlen: C's ``strlen`` as an abort callback: given a pointer to a C string it answers "is the string not
-            empty", without Python and its lock.
+        log: recent log messages of llama.cpp.
+        strlen: C's ``strlen`` as an abort callback: called with a pointer to a C string, it returns nonzero if the
+            string is not empty, without Python and the GIL.
         log_callback: kept alive here because llama.cpp holds a bare pointer to it.
     """
 
@@ -53,22 +53,22 @@ class Library:
 
     @property
     def version(self) -> str:
-        """Of llama-cpp-python."""
+        """Version of llama-cpp-python."""
         return str(import_module("llama_cpp").__version__)
 
     @property
     def has_amx(self) -> bool:
-        """Whether this build has kernels for Intel's matrix unit."""
+        """True if this build has kernels for Intel AMX."""
         return b"AMX_INT8 = 1" in self.bindings.llama_print_system_info()
 
     @property
     def has_gpu(self) -> bool:
-        """Whether this build can put layers on a GPU."""
+        """True if this build can offload layers to a GPU."""
         return bool(self.bindings.llama_supports_gpu_offload())
 
 
 def is_installed() -> bool:
-    """Whether ``llama_cpp`` can be imported, found without importing it."""
+    """True if ``llama_cpp`` can be imported; checked without importing it."""
     return find_spec("llama_cpp") is not None
 
 

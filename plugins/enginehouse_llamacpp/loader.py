@@ -1,4 +1,4 @@
-"""Builds a runner from a file: weights, vocabulary, context, warm-up, in the order of their cost."""
+"""Builds a runner from a file: weights, vocabulary, context, warm-up, in order of cost."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 __all__ = ["open_runner"]
 
 _WEIGHTS_SHARE = 0.8
-"""Share of the loading time, roughly; the rest is tables, cache and warm-up."""
+"""Approximate share of the loading time; the rest is tables, cache and warm-up."""
 
 
 def open_runner(library: Library, path: Path, options: LlamaCppOptions, progress: Progress) -> LlamaCppRunner:
     """Load ``path`` and warm it up.
 
     Raises:
-        ModelLoadError: the file is missing, damaged or not supported, or memory is short.
+        ModelLoadError: the file is missing, damaged or not supported, or there is not enough memory.
     """
     address = load_model(library, path, options, lambda share: progress(_WEIGHTS_SHARE * share, "loading weights"))
     try:
@@ -50,7 +50,7 @@ def open_runner(library: Library, path: Path, options: LlamaCppOptions, progress
 
 @frozen
 class _Model:
-    """Loaded weights and what a context for them must know."""
+    """Loaded weights and the model properties that a context needs."""
 
     address: int
     tokenizer: LlamaCppTokenizer
@@ -60,7 +60,7 @@ class _Model:
 
     @classmethod
     def read(cls, library: Library, address: int) -> _Model:
-        """Ask llama.cpp about a model."""
+        """Read the properties of a model from llama.cpp."""
         bindings = library.bindings
         return cls(
             address,
@@ -72,7 +72,7 @@ class _Model:
 
 
 def _open_warm(library: Library, model: _Model, options: LlamaCppOptions) -> LlamaCppRunner:
-    """A runner that has computed: batch-invariant if the model allows, else with the faster settings."""
+    """Return a warmed-up runner: batch-invariant if the model allows it, otherwise with the faster settings."""
     has_positions_only = not (model.window_tokens or model.is_recurrent)
     if may_be_batch_invariant(library, options, has_positions_only):
         runner = _build(library, model, options, keeps_order=True)
@@ -81,7 +81,7 @@ def _open_warm(library: Library, model: _Model, options: LlamaCppOptions) -> Lla
             return runner
         runner.close_context()
     runner = _build(library, model, options, keeps_order=False)
-    is_batch_invariant(runner)  # as the warm-up: it touches all weights and each kind of kernel
+    is_batch_invariant(runner)  # serves as warm-up: it reads all weights and runs each kind of kernel
     return runner
 
 
@@ -125,7 +125,7 @@ def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes,
 
 
 def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes) -> str:
-    """What saved sequences depend on besides the model: the library, and how keys and values are kept and computed."""
+    """Identify what saved sequences depend on besides the model: the library, KV storage and computation."""
     cache = f"types {sizes.type_k} {sizes.type_v}, flash_attn {options.flash_attn}, swa_full {options.swa_full}"
     layers = f", num_layers {options.num_layers}" if options.num_layers is not None else ""
     return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}{layers}"

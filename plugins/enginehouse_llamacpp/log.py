@@ -1,4 +1,4 @@
-"""Keeps what llama.cpp logs, so that an error can say why. Knows nothing of the library itself."""
+"""Buffers llama.cpp's log messages for use in errors. Does not know the library itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WARNING, _ERROR, _CONTINUED = 3, 4, 5
 
 
 class LogBuffer:
-    """The newest warnings and errors of llama.cpp; any thread may write."""
+    """Newest warnings and errors of llama.cpp; thread-safe for writers."""
 
     def __init__(self, max_lines: int = 100) -> None:
         self._lines: deque[str] = deque(maxlen=max_lines)
@@ -24,10 +24,10 @@ class LogBuffer:
             self._lines.append(text.decode(errors="replace").strip())
 
     def clear(self) -> None:
-        """Forget what was logged, before an operation whose errors matter."""
+        """Discard all messages, before an operation whose errors matter."""
         self._lines.clear()
 
     def reason(self, max_lines: int = 4) -> str:
-        """The newest lines as one, or a hint that there were none."""
+        """Return the newest messages as one line, or a hint that there are none."""
         lines = [line for line in list(self._lines) if line]
         return "; ".join(lines[-max_lines:]) or "llama.cpp gave no reason"

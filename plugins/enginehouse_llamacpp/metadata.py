@@ -1,4 +1,4 @@
-"""What a loaded model says about itself: GGUF metadata as text, chat templates, facts worth showing."""
+"""Metadata of a loaded model: GGUF metadata as text, chat templates, model information."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SAMPLING_KEYS: Mapping[str, tuple[str, type[float] | type[int]]] = {
     "mirostat_tau": ("mirostat_tau", float),
     "mirostat_eta": ("mirostat_eta", float),
 }
-_MAX_NUMBER = 2**31  # also keeps out what is no number at all, "nan"
+_MAX_NUMBER = 2**31  # also excludes "nan"
 
 
 def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
-    """All GGUF keys as text, without the vocabulary's tables."""
+    """Return all GGUF keys as text, without the vocabulary's tables."""
     values: dict[str, str] = {}
     for index in range(bindings.llama_model_meta_count(model)):
         key = _read_text(lambda *to, at=index: bindings.llama_model_meta_key_by_index(model, at, *to))
@@ -42,7 +42,7 @@ def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
 
 
 def read_pre_tokenizer(bindings: Bindings, model: int) -> PreTokenizer:
-    """How the vocabulary of a model splits texts into words."""
+    """Return the pre-tokenizer of a model's vocabulary."""
 
     def value(key: str) -> str:
         name = f"{_VOCABULARY_KEYS}{key}".encode()
@@ -53,7 +53,7 @@ def read_pre_tokenizer(bindings: Bindings, model: int) -> PreTokenizer:
 
 
 def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer, max_context: int) -> ModelInfo:
-    """Everything that the server process needs to know."""
+    """Return the information about the model that the server process needs."""
     values = read_metadata(bindings, model)
     vocab = bindings.llama_model_get_vocab(model)
     description = _read_text(lambda *to: bindings.llama_model_desc(model, *to))
@@ -83,7 +83,7 @@ def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer,
 
 
 def recommended_parameters(values: Mapping[str, str]) -> dict[str, float | int]:
-    """Request fields that the file recommends; what is no number is left out.
+    """Request fields recommended by the file; values that are not numbers are omitted.
 
     Source: the ``general.sampling`` keys that llama.cpp reads and its converter writes.
     """
@@ -102,14 +102,14 @@ def _version(bindings: Bindings) -> str:
 
 
 def _infill_tokens(bindings: Bindings, vocab: int, tokenizer: LlamaCppTokenizer) -> tuple[str, ...]:
-    """Prefix, suffix and middle, as the file names them or llama.cpp recognises them; empty without all three."""
+    """Prefix, suffix and middle tokens, named by the file or recognised by llama.cpp; empty unless all exist."""
     readers = (bindings.llama_vocab_fim_pre, bindings.llama_vocab_fim_suf, bindings.llama_vocab_fim_mid)
     tokens = tuple(tokenizer.token_text(read(vocab)) for read in readers)
     return tokens if all(token in tokenizer.special_tokens for token in tokens) else ()
 
 
 def _chat_templates(values: Mapping[str, str]) -> dict[str, str]:
-    """Jinja sources by name; a GGUF file may carry several."""
+    """Jinja sources by name; a GGUF file may contain several."""
     templates = {}
     for key, source in values.items():
         if key == _TEMPLATE_KEY:
@@ -120,7 +120,7 @@ def _chat_templates(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_text(read: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
-    """Text from a function that writes at most so many bytes and returns how many there are."""
+    """Read text from a function that fills a buffer up to its size and returns the full length."""
     buffer = ctypes.create_string_buffer(256)
     length = read(buffer, len(buffer))
     if length >= len(buffer):

@@ -1,4 +1,4 @@
-"""Opens and closes a ``llama_model``: weights and vocabulary, without any sequence."""
+"""Loads and frees a ``llama_model``: weights and vocabulary, without any sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["load_model", "uses_extra_buffers"]
 
 
 def uses_extra_buffers(library: Library, options: LlamaCppOptions) -> bool:
-    """Whether weights may be repacked, see :class:`LlamaCppOptions`."""
+    """True if weights may be repacked, see :class:`LlamaCppOptions`."""
     return options.extra_buffers if options.extra_buffers is not None else not library.has_amx
 
 
@@ -24,7 +24,7 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     """Load the weights. Returns the address of the ``llama_model``.
 
     Raises:
-        ModelLoadError: the file is missing, damaged or not supported; says what llama.cpp logged.
+        ModelLoadError: the file is missing, damaged or not supported; includes llama.cpp's log messages.
     """
     if not path.is_file():
         raise ModelLoadError(f"{path}: no such file")
@@ -52,14 +52,14 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
 
 
 class _ProgressWatch:
-    """llama.cpp's progress callback. An exception ends the loading and is raised after it, not inside C."""
+    """llama.cpp's progress callback. An exception stops the loading and is raised after it, not inside C."""
 
     def __init__(self, progress: Callable[[float], None]) -> None:
         self._progress = progress
         self.error: BaseException | None = None
 
     def __call__(self, share: float, user_data: object) -> bool:
-        """Report; the answer says whether to go on."""
+        """Report progress; return True to continue."""
         try:
             self._progress(share)
         except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on

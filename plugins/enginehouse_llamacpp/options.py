@@ -1,4 +1,4 @@
-"""Settings of a llama.cpp model: what users write in ``[models.<name>]``."""
+"""Settings of a llama.cpp model, configured in ``[models.<name>]``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ class LlamaCppOptions:
     """Settings of a model of this backend.
 
     Attributes:
-        context: longest sequence in tokens; None is what the model was trained for, at most 4096.
-        slots: sequences that decode at once.
-        cache_tokens: KV positions over all sequences, running and kept for reuse; None is ``context`` or 4096,
-            whichever is more. Positions that others hold cost every token a little time, so larger is not faster.
-        max_sequences: sequences that hold KV positions at once; None is ``slots`` and up to 56 kept prefixes.
-        n_gpu_layers: layers on the GPU where this build has one; -1 is all.
+        context: longest sequence in tokens; None is the model's training context, at most 4096.
+        slots: number of sequences that decode concurrently.
+        cache_tokens: KV positions over all sequences, both running and cached for reuse; None is the larger of
+            ``context`` and 4096. Positions of other sequences slow down every token slightly, so larger is not faster.
+        max_sequences: number of sequences that may hold KV positions; None is ``slots`` plus up to 56 cached prefixes.
+        n_gpu_layers: layers on the GPU if this build supports one; -1 is all.
         threads: CPU threads of a step; None adapts them to the measured time of each kind of step.
-        n_batch: most tokens in a forward pass.
-        n_ubatch: tokens that llama.cpp computes at once; None is ``n_batch``.
-        flash_attn: None lets llama.cpp choose.
-        batch_invariant: make greedy text independent of what else is served, where the model's kernels allow (tested
+        n_batch: maximum tokens per forward pass.
+        n_ubatch: number of tokens that llama.cpp computes at once; None is ``n_batch``.
+        flash_attn: use flash attention; None lets llama.cpp choose.
+        batch_invariant: make greedy text independent of concurrent requests, if the model's kernels allow it (tested
             when it is loaded). Costs KV memory and, on long prompts, speed; see docs/llamacpp.md.
-        type_k: type of the K half of the KV cache.
-        type_v: type of the V half; quantised types need flash attention. None is f16, or bf16 where batch invariance
-            needs another type than K's.
+        type_k: data type of the keys in the KV cache.
+        type_v: data type of the values; quantised types need flash attention. None is f16, or bf16 if batch invariance
+            needs a type other than that of the keys.
         use_mmap: map the file instead of reading it.
-        use_mlock: keep the weights from being swapped out.
+        use_mlock: prevent the weights from being swapped out.
         extra_buffers: repack weights for faster CPU kernels. None is yes, except in builds with AMX kernels: some
-            compilers break these, which ends the process, and they round differently for one row and many.
-        swa_full: keep more than the window of sliding-window layers, so that most kept prefixes can be cut anywhere;
+            compilers break these, which terminates the process, and they round differently for one row and many.
+        swa_full: keep more than the window of sliding-window layers, so that most cached prefixes can be cut anywhere;
             False saves memory.
-        num_layers: run only so many of the model's first layers, from a shortened copy of its file that is made once;
-            None is all. The drafter ``layers`` sets it; what such a model writes by itself is of no use.
+        num_layers: run only this number of the model's first layers, from a shortened copy of its file that is made
+            once; None is all. Set by the drafter ``layers``; the text that such a model generates by itself is not
+            usable.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(32)))

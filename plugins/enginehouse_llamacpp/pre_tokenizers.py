@@ -1,11 +1,11 @@
-r"""Pre-tokenizers of llama.cpp: which of them recurse on the stack, and which take quadratic time.
+r"""Pre-tokenizers of llama.cpp: those that recurse on the stack, and those with quadratic run time.
 
-A BPE vocabulary names the expressions that split a text into words before merging. llama.cpp has code of its own for
-some; the others run through ``std::regex``, which in GNU's library recurses once per character of a match. Measured
+A BPE vocabulary names the expressions that split a text into words before merging. llama.cpp implements some of them
+itself; the others run through ``std::regex``, which in GNU's library recurses once per character of a match. Measured
 (llama-cpp-python 0.3, GCC 12; letters, spaces, digits, punctuation, CJK, combining marks, emoji): 321 bytes of stack
 per character with each of them, so a word of 26,000 characters ends a process whose threads have 8 MiB.
 
-Three are quadratic in a run that one of their expressions looks through again from each character: 20 to 30 ns times
+Three are quadratic in the length of a run that one of their expressions rescans from each character: 20 to 30 ns times
 the square of its length.
 """
 
@@ -29,7 +29,7 @@ _WITHOUT_REGEX = frozenset(
     smollm solar-open stablelm2 starcoder trillion
     """.split()  # noqa: SIM905 - a list of fifty lines says no more
 )
-"""Values of ``tokenizer.ggml.pre`` whose unbounded matches llama.cpp finds with its own code; a test tries each."""
+"""Values of ``tokenizer.ggml.pre`` whose unbounded matches llama.cpp implements itself; a test checks each."""
 
 _WORDS = re.compile(r"[^ \t\n\v\f\r]+")
 _LINES = re.compile(r"[^\r\n]+")
@@ -37,25 +37,25 @@ _SPACES = re.compile(r"\s{2,}")
 _DIGITS = re.compile(r"\d{2,}")
 
 _OF_WORDS = frozenset({"exaone-moe"})
-"""Those with an expression that matches several words at once, so only the end of a line ends a match for certain."""
+"""Pre-tokenizers with an expression that matches several words at once, so only a line end surely ends a match."""
 
 _QUADRATIC: Mapping[str, re.Pattern[str]] = {"deepseek-llm": _SPACES, "jais-2": _SPACES, "superbpe": _DIGITS}
 
 _MAX_MATCH_CHARACTERS = 2**18
 _MAX_SPECIAL_TOKENS = 50_000
-"""llama.cpp compiles the expressions anew behind each special token, which takes up to a millisecond."""
+"""llama.cpp recompiles the expressions after each special token, which takes up to a millisecond."""
 
 _MAX_SQUARES = 10**8
-"""Sum of the squared lengths of quadratic runs: about three seconds."""
+"""Limit of the sum of squared lengths of quadratic runs: about three seconds."""
 
 
 @frozen
 class PreTokenizer:
-    """The pre-tokenizer of one vocabulary.
+    """Pre-tokenizer of one vocabulary.
 
     Attributes:
-        name: value of ``tokenizer.ggml.pre``, "default" where the file has none.
-        recurses: whether stack is needed for each character of a match.
+        name: value of ``tokenizer.ggml.pre``, "default" if the file has none.
+        recurses: stack use grows with each character of a match.
     """
 
     name: str
@@ -63,18 +63,18 @@ class PreTokenizer:
 
     @classmethod
     def of(cls, is_bpe: bool, model: str, pre: str) -> PreTokenizer:
-        """The one that llama.cpp takes.
+        """Return the pre-tokenizer that llama.cpp selects.
 
         Args:
             is_bpe: other kinds of vocabularies have none.
             model: value of ``tokenizer.ggml.model``.
-            pre: value of ``tokenizer.ggml.pre``, "" where the file has none.
+            pre: value of ``tokenizer.ggml.pre``, "" if the file has none.
         """
         name = "gemma4" if model == "gemma4" else pre or "default"
         return cls(name, is_bpe and name not in _WITHOUT_REGEX)
 
     def longest_match(self, text: str) -> int:
-        """An upper bound, in characters, of what one match in ``text`` may take from the stack.
+        """Upper bound, in characters, of the stack that one match in ``text`` may use.
 
         Raises:
             InvalidRequest: a match may be too long, or the text would take quadratic time.
@@ -83,7 +83,7 @@ class PreTokenizer:
             return 0
         is_of_words = self.name in _OF_WORDS
         longest = _longest((_LINES if is_of_words else _WORDS).finditer(text))
-        # A match is one optional character, a word, and the white space behind it.
+        # A match is one optional character, a word, and the white space after it.
         length = longest + _longest(_SPACES.finditer(text)) + 2
         if length > _MAX_MATCH_CHARACTERS:
             end = "end of a line" if is_of_words else "white space"
@@ -96,7 +96,7 @@ class PreTokenizer:
         return length
 
     def check_pieces(self, num_special_tokens: int) -> None:
-        """Refuse a text with so many special tokens that compiling the expressions for each would take minutes.
+        """Refuse a text with too many special tokens, as recompiling the expressions for each would take minutes.
 
         Raises:
             InvalidRequest: there are too many.

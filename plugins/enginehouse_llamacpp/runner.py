@@ -1,4 +1,4 @@
-"""The runner: forward passes over sequences, each checked before llama.cpp sees it."""
+"""The runner: forward passes over sequences, each validated before llama.cpp receives it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class LlamaCppRunner:
         capabilities, tokenizer, info: see the contract.
         context: computes batches; closed by :meth:`close`.
         sequences: the open sequences.
-        batch: filled anew by each forward pass.
-        threads: how many threads each batch gets.
-        log: says why llama.cpp failed.
+        batch: refilled by each forward pass.
+        threads: chooses the number of threads for each batch.
+        log: provides the reasons for llama.cpp's failures.
         free_model: called once, after the context is closed.
         state_format: see :class:`enginehouse.contract.backend.StateKeeper`.
     """
@@ -71,43 +71,43 @@ class LlamaCppRunner:
         self._no_rows = np.empty((0, info.vocab_size), np.float32)
 
     def open_sequence(self) -> int:
-        """A new, empty sequence."""
+        """Open a new, empty sequence."""
         return self._sequences.open()
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the sequence and its KV positions back."""
+        """Free the sequence and its KV positions."""
         self._sequences.free(sequence)
 
     def length(self, sequence: int) -> int:
-        """Number of tokens that the sequence holds."""
+        """Number of tokens in the sequence."""
         return self._sequences.held(sequence).num_tokens
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end; 0 is kept when a sliding window or a recurrent state cannot go back."""
+        """Drop tokens from the end; keeps 0 if a sliding window or a recurrent state cannot be cut."""
         return self._sequences.truncate(sequence, length)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """A new sequence that shares the first tokens of ``source``; nothing is copied."""
+        """Create a sequence that shares the first tokens of ``source``; nothing is copied."""
         return self._sequences.fork(source, length)
 
     def kept_length(self, sequence: int, length: int) -> int:
-        """What a cut there would keep: all of it, or nothing."""
+        """Length that a cut to ``length`` would keep: ``length`` or 0."""
         return self._sequences.kept_length(sequence, length)
 
     def save(self, sequence: int) -> memoryview:
-        """A copy of everything that the sequence holds."""
+        """Return a copy of the whole state of the sequence."""
         return self._sequences.save(sequence)
 
     def load(self, data: memoryview) -> int:
-        """A new sequence that goes on as the saved one would have."""
+        """Create a sequence from a saved one; it continues exactly as the original would."""
         return self._sequences.load(data)
 
     def free_tokens(self) -> int:
-        """KV positions free now."""
+        """Number of free KV positions."""
         return self._sequences.num_free_tokens
 
     def forward(self, spans: Sequence[Span]) -> _Rows:
-        """Append every span to its sequence in one pass; see the contract for what it raises."""
+        """Append every span to its sequence in one pass; for errors see the contract."""
         self._fill(spans)
         batch = self._batch
         head = self._sequences.append([span.sequence for span in spans], batch.counts)
@@ -122,7 +122,7 @@ class LlamaCppRunner:
         return _Rows(rows)
 
     def abort(self) -> None:
-        """Ask a running ``forward`` to stop soon."""
+        """Request a running ``forward`` to stop soon."""
         self._context.abort()
 
     def close(self) -> None:
@@ -132,12 +132,12 @@ class LlamaCppRunner:
             self._free_model()
 
     def close_context(self) -> None:
-        """Free the context only; the runner is of no use afterwards, but its model is."""
+        """Free the context only; the runner is unusable afterwards, but its model is not."""
         self._is_closed = True
         self._context.close()
 
     def _fill(self, spans: Sequence[Span]) -> None:
-        """Check all spans and put them into the batch; nothing else changes."""
+        """Check all spans and add them to the batch; nothing else changes."""
         batch, limits = self._batch, self.capabilities
         batch.clear()
         for span in spans:
@@ -152,14 +152,14 @@ class LlamaCppRunner:
         check_batch_ids(batch.finish(), self.info.vocab_size)
 
     def _failed(self, code: int, spans: Sequence[Span], head: int) -> RunnerError:
-        """The error for a return code, after our account says again what llama.cpp holds."""
+        """Return the error for a return code, after resynchronising our bookkeeping with llama.cpp."""
         sequences = [span.sequence for span in spans]
         if is_unchanged(code):
             self._sequences.take_back(sequences, [span.start for span in spans], head)
         lengths = self._sequences.resynchronise(sequences)
         error = ERRORS.get(code, RunnerError)
         if error is CacheFull:
-            # Our account had room, so a sliding-window layer's smaller cache is what is full.
+            # Our bookkeeping had free cells, so the smaller cache of a sliding-window layer is full.
             num_tokens = self._batch.num_tokens
             return CacheFull(num_tokens, min(self.free_tokens(), num_tokens - 1))
         if error is StepAborted:

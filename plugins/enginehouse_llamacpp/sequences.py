@@ -1,16 +1,16 @@
-"""The open sequences: handles, lengths and cells. Keeps llama.cpp's memory and our account in step.
+"""Open sequences: handles, lengths and cells. Keeps llama.cpp's memory and our bookkeeping in sync.
 
 A handle is llama.cpp's own sequence id, so it is below ``max_sequences``.
 
-**Order of cells.** Attention adds up a sequence's positions in the order of their cells. Another order rounds
+**Order of cells.** Attention sums over a sequence's positions in the order of their cells. A different order rounds
 differently, and a small quantised model amplifies that to different words (measured on SmolLM2: 3 to 5 of 100
-greedy tokens). llama.cpp itself reuses cells as they become free, so the order depends on what else was served. With
-``keeps_order`` new tokens always go to cells above all others: cells of dropped tokens stay occupied by a sequence
-of their own, the *grave*, until the living are moved together.
+greedy tokens). llama.cpp itself reuses cells as they become free, so the order depends on the other requests. With
+``keeps_order`` new tokens always go to cells above all others: cells of dropped tokens stay allocated to a separate
+sequence, the *grave*, until the live cells are compacted.
 
-**Parking.** Cells of other sequences are masked, not skipped, so each costs every token a little time: 3,200 kept
-ones made SmolLM2's steps a fifth slower. So when cells are moved anyway, sequences that no recent pass used are
-copied out of the cache, and back when they are used: a hundredth of what computing them again would take.
+**Parking (swapping out).** Cells of other sequences are masked, not skipped, so each slows every token slightly: 3,200
+cached ones made SmolLM2's steps a fifth slower. Therefore compaction also copies sequences that no recent pass used out
+of the cache. They are copied back on use, at a hundredth of the cost of recomputing them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_OWN_SEQUENCES = 2
 """llama.cpp ids that ``keeps_order`` needs beyond the handles: the grave, and one for moving parts."""
 
 _MIN_GROWTH_CELLS = 512
-"""Cells are moved at the earliest when so many new ones were taken since the last time."""
+"""Minimum number of cells allocated since the last compaction before the next one."""
 
 _IDLE_PASSES = 16
 _MIN_PARKED_TOKENS = 32
@@ -40,12 +40,12 @@ class SequenceTable:
     """All open sequences of one context.
 
     Args:
-        memory: llama.cpp's side.
-        cells: our account of it.
-        max_sequences: handles at once.
-        max_tokens: positions that sequences may hold together; with ``keeps_order`` fewer than there are cells.
-        keeps_order: see above.
-        state_format: what saved sequences depend on besides the model.
+        memory: llama.cpp's memory.
+        cells: our bookkeeping of it.
+        max_sequences: maximum number of open handles.
+        max_tokens: positions that all sequences may hold together; with ``keeps_order`` fewer than there are cells.
+        keeps_order: see the module docstring.
+        state_format: identifies what saved sequences depend on besides the model.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class SequenceTable:
 
     @property
     def num_free_tokens(self) -> int:
-        """Positions that sequences may still take; parked ones count as taken, as they may come back."""
+        """Number of positions that sequences may still take; swapped-out ones count as taken, as they may return."""
         return self._max_tokens - self._cells.num_live - self._num_parked
 
     def open(self) -> int:
-        """A handle for an empty sequence. Raises CacheFull when all are taken."""
+        """Return a handle for an empty sequence. Raises CacheFull if all are taken."""
         if not self._free:
             raise CacheFull(1, 0)
         sequence = self._free.pop()
@@ -82,20 +82,20 @@ class SequenceTable:
         return sequence
 
     def held(self, sequence: int) -> HeldCells:
-        """What an open sequence holds. Raises InvalidSpan for an unknown handle."""
+        """Return the cells of an open sequence. Raises InvalidSpan for an unknown handle."""
         held = self._open.get(sequence)
         if held is None:
             raise InvalidSpan(f"there is no open sequence {sequence}")
         return held
 
     def free(self, sequence: int) -> None:
-        """Give a sequence back."""
+        """Free a sequence."""
         self._drop(sequence, self.held(sequence), 0)
         del self._open[sequence]
         self._free.append(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Keep at most ``length`` tokens; the length really kept, ``length`` or 0 when the memory cannot be cut."""
+        """Truncate to at most ``length`` tokens; return ``length``, or 0 if the memory cannot be cut."""
         held = self.held(sequence)
         length = self.kept_length(sequence, length)
         if length < held.num_tokens:
@@ -105,13 +105,13 @@ class SequenceTable:
         return held.num_tokens
 
     def kept_length(self, sequence: int, length: int) -> int:
-        """What :meth:`truncate` and :meth:`fork` keep of ``length`` tokens; changes nothing."""
+        """Length that :meth:`truncate` and :meth:`fork` would keep of ``length`` tokens; changes nothing."""
         num_tokens = self.held(sequence).num_tokens
         length = min(max(length, 0), num_tokens)
         return length if length in (0, num_tokens) or self._memory.can_cut(sequence, length) else 0
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """A new sequence that shares the first tokens of ``source``, and how many it shares."""
+        """Create a sequence that shares the first tokens of ``source``; return it and the number of shared tokens."""
         held = self.held(source)
         length = self.kept_length(source, length)
         target = self.open()
@@ -124,7 +124,7 @@ class SequenceTable:
         return target, length
 
     def save(self, sequence: int) -> memoryview:
-        """A copy of an open sequence, parked tokens included, as bytes."""
+        """Return a copy of an open sequence as bytes, swapped-out tokens included."""
         held = self.held(sequence)
         if held.parked:
             self._wake(sequence, held)
@@ -135,7 +135,7 @@ class SequenceTable:
         return data
 
     def load(self, data: memoryview) -> int:
-        """A new sequence from what :meth:`save` returned; see :class:`enginehouse.contract.backend.StateKeeper`."""
+        """Create a sequence from saved data; see :class:`enginehouse.contract.backend.StateKeeper`."""
         num_tokens = check_head(data, self._state_format)
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)
@@ -155,13 +155,13 @@ class SequenceTable:
         return sequence
 
     def append(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
-        """Take cells for ``counts`` new tokens of each sequence, before llama.cpp places them.
+        """Allocate cells for ``counts`` new tokens of each sequence, before llama.cpp places them.
 
         Returns:
-            llama.cpp's head before that, for :meth:`take_back`.
+            llama.cpp's previous head, for :meth:`take_back`.
 
         Raises:
-            CacheFull: there are not so many; nothing was changed.
+            CacheFull: there are not enough cells; nothing was changed.
         """
         num_tokens = sum(counts)
         if num_tokens > self.num_free_tokens:
@@ -183,20 +183,20 @@ class SequenceTable:
         return head
 
     def take_back(self, sequences: Iterable[int], lengths: Iterable[int], head: int) -> None:
-        """Undo :meth:`append`: llama.cpp changed nothing and its head is where it was."""
+        """Undo :meth:`append` after llama.cpp changed nothing and kept its head."""
         for sequence, length in zip(sequences, lengths, strict=True):
             self._empty(self._open[sequence], length)
         self._cells.head = head
 
     def resynchronise(self, sequences: Sequence[int]) -> dict[int, int]:
-        """Take over llama.cpp's lengths after a batch of ``sequences`` ended early; returns them."""
+        """Update lengths from llama.cpp after a batch of ``sequences`` ended early; return them."""
         for sequence in sequences:
             held = self._open[sequence]
             self._empty(held, min(self._memory.length(sequence), held.length))
         return {sequence: self._open[sequence].length for sequence in sequences}
 
     def _drop(self, sequence: int, held: HeldCells, length: int) -> None:
-        """Forget all tokens from ``length`` on, which must not be parked, in llama.cpp's memory and in ours."""
+        """Drop all tokens from ``length`` on, which must not be swapped out, in llama.cpp's memory and in ours."""
         self._forget_parked(held)
         if held.length <= length:
             return
@@ -215,7 +215,7 @@ class SequenceTable:
         self._cells.empty(self._cells.release(held, length))
 
     def _make_room(self, num_tokens: int) -> None:
-        """With ``keeps_order``: so many empty cells above all others."""
+        """With ``keeps_order``: ensure ``num_tokens`` empty cells above all others."""
         if not self._keeps_order:
             return
         if self._cells.head + num_tokens > min(self._compact_at, self._cells.num_cells):
@@ -233,7 +233,7 @@ class SequenceTable:
         self._cells.empty(dead)
 
     def _park(self, sequence: int, held: HeldCells) -> None:
-        """Copy what only this sequence holds out of the cache."""
+        """Swap out the tokens that only this sequence holds."""
         start = self._cells.num_shared(held)
         if held.parked or held.length - start < _MIN_PARKED_TOKENS:
             return
@@ -246,7 +246,7 @@ class SequenceTable:
         self._empty(held, start)
 
     def _wake(self, sequence: int, held: HeldCells) -> None:
-        """Copy parked tokens back into cells."""
+        """Copy swapped-out tokens back into cells."""
         parked = held.parked
         assert parked is not None
         held.last_pass = self._num_passes

@@ -1,4 +1,4 @@
-"""How large the cache and the batches are made, from the options and the model."""
+"""Chooses the sizes of the cache and the batches from the options and the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["GGML_TYPES", "CacheSizes", "choose_sizes", "type_bytes"]
 _DEFAULT_CONTEXT = 4096
 _KEPT_SEQUENCES = 56
 _LOGITS_BYTES = 64 * 2**20
-"""llama.cpp keeps room for one row of logits per sequence, used or not."""
+"""llama.cpp allocates one row of logits per sequence, used or not."""
 
 _MAX_SEQUENCES = 256 - NUM_OWN_SEQUENCES
-"""llama.cpp has 256 ids."""
+"""llama.cpp has 256 sequence ids."""
 
 _CELL_STEP = 256
 """llama.cpp rounds the number of cells up to a multiple of this."""
@@ -28,15 +28,15 @@ _BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34}
 
 @frozen(kw_only=True)
 class CacheSizes:
-    """Counts that llama.cpp fixes when a context is made.
+    """Sizes that llama.cpp fixes when a context is created.
 
     Attributes:
         max_context: longest sequence in tokens.
-        cache_tokens: KV positions that sequences may hold together.
-        num_cells: KV positions in llama.cpp; with ``keeps_order`` more, so that cells are seldom moved.
-        max_sequences: sequences that hold positions at once.
-        num_sequence_ids: of llama.cpp; with ``keeps_order`` more.
-        batch_tokens: most tokens in a forward pass.
+        cache_tokens: KV positions that all sequences may hold together.
+        num_cells: KV positions in llama.cpp; more with ``keeps_order``, so that compaction is rare.
+        max_sequences: maximum number of sequences that hold positions.
+        num_sequence_ids: number of llama.cpp ids; more with ``keeps_order``.
+        batch_tokens: maximum tokens per forward pass.
         chunk_tokens: tokens that llama.cpp computes at once.
         keeps_order: see :class:`enginehouse_llamacpp.sequences.SequenceTable`.
         type_k, type_v: ggml's numbers for the types of the KV cache.
@@ -55,7 +55,7 @@ class CacheSizes:
 
 
 def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int, keeps_order: bool) -> CacheSizes:
-    """Sizes for a model; ``trained_context`` is 0 when unknown."""
+    """Choose the sizes for a model; ``trained_context`` is 0 if unknown."""
     context = options.context or min(trained_context or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
     cache_tokens = options.cache_tokens or max(context, _DEFAULT_CONTEXT)
     rows = max(_LOGITS_BYTES // (4 * max(vocab_size, 1)), 1)

@@ -1,4 +1,4 @@
-"""Checks of spans: llama.cpp answers some wrong ones by ending the process."""
+"""Validates spans, because llama.cpp terminates the process on some invalid ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _OUTPUTS = frozenset(("none", "last", "all"))
 
 
 def check_span(span: Span, length: int, max_context: int) -> NDArray[np.int32]:
-    """Check everything about one span but the values of its ids.
+    """Check one span, except the values of its ids.
 
     Args:
-        span: what to check.
-        length: of its sequence now.
+        span: the span to check.
+        length: current length of its sequence.
         max_context: longest sequence allowed.
 
     Returns:
         Its ids, (num_tokens,) int32.
 
     Raises:
-        InvalidSpan: the span breaks the contract.
+        InvalidSpan: the span violates the contract.
     """
     token_ids = span.input
     if not isinstance(token_ids, np.ndarray) or token_ids.dtype != np.int32 or token_ids.ndim != 1:
@@ -46,7 +46,7 @@ def check_span(span: Span, length: int, max_context: int) -> NDArray[np.int32]:
 
 
 def check_batch_ids(token_ids: NDArray[np.int32], vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary. ``token_ids``: (num_tokens,) int32, of a whole batch."""
+    """Raise InvalidSpan for ids outside the vocabulary. ``token_ids``: (num_tokens,) int32, of a whole batch."""
     if token_ids.min() < 0 or token_ids.max() >= vocab_size:
         wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)][0]
         raise InvalidSpan(f"token id {wrong} is outside the vocabulary of {vocab_size}")

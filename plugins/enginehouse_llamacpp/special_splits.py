@@ -1,12 +1,12 @@
-"""Cuts a text with many special tokens where llama.cpp cuts it too, since its own way takes quadratic time.
+"""Splits a text with many special tokens where llama.cpp splits it too, as its own algorithm takes quadratic time.
 
-Before anything else llama.cpp parts a text at its special tokens: the longest first, each from the left, in what those
-before left over. For every token that it finds it counts through the list of all parts so far, so 160,000 control
-tokens took 44 s. What stands between two cuts is tokenized by itself. Hence a text that is cut where one of those
-tokens certainly begins has the same tokens in pieces as it has as a whole.
+llama.cpp first splits a text at its special tokens: the longest first, each from the left, in the parts left over by
+the previous ones. For every token found it walks the list of all parts so far, so 160,000 control tokens took 44 s.
+The text between two splits is tokenized by itself. Hence a text that is split where one of those tokens certainly
+begins has the same tokens in pieces as in one piece.
 
-Which tokens those are is decided in clusters: stretches of text that occurrences cover without a gap. No occurrence
-crosses the border of a cluster, so what llama.cpp does in one depends on nothing else.
+These positions are determined in clusters: stretches of text covered by occurrences without a gap. No occurrence
+crosses the boundary of a cluster, so llama.cpp's result in one cluster depends on nothing else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TOKENS_PER_PIECE = 32
 
 
 class SpecialSplits:
-    """The special tokens that one vocabulary looks for in text.
+    """Special tokens that one vocabulary searches for in text.
 
     Args:
         strings: their texts.
-        strips: whether some take white space along that follows them; then it is not certain that a token which
-            begins with white space is found.
+        strips: some tokens also consume the white space after them; then it is not certain that a token which begins
+            with white space is found.
     """
 
     def __init__(self, strings: Iterable[str], strips: bool = False) -> None:
@@ -40,7 +40,7 @@ class SpecialSplits:
         self._any_first = re.compile(f"[{re.escape(''.join(lengths))}]") if lengths else None
 
     def pieces(self, text: str) -> Iterator[str]:
-        """``text`` in pieces with at most some hundred special tokens each."""
+        """Yield ``text`` in pieces with at most a few hundred special tokens each."""
         done = 0
         for number, start in enumerate(self._starts(text), 1):
             if number % TOKENS_PER_PIECE == 0:
@@ -49,8 +49,8 @@ class SpecialSplits:
         yield text[done:]
 
     def _starts(self, text: str) -> Iterator[int]:
-        """Where special tokens certainly begin, in ascending order."""
-        begin = first_end = end = 0  # of a cluster, and of the longest occurrence where it begins
+        """Yield the positions where special tokens certainly begin, in ascending order."""
+        begin = first_end = end = 0  # of a cluster, and of the longest occurrence at its beginning
         for candidate in self._any_first.finditer(text) if self._any_first else ():
             start = candidate.start()
             occurrence_end = start + self._longest_at(text, start)
@@ -67,16 +67,16 @@ class SpecialSplits:
         return 0
 
     def _starts_in(self, text: str, begin: int, first_end: int, end: int) -> Iterator[int]:
-        """Those of one cluster."""
+        """Yield the positions within one cluster."""
         if begin == end or (self._strips and any(map(str.isspace, text[begin:end]))):
             return
         if first_end == end:
-            yield begin  # the first one holds all others, so it is the longest
+            yield begin  # the first occurrence contains all others, so it is the longest
             return
         yield from (begin + start for start in self._search(text[begin:end]))
 
     def _search(self, cluster: str) -> list[int]:
-        """What llama.cpp finds in a cluster; nothing where it may count in which order equally long tokens come."""
+        """Return llama.cpp's matches in a cluster; empty if the order of equally long tokens could matter."""
         found = [string for first in set(cluster) for string in self._by_first.get(first, ()) if string in cluster]
         if len({len(string.encode()) for string in found}) < len(found):
             return []

@@ -1,7 +1,7 @@
-"""llamacpp's part of saved sequences: how much of llama.cpp's data is checked, and how llama.cpp gets at it.
+"""Saved sequences of llamacpp: amount of llama.cpp's data that is checked, and access to the data.
 
-llama.cpp refuses most wrong data by itself, but ends the process where positions do not add up. They stand at the
-beginning of its data, so that part has a checksum in the head; keys and values behind it are numbers like any others.
+llama.cpp refuses most invalid data by itself, but terminates the process on inconsistent positions. These are at the
+beginning of its data, so the header has a checksum of that part; any values are valid for the keys and values after it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _CELL_BYTES = 32
 
 
 def num_checked_bytes(num_tokens: int) -> int:
-    """So many bytes at the beginning of llama.cpp's data hold everything that it trusts."""
+    """Number of bytes at the beginning of llama.cpp's data that contain everything llama.cpp relies on unchecked."""
     return _FIRST_BYTES + _CELL_BYTES * num_tokens
 
 
 def state_array(data: memoryview) -> ctypes.Array[ctypes.c_uint8]:
-    """llama.cpp's data behind the head, copied only where it may not be written to."""
+    """Return llama.cpp's data after the header; copied only if it is read-only."""
     num_bytes = data.nbytes - HEAD_BYTES
     if data.readonly:
         return (ctypes.c_uint8 * num_bytes).from_buffer_copy(data, HEAD_BYTES)

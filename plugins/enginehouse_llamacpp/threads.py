@@ -1,14 +1,14 @@
-"""Chooses how many threads compute a batch, from how long the last ones took.
+"""Chooses the number of threads for a batch from the measured times of previous ones.
 
-A step's threads wait for each other hundreds of times, so one thread that has lost its core to another program holds
-up all. Which count is fastest changes from second to second on a shared machine, and differs between one token and
-eight. So each class of small batches measures: it stays with a count while that serves it, tries the next lower one
-at once when steps become slow, and tries its neighbours now and then with a small share of its time. A trial takes
-turns with the count in use, so that a passing disturbance hits both.
+The threads of a step wait for each other hundreds of times, so one thread that has lost its core to another program
+delays all. The fastest count changes from second to second on a shared machine, and differs between one token and
+eight. Each class of small batches therefore measures: it keeps a count while it performs well, tries the next lower one
+immediately when steps become slow, and tries its neighbours occasionally with a small share of its time. A trial
+alternates with the count in use, so that a temporary disturbance affects both.
 
-Larger batches always get all threads: measured beside a busy process, they lose nothing by it.
+Larger batches always get all threads: in measurements beside a busy process, they lost nothing by it.
 
-Pure: knows neither llama.cpp nor the machine; the clock is given.
+Pure logic: does not know llama.cpp or the machine; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _MAX_TOKENS = 16
 """Batches of more tokens get all threads."""
 
 _PROBE_SHARE = 0.005
-"""Share of the time that trying other counts may cost."""
+"""Maximum share of time spent on trying other counts."""
 
 _MIN_PROBE_PAUSE_S = 1.0
 _MAX_PROBE_PAUSE_S = 60.0
 _MIN_ALARM_PAUSE_S = 0.5
 _BETTER = 0.92
-"""A tried count must take less than this share of the usual time to be taken."""
+"""A tried count is adopted if it takes less than this share of the usual time."""
 
 _CLEARLY_FASTER, _CLEARLY_SLOWER = 0.5, 1.3
-"""A tried step that takes less or more than these many times the usual one ends the trial: giving up needs less."""
+"""A tried step that takes less or more than these multiples of the usual time ends the trial; rejecting needs less."""
 
 _TRIAL_STEPS = 3
 _RECENT_STEPS = 5
 
 _SLOW = 1.5
-"""A step is slow when it takes more than this many times the usual time; two in a row are an alarm."""
+"""A step is slow if it takes more than this multiple of the usual time; two in a row raise an alarm."""
 
 _USUAL_WEIGHT = 0.1
 
 
 def thread_counts(max_threads: int) -> tuple[int, ...]:
-    """Counts worth trying, descending: all, all but one (for one busy neighbour), then halves."""
+    """Counts to try, descending: all, all but one (for one busy neighbour), then halves."""
     counts = {max_threads, max(max_threads - 1, 1)}
     half = max_threads // 2
     while half:
@@ -57,11 +57,11 @@ def thread_counts(max_threads: int) -> tuple[int, ...]:
 
 
 class ThreadChooser:
-    """Used by one thread: :meth:`choose` before a batch, :meth:`record` after it.
+    """Chooses thread counts; used by one thread: :meth:`choose` before a batch, :meth:`record` after it.
 
     Args:
         counts: thread counts, descending; a single one is never changed.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(self, counts: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,13 +75,13 @@ class ThreadChooser:
         return self._counts[0]
 
     def choose(self, num_tokens: int) -> int:
-        """Threads for a batch of ``num_tokens``."""
+        """Return the number of threads for a batch of ``num_tokens``."""
         if not self._adapts(num_tokens):
             return self._counts[0]
         return self._counts[self._class_of(num_tokens).next_index(self._clock())]
 
     def record(self, num_tokens: int, threads: int, seconds: float) -> None:
-        """How long a batch took with what :meth:`choose` said."""
+        """Record the time of a batch that ran with the count from :meth:`choose`."""
         if self._adapts(num_tokens):
             self._class_of(num_tokens).record(self._counts.index(threads), seconds / num_tokens, seconds, self._clock())
 
@@ -89,7 +89,7 @@ class ThreadChooser:
         return len(self._counts) > 1 and num_tokens <= _MAX_TOKENS
 
     def _class_of(self, num_tokens: int) -> _SizeClass:
-        """Sizes 1, 2, 3-4, 5-8, ... are measured apart, in seconds per token."""
+        """Return the size class; sizes 1, 2, 3-4, 5-8, ... are measured separately, in seconds per token."""
         key = (num_tokens - 1).bit_length()
         found = self._classes.get(key)
         if found is None:
@@ -99,14 +99,14 @@ class ThreadChooser:
 
 @define
 class _Trial:
-    """A count that takes turns with the one in use.
+    """A count that alternates with the one in use.
 
     Attributes:
-        index: the count.
+        index: index of the tried count.
         tried: its times so far.
         usual: times of the count in use since the trial began.
-        lost_s: seconds that the trial has cost.
-        is_turn: whether the next step belongs to the tried count.
+        lost_s: cost of the trial in seconds.
+        is_turn: the next step uses the tried count.
     """
 
     index: int
@@ -118,17 +118,17 @@ class _Trial:
 
 @define
 class _SizeClass:
-    """What is known about one class of batch sizes. Counts are meant by their index; times are per token.
+    """Measurements of one class of batch sizes. Counts are given by index; times are per token.
 
     Attributes:
-        probe_at: when the next neighbour may be tried.
-        alarm_at: when the next alarm may be raised.
+        probe_at: earliest time of the next trial of a neighbour.
+        alarm_at: earliest time of the next alarm.
         index: the count in use.
-        usual: slowly moving time of the count in use; None before it was measured.
+        usual: moving average time of the count in use; None before the first measurement.
         recent: last times of the count in use.
         num_slow: slow steps in a row.
-        trial: what is being tried.
-        looks_up: whether the next neighbour to try is the higher one.
+        trial: the current trial.
+        looks_up: the next neighbour to try is the higher one.
     """
 
     num_counts: int
@@ -142,13 +142,13 @@ class _SizeClass:
     looks_up: bool = False
 
     def next_index(self, now: float) -> int:
-        """The count for the next step."""
+        """Index of the count for the next step."""
         if self.trial is None and self.usual is not None and now >= self.probe_at:
             self.trial = _Trial(self._neighbour())
         return self.index if self.trial is None or not self.trial.is_turn else self.trial.index
 
     def record(self, index: int, time_per_token: float, seconds: float, now: float) -> None:
-        """Take a measurement of the count that :meth:`next_index` gave."""
+        """Record a measurement of the count that :meth:`next_index` returned."""
         trial = self.trial
         if trial is None:
             self._watch(time_per_token, now)
@@ -163,7 +163,7 @@ class _SizeClass:
             self.recent.append(time_per_token)
 
     def _judge(self, trial: _Trial, now: float) -> None:
-        """End the trial when it is clear which count is faster; a costly failure is not repeated soon."""
+        """End the trial once it is clear which count is faster; delay the next one after a costly failure."""
         tried, usual = median(trial.tried), median(trial.usual or self.recent)
         is_clear = not _CLEARLY_FASTER < tried / usual < _CLEARLY_SLOWER
         is_over = is_clear or len(trial.tried) == _TRIAL_STEPS
@@ -179,7 +179,7 @@ class _SizeClass:
             self.probe_at = now + min(max(_MIN_PROBE_PAUSE_S, trial.lost_s / _PROBE_SHARE), _MAX_PROBE_PAUSE_S)
 
     def _watch(self, time_per_token: float, now: float) -> None:
-        """Follow the count in use, and try the lower one when it became slow."""
+        """Track the count in use, and try the lower one when it becomes slow."""
         self.recent.append(time_per_token)
         if self.usual is None:
             self.usual = time_per_token
@@ -188,12 +188,12 @@ class _SizeClass:
         self.usual += _USUAL_WEIGHT * (time_per_token - self.usual)
         if self.num_slow >= 2 and now >= self.alarm_at and self.index + 1 < self.num_counts:
             self.recent.clear()
-            self.recent.append(time_per_token)  # what the trial has to beat
+            self.recent.append(time_per_token)  # the time that the trial has to beat
             self.trial = _Trial(self.index + 1)
             self.alarm_at = now + _MIN_ALARM_PAUSE_S
 
     def _neighbour(self) -> int:
-        """The next higher or lower count, in turn."""
+        """Return the next higher or lower count, alternating."""
         self.looks_up = not self.looks_up
         if (self.looks_up and self.index > 0) or self.index + 1 == self.num_counts:
             return self.index - 1

@@ -1,7 +1,7 @@
 """Token ids of a GGUF vocabulary. Thread-safe: llama.cpp's tokenizer only reads, our tables never change.
 
-All text that is tokenized in this plugin goes through :meth:`LlamaCppTokenizer.encode`, since llama.cpp's own function
-overflows the stack of a usual thread on some texts; see :mod:`enginehouse_llamacpp.pre_tokenizers`.
+All text that this plugin tokenizes goes through :meth:`LlamaCppTokenizer.encode`, because llama.cpp's own function
+overflows the stack of a normal thread on some texts; see :mod:`enginehouse_llamacpp.pre_tokenizers`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from enginehouse_llamacpp.special_splits import TOKENS_PER_PIECE, SpecialSplits
 __all__ = ["LlamaCppTokenizer"]
 
 _SHALLOW_CHARACTERS = 1024
-"""Length of a match that any thread's stack has room for."""
+"""Length of a match that fits on any thread's stack."""
 
 _STACK_BYTES_PER_CHARACTER = 1024
-"""Three times what was measured. Only what is used becomes memory; it is given back when the thread ends."""
+"""Three times the measured value. Only the used part is backed by memory; it is released when the thread ends."""
 
 _BASE_STACK_BYTES = 2**20
 
@@ -30,9 +30,9 @@ _stack_size_lock = threading.Lock()
 
 
 class LlamaCppTokenizer:
-    """Implements :class:`enginehouse.contract.backend.Tokenizer`; valid as long as the model is loaded.
+    """Implements :class:`enginehouse.contract.backend.Tokenizer`; valid while the model is loaded.
 
-    Tables are made once: asking llama.cpp per token would cost more than sampling.
+    Tables are built once: one llama.cpp call per token would cost more than sampling.
     """
 
     def __init__(self, bindings: Bindings, vocab: int, pre_tokenizer: PreTokenizer) -> None:
@@ -52,11 +52,11 @@ class LlamaCppTokenizer:
         self.prefix_token_ids: tuple[int, ...] = (bos,) if bindings.llama_vocab_get_add_bos(vocab) and bos >= 0 else ()
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens.
+        """Return the token ids of ``text`` without prefix. Control-token strings are parsed only with ``special``.
 
         Raises:
-            InvalidRequest: the vocabulary's pre-tokenizer cannot read this text.
-            GenerationFailed: there is no memory for the stack that it needs.
+            InvalidRequest: the vocabulary's pre-tokenizer cannot process this text.
+            GenerationFailed: there is no memory for the required stack.
         """
         if len(text) <= _SHALLOW_CHARACTERS:
             return self._encode(text, special)
@@ -69,7 +69,7 @@ class LlamaCppTokenizer:
 
     def _encode(self, text: str, special: bool) -> list[int]:
         if text and not text.isascii():
-            text = text.encode(errors="replace").decode()  # a lone surrogate becomes a question mark
+            text = text.encode(errors="replace").decode()  # replaces lone surrogates by question marks
         pieces = list(self._splits[special].pieces(text))
         self._pre_tokenizer.check_pieces(len(pieces) * TOKENS_PER_PIECE)
         token_ids = list[int]()
@@ -93,7 +93,7 @@ class LlamaCppTokenizer:
         return self.token_bytes[token_id].decode(errors="replace") if 0 <= token_id < self.vocab_size else ""
 
     def _read_token_bytes(self) -> tuple[bytes, ...]:
-        """The bytes of every id; control tokens by name."""
+        """Read the bytes of every id; control tokens by name."""
         to_piece, vocab = self._bindings.llama_token_to_piece, self._vocab
         buffer = ctypes.create_string_buffer(256)
         pieces = []
@@ -106,7 +106,7 @@ class LlamaCppTokenizer:
         return tuple(pieces)
 
     def _read_control_ids(self) -> list[int]:
-        """Ids that llama.cpp forms from text only when asked to parse special tokens."""
+        """Ids that llama.cpp parses from text only if special tokens are enabled."""
         get_attributes, vocab = self._bindings.llama_vocab_get_attr, self._vocab
         mask = self._bindings.LLAMA_TOKEN_ATTR_CONTROL | self._bindings.LLAMA_TOKEN_ATTR_UNKNOWN
         return [token_id for token_id in range(self.vocab_size) if get_attributes(vocab, token_id) & mask]
@@ -120,11 +120,11 @@ class LlamaCppTokenizer:
         return bytes_per_token(self.token_bytes)
 
     def _read_splits(self, special: bool) -> SpecialSplits:
-        """The tokens that llama.cpp looks for before all others, with or without control tokens among them."""
+        """Return the tokens that llama.cpp searches for first, with or without control tokens."""
         bindings, vocab = self._bindings, self._vocab
         attributes = [bindings.llama_vocab_get_attr(vocab, token_id) for token_id in range(self.vocab_size)]
         if any(attribute & bindings.LLAMA_TOKEN_ATTR_LSTRIP for attribute in attributes):
-            return SpecialSplits(())  # where these begin is a matter of the text before
+            return SpecialSplits(())  # the start of these tokens depends on the preceding text
         mask = bindings.LLAMA_TOKEN_ATTR_USER_DEFINED
         if special:
             mask |= bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -136,13 +136,13 @@ class LlamaCppTokenizer:
         try:
             strings = [text.decode() for text in texts]
         except UnicodeDecodeError:
-            return SpecialSplits(())  # half a character may be found anywhere
+            return SpecialSplits(())  # half a character may match anywhere
         strips = any(attribute & bindings.LLAMA_TOKEN_ATTR_RSTRIP for attribute in attributes)
         return SpecialSplits(strings, strips)
 
 
 class _DeepThread(threading.Thread):
-    """Tokenizes one text on a stack of its own."""
+    """Tokenizes one text on a thread with its own stack size."""
 
     def __init__(self, tokenizer: LlamaCppTokenizer, text: str, special: bool) -> None:
         super().__init__(name="deep tokenizing", daemon=True)
@@ -151,13 +151,13 @@ class _DeepThread(threading.Thread):
         self._error: BaseException | None = None
 
     def begin(self, stack_bytes: int) -> None:
-        """Start with so large a stack, rounded up to whole MiB.
+        """Start the thread with ``stack_bytes`` of stack, rounded up to whole MiB.
 
         Raises:
-            GenerationFailed: the system does not give that much address space.
+            GenerationFailed: the system cannot provide that much address space.
         """
         size = -(-stack_bytes // 2**20) * 2**20
-        with _stack_size_lock:  # the setting is the interpreter's, for all threads started meanwhile
+        with _stack_size_lock:  # interpreter-wide; affects all threads started in the meantime
             before = threading.stack_size(size)
             try:
                 self.start()
@@ -168,7 +168,7 @@ class _DeepThread(threading.Thread):
                 threading.stack_size(before)
 
     def result(self) -> list[int]:
-        """Token ids, when they are there; raises what the tokenizer raised."""
+        """Wait for the token ids and return them; re-raises the tokenizer's exception."""
         self.join()
         if self._error is not None:
             raise self._error

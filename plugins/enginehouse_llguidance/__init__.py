@@ -14,5 +14,5 @@ __all__ = ["options", "register_structured_decoders"]
 
 @hookimpl
 def register_structured_decoders(register: Callable[[StructuredDecoder], None], options: options) -> None:
-    """Hand over the decoder; the library is imported when it is bound to a model."""
+    """Register the decoder; the library is imported when it is bound to a model."""
     register(LlguidanceDecoder(options))

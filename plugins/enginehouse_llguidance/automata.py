@@ -1,10 +1,10 @@
 r"""Intersections and complements of regular expressions, written as expressions again.
 
-The library's own dialect has neither where JSON Schema is compiled, so expressions become automata here: a product of
-deterministic ones decides, and its states are eliminated one by one. Reads the dialect that ``patterns`` writes,
+The library's own dialect has neither when it compiles JSON Schema, so expressions become automata here: the product of
+deterministic automata decides, and its states are eliminated one by one. Reads the dialect that ``patterns`` writes,
 without ``\p``. Called for look-ahead.
 
-Source: subset construction, partition refinement and state elimination as textbooks have them.
+Source: subset construction, partition refinement and state elimination from textbooks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 __all__ = ["AutomatonError", "restricted"]
 
-_Ranges = tuple[tuple[int, int], ...]  # of code points, both ends included
+_Ranges = tuple[tuple[int, int], ...]  # of code points, both ends inclusive
 _State = tuple[frozenset[int], ...]
 
 _LAST = 0x10FFFF
@@ -31,17 +31,17 @@ _CONTROLS = {"\\t": 9, "\\n": 10, "\\r": 13}
 
 
 class AutomatonError(ValueError):
-    """An expression is too large, or not one of those that are read."""
+    """An expression is too large, or outside the supported dialect."""
 
 
 def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
-    """An expression of what ``text`` matches and each condition matches, or does not match where it is negated.
+    """Return an expression for what matches ``text`` and each condition, or does not match a negated one.
 
     Args:
-        conditions: expressions of whole texts, and whether they are negated.
+        conditions: expressions of whole texts, and True for those that are negated.
 
     Raises:
-        AutomatonError: nothing is left, or there are too many states.
+        AutomatonError: nothing matches, or there are too many states.
     """
     machines = [_Machine.of(expression) for expression in (text, *(expression for expression, _ in conditions))]
     wanted = (True, *(not is_negated for _, is_negated in conditions))
@@ -51,12 +51,12 @@ def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
     return _eliminated(product)
 
 
-# -- from an expression to a nondeterministic machine --------------------------------------------------
+# -- from an expression to a nondeterministic automaton ------------------------------------------------
 
 
 @frozen(eq=False)
 class _Machine:
-    """Nodes, moves on characters and moves on nothing. Node 0 begins, ``end`` accepts."""
+    """Nondeterministic automaton with transitions on characters and epsilon. Node 0 starts, ``end`` accepts."""
 
     moves: list[list[tuple[_Ranges, int]]] = field(factory=list)
     free: list[list[int]] = field(factory=list)
@@ -75,7 +75,7 @@ class _Machine:
         return machine
 
     def closure(self, nodes: Iterable[int]) -> frozenset[int]:
-        """The nodes, and those that are reached from them on nothing."""
+        """Return the epsilon closure of the nodes."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
@@ -85,7 +85,7 @@ class _Machine:
         return frozenset(found)
 
     def step(self, nodes: frozenset[int], char: int) -> frozenset[int]:
-        """Where a character leads. Remembered: a product meets the same nodes in many of its states."""
+        """Return the nodes after a character. Cached: many states of a product contain the same nodes."""
         found = self.steps.get((nodes, char))
         if found is None:
             targets = {
@@ -116,7 +116,7 @@ class _Machine:
             self.tokens.pop()
 
     def _repeated(self, begin: int) -> int:
-        """One atom with its quantifier; the atom is read anew for each repetition."""
+        """Parse one atom with its quantifier; the atom is parsed again for each repetition."""
         before = list(self.tokens)
         first = self._node()
         end = self._atom(first)
@@ -130,7 +130,7 @@ class _Machine:
             if number >= least:
                 exits.append(node)
             node = self._again(node, before)
-        if most is None:  # the loop has a node of its own: what comes before must not take part in it
+        if most is None:  # the loop has its own node, so that preceding nodes do not take part in it
             loop = self._node()
             self.free[node].append(loop)
             self.free[self._again(loop, before)].append(loop)
@@ -202,18 +202,18 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> _Ranges:
     return (*left, (start, _LAST)) if start <= _LAST else tuple(left)
 
 
-# -- deterministic machines ----------------------------------------------------------------------------
+# -- deterministic automata ----------------------------------------------------------------------------
 
-_Table = list[list[int]]  # for each state, the next one for each interval of characters; _DEAD where there is none
+_Table = list[list[int]]  # for each state, the next state for each interval of characters, or _DEAD
 _DEAD = -1
 
 
 @frozen
 class _Product:
-    """All machines at once. State 0 begins.
+    """Product of all automata. State 0 is the start.
 
     Attributes:
-        intervals: of characters that no machine tells apart.
+        intervals: intervals of characters that no automaton distinguishes.
     """
 
     intervals: list[tuple[int, int]]
@@ -238,7 +238,7 @@ def _determinized(machines: Sequence[_Machine], wanted: Sequence[bool]) -> _Prod
             if following not in numbers and following[0]:
                 numbers[following] = len(states)
                 states.append(following)
-            # Where the first one, the expression itself, has come to nothing, the conditions do not matter any more.
+            # Once the first automaton, the expression itself, is dead, the conditions are irrelevant.
             row.append(numbers[following] if following[0] else _DEAD)
         table.append(row)
     ends = [machine.end[0] for machine in machines]
@@ -260,7 +260,7 @@ def _intervals(machines: Sequence[_Machine]) -> list[tuple[int, int]]:
 
 
 def _minimized(product: _Product) -> _Product:
-    """The smallest machine that does the same, without states from which nothing is accepted."""
+    """Return the minimal equivalent automaton, without states from which nothing is accepted."""
     table, states = product.table, range(len(product.table))
     alive = set(product.accepting)
     while new := {state for state in states if state not in alive and not alive.isdisjoint(table[state])}:
@@ -284,7 +284,7 @@ def _minimized(product: _Product) -> _Product:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> _Ranges:
-    """Sorted, neighbours made one."""
+    """Sort ranges and merge adjacent ones."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:
@@ -294,11 +294,11 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> _Ranges:
     return tuple(joined)
 
 
-# -- and back ------------------------------------------------------------------------------------------
+# -- back to an expression -----------------------------------------------------------------------------
 
 
 def _eliminated(product: _Product) -> str:
-    """The expression of a machine: a state goes, and what led through it leads past it."""
+    """Return the expression of an automaton by state elimination: paths through a removed state are replaced."""
     first, last = -1, -2
     edges: dict[tuple[int, int], str] = {(first, 0): ""}  # state 0 is in block 0, which is named first
     edges |= {(state, last): "" for state in product.accepting}

@@ -1,4 +1,4 @@
-"""Constraints -> grammars, for one vocabulary: checked, bounded, cached. Errors name the request field."""
+"""Compiles constraints to grammars for one vocabulary: checked, bounded, cached. Errors name the request field."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepar
 
 __all__ = ["LlguidanceCompiler"]
 
-# The text of json.dumps: one space after colons and commas, none elsewhere. Models write it by themselves, it leaves
-# the most tokens without a choice, and no model can write white space forever.
+# Style of json.dumps: one space after colons and commas, none elsewhere. Models write it by themselves, it leaves the
+# fewest choices of tokens, and prevents a model from writing white space forever.
 _JSON_STYLE = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
-    "json_allowed_escapes": 'nrbtf\\"',  # each character is written in one way, so that a name is matched once
+    "json_allowed_escapes": 'nrbtf\\"',  # each character is written in only one way, so that a name is matched once
 }
 _MAX_LOCATED_PARTS = 200
-_LEXER_FUEL = 300_000  # an expression that needs more takes over a second to begin; 20,000 choices need far less
-_MAX_FORCED_ROUNDS = 4  # one gives up to about 20,000 tokens
+_LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
+_MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
 
 class _Refused(ValueError):
-    """The library does not take a grammar."""
+    """The library refuses a grammar."""
 
 
 class LlguidanceCompiler:
-    """See :class:`enginehouse.contract.structured.GrammarCompiler`.
+    """Implements :class:`enginehouse.contract.structured.GrammarCompiler`.
 
     Args:
-        vocabulary: of ``tokenizer``.
-        tokenizer: the model's.
+        vocabulary: the vocabulary of ``tokenizer``.
+        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, vocabulary: LLTokenizer, tokenizer: Tokenizer, options: LlguidanceOptions) -> None:
@@ -57,7 +57,7 @@ class LlguidanceCompiler:
         self._kept = KeptGrammars(options.max_cached, options.max_cached_bytes)
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
-        """Compile, or take what was compiled before."""
+        """Compile a constraint, or return it from the cache."""
         key = (constraint.kind, constraint.text)
         if (known := self._kept.get(key)) is not None:
             return known
@@ -77,7 +77,7 @@ class LlguidanceCompiler:
         try:
             if constraint.kind == "json_schema":
                 return self._schema(constraint.text)
-            # The negation of a user's grammar holds control tokens too.
+            # The negation of a user's grammar also contains control tokens.
             allowed = self._text_tokens if constraint.kind in ("lark", "gbnf") else None
             return self._start(self._grammar_of(constraint), allowed)
         except (SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
@@ -91,7 +91,7 @@ class LlguidanceCompiler:
             raise SchemaProblem(self._locate(prepared), str(error)) from error
 
     def _locate(self, prepared: PreparedSchema) -> str:
-        """The pointer of the innermost subschema that is refused by itself, "" when it is their combination."""
+        """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""
         for pointer, part in prepared.parts[:_MAX_LOCATED_PARTS]:
             try:
                 self._start(_grammar_of_schema(part))
@@ -100,7 +100,7 @@ class LlguidanceCompiler:
         return ""
 
     def _grammar_of(self, constraint: Constraint) -> str:
-        """The library's own form of a constraint."""
+        """Convert a constraint to the library's form."""
         text = constraint.text
         match constraint.kind:
             case "json_object":
@@ -120,7 +120,7 @@ class LlguidanceCompiler:
         return grammar
 
     def _grammar_of_part(self, constraint: Constraint) -> str:
-        """The grammar of a part, once it was compiled by itself: errors name its own request field."""
+        """Return the grammar of a part, after compiling it by itself so that errors name its own request field."""
         self.compile(constraint)
         return self._grammar_of(constraint)
 
@@ -133,7 +133,7 @@ class LlguidanceCompiler:
         return "|".join(map(escape_text, dict.fromkeys(choices)))
 
     def _start(self, grammar: str, allowed: NDArray[np.int32] | None = None) -> LlguidanceGrammar:
-        """A grammar whose first token can be chosen; ``allowed`` are the tokens of its text, None is all."""
+        """Build a grammar and check that its first token can be chosen; ``allowed`` limits its text tokens."""
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
         bitmask = np.zeros((self._vocabulary.vocab_size + 31) // 32, np.int32)
         if not matcher.is_error():
@@ -147,7 +147,7 @@ class LlguidanceCompiler:
 
 
 def _check_forced(matcher: LLMatcher) -> None:
-    """Refuse a grammar that leaves no choice and comes to no end, or whose beginning is too long to be followed."""
+    """Refuse a grammar that forces an endless text, or whose forced beginning is too long to be followed."""
     probe = matcher.deep_copy()
     for _ in range(_MAX_FORCED_ROUNDS):
         if probe.is_stopped() or not (forced := probe.compute_ff_tokens()):
@@ -158,7 +158,7 @@ def _check_forced(matcher: LLMatcher) -> None:
 
 
 def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
-    """Bitmask of what is no control token."""
+    """Bitmask of all tokens except control tokens."""
     bits = np.zeros((tokenizer.vocab_size + 31) // 32 * 32, np.uint8)
     bits[: tokenizer.vocab_size] = 1
     bits[list(tokenizer.control_token_ids | tokenizer.end_token_ids)] = 0
@@ -172,6 +172,6 @@ def _grammar_of_schema(schema: Any) -> str:
 
 
 def _first_line(error: str) -> str:
-    """What the library says, without the grammar that it quotes."""
+    """Return the library's message without the grammar that it quotes."""
     line = error.split("\n", 1)[0].strip().removesuffix(":")
     return line if len(line) <= 300 else f"{line[:300]}..."

@@ -1,4 +1,4 @@
-"""Compositions (:mod:`enginehouse.contract.composition`) in the library's Lark dialect, one rule per part."""
+"""Converts compositions (:mod:`enginehouse.contract.composition`) to the library's Lark dialect, one rule per part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["grammar_of_composition"]
 def grammar_of_composition(
     composition: Composition, control_tokens: Mapping[str, int], grammar_of: Callable[[Constraint], str]
 ) -> str:
-    """The library's grammar.
+    """Return the library's grammar.
 
     Args:
         composition: the whole answer.
         control_tokens: the model's control-token strings.
-        grammar_of: a constraint's own grammar, as the library's JSON.
+        grammar_of: returns a constraint's own grammar, as the library's JSON.
     """
     writer = _Writer(control_tokens, grammar_of)
     start = writer.write(composition)
@@ -29,7 +29,7 @@ def grammar_of_composition(
 
 
 class _Writer:
-    """Collects rules, and the grammars of parts, which the rules name with ``@``."""
+    """Collects rules, and the grammars of parts, which the rules reference with ``@``."""
 
     def __init__(self, control_tokens: Mapping[str, int], grammar_of: Callable[[Constraint], str]) -> None:
         self.rules: list[str] = []
@@ -38,7 +38,7 @@ class _Writer:
         self._grammar_of = grammar_of
 
     def write(self, part: Composition) -> str:  # noqa: PLR0911 - one per kind of part
-        """What stands for ``part`` in a rule."""
+        """Return the expression for ``part`` in a rule."""
         match part:
             case Text(text):
                 return _quoted(text)

@@ -1,4 +1,4 @@
-"""What the plugin registers: which constraints it enforces, and how it is bound to a model."""
+"""The registered decoder: supported constraint kinds, and binding to a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LlguidanceDecoder"]
 
 
 class LlguidanceDecoder:
-    """See :class:`enginehouse.contract.structured.StructuredDecoder`. Cheap to create; knows no model."""
+    """Implements :class:`enginehouse.contract.structured.StructuredDecoder`. Cheap to create; independent of models."""
 
     name = "llguidance"
     api_version = 1
@@ -23,8 +23,8 @@ class LlguidanceDecoder:
         self._options = options
 
     def bind(self, tokenizer: Tokenizer) -> GrammarCompiler:
-        """Build the library's view of the vocabulary: 0.1 to 1 s, by its size."""
-        # The first of these imports says it when the library is missing.
+        """Build the library's vocabulary: 0.1 to 1 s, depending on its size."""
+        # The first of these imports reports a missing library.
         from enginehouse_llguidance.vocabulary import build_vocabulary  # noqa: PLC0415, I001
         from enginehouse_llguidance.compiler import LlguidanceCompiler  # noqa: PLC0415
 

@@ -1,14 +1,14 @@
 """String formats as regular expressions, in the library's dialect, matching whole texts.
 
-Each one describes texts that every validator accepts: dates exist in the calendar, there are no leap
-seconds, host names stay below their maximum length. Fewer texts than the standard allows, never more.
+Each expression matches texts that every validator accepts: dates exist in the calendar, there are no leap
+seconds, host names stay below their maximum length. They match fewer texts than the standard allows, never more.
 """
 
 from __future__ import annotations
 
 __all__ = ["STRING_FORMATS"]
 
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # 0000 is none
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # excludes 0000
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _MONTH_AND_DAY = (
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -36,7 +36,7 @@ _HEX = "[0-9a-fA-F]"
 
 
 def _groups(count: int) -> str:
-    """Groups of an IPv6 address, joined by colons."""
+    """Expression for groups of an IPv6 address, joined by colons."""
     return f"{_GROUP}(?::{_GROUP}){{{count - 1}}}" if count else ""
 
 
@@ -69,4 +69,4 @@ STRING_FORMATS: dict[str, str] = {
     "uri-reference": _URI,
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 }
-"""Format name to expression. Other formats are refused."""
+"""Expression of each format name. Other formats are refused."""

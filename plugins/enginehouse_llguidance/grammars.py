@@ -1,4 +1,4 @@
-"""Grammars of requests, Lark and GBNF, in the library's Lark dialect."""
+"""Converts the grammars of requests, Lark and GBNF, to the library's Lark dialect."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 __all__ = ["GrammarProblem", "lark_of_gbnf", "read_lark"]
 
-# Strings, expressions and comments are skipped as the library reads them (an expression may span lines); what is left
-# may hold a directive. One that is never closed, which the library refuses, is skipped as far as it reaches: it is
-# looked at once only, so that the time stays proportional to the text.
+# Matches strings, expressions and comments as the library reads them (an expression may span lines); directives can
+# only occur outside of them. An unclosed one, which the library refuses, is skipped up to where it would end: it is
+# scanned only once, so the time stays linear in the length of the text.
 _LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*+(?:"i?)?|/(?!/)(?:\\[\s\S]|[^/\\])++(?:/[imslux]*)?|//[^\n]*|#[^\n]*'
     r"|(?P<directive>%\w+)|(?P<special><[^>\n]*+>?)|^[ \t]*+[?!]?\w++\[(?P<attributes>[^\]\n]*+)\]",
@@ -20,14 +20,14 @@ _DIRECTIVES = {"%ignore", "%regex"}
 
 
 class GrammarProblem(ValueError):
-    """A grammar is malformed or uses what is not supported."""
+    """A grammar is malformed or uses an unsupported feature."""
 
 
 def read_lark(text: str) -> str:
-    """A Lark grammar, once it holds nothing that the library would treat otherwise than the request expects.
+    """Return a Lark grammar after checking that the library treats all of it as the request expects.
 
     Raises:
-        GrammarProblem: it holds a schema, control tokens, or attributes that change sampling.
+        GrammarProblem: it contains a schema, control tokens, or attributes that change sampling.
     """
     for match in _LARK.finditer(text):
         directive, attributes = match["directive"], match["attributes"]
@@ -42,7 +42,7 @@ def read_lark(text: str) -> str:
 
 
 def lark_of_gbnf(text: str) -> str:
-    """A GBNF grammar as Lark.
+    """Convert a GBNF grammar to Lark.
 
     Raises:
         GrammarProblem: it is malformed.
@@ -51,5 +51,5 @@ def lark_of_gbnf(text: str) -> str:
         return gbnf_to_lark(text)
     except GbnfToLarkError as error:
         raise GrammarProblem(str(error)) from error
-    except Exception as error:  # the converter raises whatever it meets
+    except Exception as error:  # the converter lets arbitrary exceptions through
         raise GrammarProblem(f"the grammar could not be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Follows one sequence through a compiled grammar. Knows no constraint language."""
+"""Tracks one sequence through a compiled grammar. Does not know constraint languages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ __all__ = ["LlguidanceGrammar", "LlguidanceMatcher"]
 
 
 class LlguidanceGrammar:
-    """A compiled constraint: a matcher that nobody moves, copied for each sequence.
+    """A compiled constraint: a matcher in its initial state, copied for each sequence.
 
     Args:
-        origin: at the beginning of the text.
-        allowed: (ceil(vocab_size / 32),) int32, which tokens its text may hold; None is whatever the grammar says.
+        origin: matcher at the beginning of the text.
+        allowed: (ceil(vocab_size / 32),) int32, bitmask of the tokens its text may contain; None means no limit besides
+            the grammar.
     """
 
     def __init__(self, origin: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None = None) -> None:
@@ -27,12 +28,12 @@ class LlguidanceGrammar:
         self._allowed = allowed
 
     def start(self) -> LlguidanceMatcher:
-        """A matcher at the beginning of the text; microseconds."""
+        """Return a matcher at the beginning of the text; takes microseconds."""
         return LlguidanceMatcher(self._origin.deep_copy(), self._vocabulary, self._allowed)
 
 
 class LlguidanceMatcher:
-    """See :class:`enginehouse.contract.structured.Matcher`."""
+    """Implements :class:`enginehouse.contract.structured.Matcher`."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None) -> None:
         self._matcher = matcher
@@ -40,7 +41,7 @@ class LlguidanceMatcher:
         self._end_ids = vocabulary.eos_tokens
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
-        """Write the mask in place; the library drops the GIL meanwhile."""
+        """Write the mask in place; the library releases the GIL meanwhile."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             bitmask[:] = 0
             self._allow_end(bitmask)
@@ -58,7 +59,7 @@ class LlguidanceMatcher:
             words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
     def accept(self, token_id: int) -> None:
-        """Move on by one token."""
+        """Advance by one token."""
         if not self._matcher.consume_token(token_id):
             self._check()
             raise GenerationFailed(f"The token {token_id} is not allowed by the constraint.", "llguidance")
@@ -68,7 +69,7 @@ class LlguidanceMatcher:
         return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
 
     def is_finished(self) -> bool:
-        """Whether only an end token may follow."""
+        """True if only an end token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _check(self) -> None:

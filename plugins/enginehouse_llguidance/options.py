@@ -1,4 +1,4 @@
-"""Settings of the plugin, ``[plugins.llguidance]``: how large and how deep constraints may be."""
+"""Settings of the plugin, ``[plugins.llguidance]``: limits for the size and depth of constraints."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["LlguidanceOptions"]
 
 @frozen(kw_only=True)
 class LlguidanceOptions:
-    """Bounds of what is compiled.
+    """Limits for compiled constraints.
 
     Attributes:
-        max_bytes: longest constraint, as UTF-8.
-        max_depth: deepest nesting of a schema's subschemas, and of groups in a regular expression.
-        max_subschemas: most subschemas that a schema may lead to.
-        max_choices: most strings of a choice, and most values of an enum.
-        max_cached: compiled constraints that are kept for each model.
-        max_cached_bytes: memory that these may take, as estimated from their size.
+        max_bytes: maximum length of a constraint in bytes of UTF-8.
+        max_depth: maximum nesting of a schema's subschemas, and of groups in a regular expression.
+        max_subschemas: maximum number of subschemas of a schema, references included.
+        max_choices: maximum number of strings of a choice, and of values of an enum.
+        max_cached: number of compiled constraints cached for each model.
+        max_cached_bytes: maximum memory of the cached constraints, estimated from their size.
     """
 
     max_bytes: int = field(default=262_144, validator=[ge(1), le(16_777_216)])

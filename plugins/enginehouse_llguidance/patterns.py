@@ -1,10 +1,10 @@
-"""Regular expressions of requests -> the library's dialect, matching whole texts.
+"""Translates regular expressions of requests to the library's dialect, matching whole texts.
 
-Accepted is what ECMAScript and Python have in common. Where the two disagree on what a class holds (``\\w``,
+Accepted is the common subset of ECMAScript and Python. Where the two disagree on the members of a class (``\\w``,
 ``.``), the translation matches only what both match, so that the answer validates with either. Look-ahead whose
-rest reaches to the end of the text becomes an intersection with what follows it (``automata``). Look-ahead elsewhere,
-look-behind, back-references, word boundaries and flags are refused by name. Called for ``pattern``,
-``patternProperties`` and for constraints that are expressions themselves.
+remainder extends to the end of the text becomes an intersection with the expression after it (``automata``). Other
+look-ahead, look-behind, back-references, word boundaries and flags are refused by name. Called for ``pattern``,
+``patternProperties`` and for constraints that are regular expressions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDE_SPACES = (
     "\\t-\\r\\x{1c}-\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{180e}\\x{2000}-\\x{200b}\\x{2028}\\x{2029}"
     "\\x{202f}\\x{205f}\\x{3000}\\x{feff}"
 )
-# What both dialects match, and what either matches.
+# Characters that both dialects match, and those that either matches.
 _NARROW = {"d": _DIGITS, "w": _WORD, "s": _SPACES, "D": "[^\\p{N}]", "W": f"[^{_WIDE_WORD}]", "S": f"[^{_WIDE_SPACES}]"}
 _WIDE = {
     "d": "\\p{N}",
@@ -42,7 +42,7 @@ _CATEGORIES = {
 _MAX_REPETITIONS = 100_000
 _MAX_OPTIONS = 10_000
 _NOT_ASCII = "\\x{80}-\\x{10ffff}"
-# What either dialect may match, for what must not be there: everything beyond ASCII is taken to match.
+# Characters that either dialect may match, used in negations: everything beyond ASCII counts as matching.
 _WIDEST = {
     "d": f"{_DIGITS}{_NOT_ASCII}",
     "w": f"{_WORD}{_NOT_ASCII}",
@@ -54,7 +54,7 @@ _WIDEST = {
 
 
 class PatternError(ValueError):
-    """The expression is malformed or uses what is not supported; the message says where."""
+    """The expression is malformed or uses an unsupported feature; the message contains the position."""
 
 
 @frozen
@@ -63,9 +63,9 @@ class Pattern:
 
     Attributes:
         regex: matches the whole text; without anchors.
-        depends_on_dialect: whether dialects disagree on some text that contains more than letters, digits
-            and punctuation of ASCII, so that the *absence* of a match means nothing.
-        is_finite: whether it matches a limited number of texts.
+        depends_on_dialect: dialects disagree on some text with characters other than ASCII letters, digits and
+            punctuation, so the *absence* of a match proves nothing.
+        is_finite: it matches a finite number of texts.
     """
 
     regex: str
@@ -77,10 +77,10 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
     """Translate an expression.
 
     Args:
-        search: it may match anywhere in the text (JSON Schema); else it must match the whole text.
+        search: it may match anywhere in the text (JSON Schema); otherwise it must match the whole text.
 
     Raises:
-        PatternError: see there.
+        PatternError: the expression is malformed or not supported.
     """
     parser = _Parser(pattern, max_depth)
     alternatives = parser.read_alternatives(0)
@@ -93,7 +93,7 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
 
 
 def escape_text(text: str) -> str:
-    """An expression of exactly this text."""
+    """Return an expression that matches exactly this text."""
     return "".join(map(_escape, text))
 
 
@@ -104,21 +104,21 @@ class _Anchor:
 
 @frozen
 class _Class:
-    """A named class, ``d`` or ``pLu``."""
+    """A named class, such as ``d`` or ``pLu``."""
 
     name: str
 
 
 @frozen
 class _Group:
-    """A group without a quantifier, whose anchors may still turn out to stand at an edge."""
+    """A group without a quantifier, whose anchors may turn out to be at an edge of the text."""
 
     alternatives: list[_Sequence]
 
 
 @frozen
 class _LookAhead:
-    """What must follow, or must not."""
+    """A look-ahead assertion, possibly negated."""
 
     alternatives: list[_Sequence]
     is_negated: bool
@@ -128,7 +128,7 @@ _Sequence = list["str | _Anchor | _Group | _LookAhead"]
 
 
 def _unwrap(alternatives: list[_Sequence]) -> list[_Sequence]:
-    """Alternatives that are nothing but a group, or hold one with look-ahead, become several."""
+    """Flatten groups: alternatives that are a single group, or contain one with look-ahead, become several."""
     unwrapped: list[_Sequence] = []
     for option in alternatives:
         place = next((place for place, item in enumerate(option) if _is_divided(item, option)), None)
@@ -139,7 +139,7 @@ def _unwrap(alternatives: list[_Sequence]) -> list[_Sequence]:
         assert isinstance(group, _Group)
         inner = group.alternatives
         if 0 < place == len(option) - 1 and any(ending[-1:] == [_Anchor(False)] for ending in inner):
-            # The others of such a group are meant to reach the end as well; this matches less, never more.
+            # The other alternatives of such a group are also required to reach the end; this matches less, never more.
             inner = [ending if ending[-1:] == [_Anchor(False)] else [*ending, _Anchor(False)] for ending in inner]
         unwrapped += _unwrap([[*option[:place], *ending, *option[place + 1 :]] for ending in inner])
         if len(unwrapped) > _MAX_OPTIONS:
@@ -160,7 +160,7 @@ def _looks_ahead(alternatives: list[_Sequence]) -> bool:
 
 
 def _whole(option: _Sequence, search: bool) -> str:
-    """One alternative as an expression of the whole text."""
+    """Return one alternative as an expression that matches the whole text."""
     start, end = 0, len(option)
     while start < end and option[start] == _Anchor(True):
         start += 1
@@ -174,7 +174,7 @@ def _whole(option: _Sequence, search: bool) -> str:
 
 
 def _with_look_ahead(option: _Sequence, after: str, *, is_start: bool) -> str:
-    """A sequence that reaches to the end of the text, behind which ``after`` may come."""
+    """Return a sequence that extends to the end of the text; ``after`` may follow it."""
     text, conditions = after, list[tuple[str, bool]]()
     for place in range(len(option) - 1, -1, -1):
         item = option[place]
@@ -194,13 +194,13 @@ def _restricted(text: str, conditions: list[tuple[str, bool]]) -> str:
 
 
 def _condition(look: _LookAhead, *, at_start: bool) -> str:
-    """An expression of the texts that begin with what is looked for."""
+    """Return an expression for the texts that satisfy the assertion."""
     options = []
     for option in _unwrap(look.alternatives):
         rest = list(option)
         while at_start and rest[:1] == [_Anchor(True)]:
             rest.pop(0)
-        # In Python, the end is before a last line break as well: what must not be there must not be there either.
+        # In Python, the end also matches before a final line break; a negated assertion must cover both.
         end = "(?s:.)*" if rest[-1:] != [_Anchor(False)] else "\\n?" if look.is_negated else ""
         while rest[-1:] == [_Anchor(False)]:
             rest.pop()
@@ -229,33 +229,33 @@ def _escape(char: str) -> str:
 
 @define
 class _Parser:
-    """Recursive descent over one expression."""
+    """Recursive descent parser of one expression."""
 
     text: str
     max_depth: int
     position: int = 0
-    is_widened: bool = False  # inside of what must not be there: match what any dialect may
+    is_widened: bool = False  # within a negation: match everything that either dialect may match
     depends_on_dialect: bool = field(default=False)
     is_unbounded: bool = field(default=False)
 
     def error(self, message: str) -> PatternError:
-        """An error at the current place."""
+        """Return an error at the current position."""
         shown = self.text if len(self.text) <= 60 else f"{self.text[:60]}..."
         return PatternError(f"{message} at position {self.position} of {shown!r}")
 
     def peek(self, length: int = 1) -> str:
-        """The next characters, "" at the end."""
+        """Return the next characters, "" at the end."""
         return self.text[self.position : self.position + length]
 
     def take(self) -> str:
-        """The next character."""
+        """Consume the next character."""
         if self.position >= len(self.text):
             raise self.error("the expression ends too early")
         self.position += 1
         return self.text[self.position - 1]
 
     def read_alternatives(self, depth: int) -> list[_Sequence]:
-        """Alternatives up to the end or the closing parenthesis."""
+        """Parse alternatives up to the end or the closing parenthesis."""
         if depth > self.max_depth:
             raise self.error(f"groups are nested deeper than {self.max_depth}")
         alternatives: list[_Sequence] = [[]]
@@ -272,7 +272,7 @@ class _Parser:
         if char in "^$":
             if self.peek() in ("*", "+", "?", "{"):
                 raise self.error(f"nothing to repeat after {char!r}")
-            self.depends_on_dialect |= char == "$"  # in Python it also matches before a last line break
+            self.depends_on_dialect |= char == "$"  # in Python it also matches before a final line break
             return _Anchor(char == "^")
         if char != "(":
             return self._read_atom(char) + self._read_quantifier()
@@ -283,7 +283,7 @@ class _Parser:
         return _group(alternatives) + quantifier if quantifier else _Group(alternatives)
 
     def _read_atom(self, char: str) -> str:
-        """What one character of the text may be; ``char`` was taken."""
+        """Parse an expression for one character of the text; ``char`` was already consumed."""
         if char in "*+?":
             raise self.error(f"nothing to repeat before {char!r}")
         if char == "{":
@@ -343,7 +343,7 @@ class _Parser:
             quantifier = self._read_counts()
         else:
             return ""
-        if self.peek() == "?":  # lazy: the same texts match
+        if self.peek() == "?":  # lazy: matches the same texts
             self.position += 1
         elif self.peek() in ("+", "*", "{"):
             raise self.error("a repetition cannot be repeated")
@@ -407,7 +407,7 @@ class _Parser:
         return chr(code)
 
     def _class(self, item: _Class, tables: dict[str, str]) -> str:
-        """What goes between brackets for a class."""
+        """Return the contents of the brackets for a class."""
         if item.name[0] in "pP":
             return f"\\{item.name[0]}{{{item.name[1:]}}}"
         self.depends_on_dialect = True
@@ -419,7 +419,7 @@ class _Parser:
         return _WIDE if is_negated else _NARROW
 
     def _read_set(self) -> str:
-        """A set of characters. Inside a negated one, classes are widened, so that the rest is what all agree on."""
+        """Parse a character set. In a negated one, classes are widened: the complement is what both dialects match."""
         is_negated = self.peek() == "^"
         self.position += is_negated
         if self.peek() == "]":

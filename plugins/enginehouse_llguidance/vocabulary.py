@@ -1,4 +1,4 @@
-"""A model's tokenizer -> the library's tokenizer, from the bytes of each token: the same for every backend."""
+"""Converts a model's tokenizer to the library's, from the bytes of each token: the same for every backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["build_vocabulary"]
 
 
 class _TokenBytes:
-    """What the library asks of a tokenizer: bytes of all tokens, special ids, and a function that encodes text."""
+    """Tokenizer interface required by the library: bytes of all tokens, special ids, and an encode function."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -32,12 +32,12 @@ class _TokenBytes:
             raise TypeError("text is encoded, bytes are not")
         token_ids = self._tokenizer.encode(text, special=False)
         if self.greedy is not None and b"".join(self.tokens[token_id] for token_id in token_ids) != text.encode():
-            return self.greedy(text)  # a tokenizer that puts a space in front, or normalises
+            return self.greedy(text)  # the tokenizer prepends a space or normalises
         return token_ids
 
 
 def build_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    """The vocabulary with all end tokens; control tokens are never part of constrained text."""
+    """Build the vocabulary with all end tokens; control tokens are never part of constrained text."""
     wrapped = _TokenBytes(tokenizer)
     vocabulary = LLTokenizer(TokenizerWrapper(wrapped), eos_token=sorted(tokenizer.end_token_ids))
     wrapped.greedy = vocabulary.greedy_tokenize

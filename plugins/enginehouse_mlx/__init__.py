@@ -13,5 +13,5 @@ __all__ = ["register_backends"]
 
 @hookimpl
 def register_backends(register: Callable[[Backend], None]) -> None:
-    """Hand over the ``mlx`` backend."""
+    """Register the ``mlx`` backend."""
     register(MlxBackend())

@@ -1,4 +1,4 @@
-"""What the plugin registers: cheap, and free of mlx until ``open``."""
+"""Backend registration. Cheap to import; loads mlx only in ``open``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class MlxOptions:
     """Settings of a model of this backend.
 
     Attributes:
-        context: longest sequence in tokens; None is the model's own, at most 4096.
-        slots: sequences that decode at once. As many finished ones are kept for prefix reuse.
-        max_batch_tokens: most tokens in one forward pass; bounds the memory of a prefill.
-        dtype: of weights and KV; None is what the files hold.
-        draws: who draws tokens: MLX, one step ahead, or core. None is MLX on a GPU and core elsewhere.
+        context: longest sequence in tokens; None uses the model's own limit, at most 4096.
+        slots: number of sequences that decode concurrently. As many finished ones are kept for prefix reuse.
+        max_batch_tokens: maximum tokens per forward pass; bounds the memory of a prefill.
+        dtype: data type of weights and KV; None keeps that of the files.
+        draws: where tokens are sampled: MLX, one step ahead, or core. None is MLX on a GPU and core elsewhere.
     """
 
     context: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
@@ -43,14 +43,14 @@ class MlxBackend:
     opens: Literal["runner", "engine"] = "runner"
 
     def probe(self) -> Probe:
-        """Whether mlx and mlx-lm are installed."""
+        """Check that mlx and mlx-lm are installed."""
         missing = [package for package in ("mlx", "mlx_lm") if find_spec(package) is None]
         if missing:
             return Probe(False, reason=MissingDependency(missing[0].replace("_", "-"), self.name).message)
         return Probe(True, ("gpu",) if sys.platform == "darwin" else ("cpu",))
 
     def match(self, source: ModelSource) -> Match:
-        """Made for folders that MLX quantised; good for others on a Mac, possible on Linux."""
+        """Return the highest match for folders quantised by MLX; lower for others, above average on a Mac."""
         folder = ModelFolder.find(source)
         if folder is None:
             return Match(0.0, "not a folder with config.json and safetensors")
@@ -61,7 +61,7 @@ class MlxBackend:
         return Match(0.5, "a folder with config.json and safetensors")
 
     def estimate(self, source: ModelSource, options: MlxOptions) -> MemoryEstimate:
-        """Memory from ``config.json`` and the sizes of the files."""
+        """Estimate memory from ``config.json`` and the sizes of the files."""
         folder = ModelFolder.find(source)
         if folder is None:
             raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")

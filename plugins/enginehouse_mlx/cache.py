@@ -1,10 +1,9 @@
-"""KV memory in slots, given to mlx-lm models in the place of their own caches.
+"""KV memory in slots, passed to mlx-lm models in place of their own caches.
 
-An mlx-lm layer asks its cache for three things: the position offset of the new tokens, all keys and
-values after appending the new ones, and the attention mask. :class:`LayerCache` answers for whichever
-sequences are in the current :class:`Batch`, so that any set of slots can share a forward pass, and a
-sequence can be cut or copied at any length, sliding-window layers included (they keep every position
-and mask what is out of the window).
+An mlx-lm layer requests three things from its cache: the position offset of the new tokens, all keys and values after
+appending the new ones, and the attention mask. :class:`LayerCache` provides them for the sequences of the current
+:class:`Batch`, so that any set of slots can share a forward pass, and a sequence can be cut or copied at any length,
+including sliding-window layers (they keep every position and mask those outside the window).
 
 Source: the attributes that mlx-lm's models use of its ``BatchKVCache`` (mlx_lm/models/cache.py);
 the memory layout and the masks are ours.
@@ -32,7 +31,8 @@ class Batch:
     """Spans of equal length in one forward pass: ``num_tokens`` new tokens of each slot from its start on.
 
     Attributes:
-        reach: the pass looks at so many positions even if its sequences are shorter, as the masks made for it do.
+        reach: minimum number of positions that the pass attends to, even if its sequences are shorter, as in the masks
+            made for it.
     """
 
     slots: tuple[int, ...]
@@ -42,17 +42,17 @@ class Batch:
 
     @property
     def max_length(self) -> int:
-        """Positions that the pass looks at: the length of the longest sequence after it, or its reach."""
+        """Number of positions that the pass attends to: the longest sequence length after it, or its reach."""
         return max(max(self.starts) + self.num_tokens, self.reach)
 
     def narrowed(self, rows: Sequence[int]) -> Batch:
-        """Some of the sequences, for masks of all of them."""
+        """Return a batch of some of the sequences, for masks of all of them."""
         slots, starts = (tuple(numbers[row] for row in rows) for numbers in (self.slots, self.starts))
         return Batch(slots, starts, self.num_tokens, self.max_length)
 
     @cached_property
     def offset(self) -> int | mx.array:
-        """Position of the first new token: a number, or (B,) int32 when there are several sequences."""
+        """Position of the first new token: an int, or (B,) int32 for several sequences."""
         return self.starts[0] if len(self.starts) == 1 else mx.array(self.starts, mx.int32)
 
     @cached_property
@@ -63,12 +63,12 @@ class Batch:
 
 
 class LayerCache:
-    """What one layer sees as its cache.
+    """Cache interface of one layer.
 
     Attributes:
         keys, values: (num_slots, num_kv_heads, capacity, head_dim); None before the first pass.
-        batch: whose tokens are being appended.
-        window: the layer sees this many tokens, itself included; None is all.
+        batch: the batch whose tokens are being appended.
+        window: the layer attends to this many tokens, including the current one; None is all.
     """
 
     def __init__(self, window: int | None) -> None:
@@ -83,17 +83,17 @@ class LayerCache:
         return self._batch.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append (B, H, N, D) keys and values; all of them, (B, H, max_length, D), masked ones included."""
+        """Append (B, H, N, D) keys and values; returns all of them, (B, H, max_length, D), masked ones included."""
         self.keys, self.values = self._append(self.keys, keys), self._append(self.values, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the batch sees, as in ``update_and_fetch``; models that share KV between layers ask again."""
+        """Return the same as ``update_and_fetch``; models that share KV between layers read it again."""
         assert self.keys is not None and self.values is not None
         return self._rows(self.keys), self._rows(self.values)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The mask in mlx-lm's form: None, ``"causal"``, or (B, 1, N, max_length) bool, True where seen."""
+        """Return the mask in mlx-lm's form: None, ``"causal"``, or (B, 1, N, max_length) bool, True where visible."""
         batch = self._batch
         window = window_size or self.window
         if window is not None and batch.max_length <= window:
@@ -114,7 +114,7 @@ class LayerCache:
             memory[target, :, :length] = memory[source, :, :length]
 
     def reserve(self, num_slots: int, num_tokens: int) -> None:
-        """Make room. Before the first pass the shape is unknown, and ``update_and_fetch`` makes it."""
+        """Reserve memory. Before the first pass the shape is unknown, and ``update_and_fetch`` allocates it."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = (_grown(m, num_slots, num_tokens) for m in (self.keys, self.values))
 
@@ -139,7 +139,7 @@ class LayerCache:
     def _rows(self, memory: mx.array) -> mx.array:
         slots, length = self._batch.slots, self._batch.max_length
         if slots == tuple(range(slots[0], slots[0] + len(slots))):
-            return memory[slots[0] : slots[0] + len(slots), :, :length]  # neighbours: no copy
+            return memory[slots[0] : slots[0] + len(slots), :, :length]  # adjacent slots: no copy
         return memory[:, :, :length][mx.array(slots)]
 
 
@@ -147,15 +147,15 @@ class SlotMemory:
     """The caches of all layers."""
 
     def __init__(self, model: Any) -> None:
-        """Make a cache for each layer of an mlx-lm model.
+        """Create a cache for each layer of an mlx-lm model.
 
         Raises:
-            ModelLoadError: the model needs a cache that is not keys and values (state-space layers and the like).
+            ModelLoadError: the model needs a cache other than keys and values (state-space layers and the like).
         """
         self.layers = [LayerCache(_window(cache)) for cache in make_prompt_cache(model)]
 
     def begin(self, batch: Batch) -> list[LayerCache]:
-        """The caches to call the model with for this batch."""
+        """Return the caches to call the model with for this batch."""
         for layer in self.layers:
             layer.batch = batch
         return self.layers
@@ -165,7 +165,7 @@ class SlotMemory:
         return [memory[slot, :, :length] for memory in self.arrays]
 
     def write(self, slot: int, saved: Sequence[mx.array]) -> None:
-        """Fill the beginning of a slot with what :meth:`read` returned."""
+        """Fill the beginning of a slot with the result of :meth:`read`."""
         arrays = iter(saved)
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
@@ -184,12 +184,12 @@ class SlotMemory:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All memory, to be evaluated."""
+        """All arrays of the memory, to be evaluated."""
         return [memory for layer in self.layers for memory in (layer.keys, layer.values) if memory is not None]
 
 
 def _grown(memory: mx.array, num_slots: int, num_tokens: int) -> mx.array:
-    """The same memory with room for ``num_slots`` and ``num_tokens``; grows seldom, by whole blocks of tokens."""
+    """Return the memory enlarged to ``num_slots`` and ``num_tokens``; grows rarely, by whole blocks of tokens."""
     old_slots, num_heads, old_tokens, head_dim = memory.shape
     if num_slots <= old_slots and num_tokens <= old_tokens:
         return memory
@@ -202,7 +202,7 @@ def _grown(memory: mx.array, num_slots: int, num_tokens: int) -> mx.array:
 
 
 def _window(cache: Any) -> int | None:
-    """The sliding window that a model's own cache stands for, in tokens."""
+    """Return the sliding window of a model's own cache, in tokens."""
     if type(cache) is KVCache:
         return None
     if type(cache) is RotatingKVCache and cache.keep == 0:

@@ -1,8 +1,8 @@
-"""Puts what transformers 5 writes into ``config.json`` where mlx-lm looks for it.
+"""Converts the ``config.json`` format of transformers 5 to the keys that mlx-lm reads.
 
-transformers 5 gathers the rotary settings in ``rope_parameters`` and the kinds of layers in ``layer_types``.
-Most model classes of mlx-lm 0.32 read only the older top-level keys, and fall back to defaults without a word:
-such a model loads, and answers slightly wrong. Keys that are already there are left alone.
+transformers 5 collects the rotary settings in ``rope_parameters`` and the kinds of layers in ``layer_types``.
+Most model classes of mlx-lm 0.32 read only the older top-level keys, and silently fall back to defaults: such a model
+loads, and answers slightly wrongly. Existing keys are not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["older_keys"]
 
 
 def older_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries to add to ``config``, for ``mlx_lm.load(model_config=...)``."""
+    """Return the entries to add to ``config``, for ``mlx_lm.load(model_config=...)``."""
     missing = {**_rotary_keys(config.get("rope_parameters") or {}), **_window_keys(config.get("layer_types") or ())}
     added = {key: value for key, value in missing.items() if config.get(key) is None}
     if isinstance(config.get("text_config"), Mapping):
@@ -33,7 +33,7 @@ def _rotary_keys(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _window_keys(layer_types: Sequence[str]) -> dict[str, Any]:
-    """``sliding_window_pattern``: every so many layers, one sees everything."""
+    """``sliding_window_pattern``: the interval of layers with full attention."""
     if "full_attention" not in layer_types or "sliding_attention" not in layer_types:
         return {}
     period = layer_types.index("full_attention") + 1

@@ -1,9 +1,9 @@
-"""A model whose list of layers can be exchanged, after proof by numbers that its first layers do what they did.
+"""A model with an exchangeable list of layers, after a numerical test that its first layers behave as before.
 
-Running fewer layers is running the model with the end of its list of layers left out: the same weights, the same
-memory, then the output norm and projection. mlx-lm's models keep their layers in one list and go through it in order;
-where that list stands is found, not looked up by the name of the model. A model that goes another way, or whose layers
-share keys and values, offers no exits.
+Running fewer layers means running the model without the last entries of its layer list: the same weights, the same
+memory, then the output norm and projection. mlx-lm's models keep their layers in one list and run them in order; the
+location of that list is searched, not looked up by model name. A model that works differently, or whose layers share
+keys and values, offers no exits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["LayerSwitch", "LayeredModel", "find_layers"]
 
 @frozen(eq=False)
 class LayeredModel:
-    """A model as it is called, with all or some of its layers.
+    """A callable model with all or some of its layers.
 
     Attributes:
         halves: the whole model.
-        path: names of the modules that lead from its body to its list of layers, and of that list; empty where the
-            layers cannot be exchanged.
+        path: names of the modules from its body to its list of layers, and of that list; empty if the layers cannot be
+            exchanged.
         layers: that list.
-        exit_layers: numbers of layers that it can stop after.
-        make_memory: caches for all layers, for trials.
+        exit_layers: layer counts after which it can stop.
+        make_memory: creates caches for all layers, for tests.
     """
 
     halves: ModelHalves
@@ -43,21 +43,21 @@ class LayeredModel:
     make_memory: Callable[[], SlotMemory]
 
     def body(self, num_layers: int | None) -> Callable[[mx.array, Any], mx.array]:
-        """See :class:`enginehouse_mlx.halves.ModelHalves`; the first ``num_layers`` layers, None is all."""
+        """Return the body with the first ``num_layers`` layers, None is all; see ``halves.ModelHalves``."""
         return self.halves.body if num_layers is None else self.with_layers(self.layers[:num_layers])
 
     def with_layers(self, layers: Sequence[Any]) -> Callable[[mx.array, Any], mx.array]:
-        """The body with other layers in the place of its own."""
+        """Return the body with other layers in place of its own."""
         body: Callable[[mx.array, Any], mx.array] = _with_list(self.halves.body, self.path, list(layers))
         return body
 
 
 class LayerSwitch:
-    """Stands in the list of layers for one of them; what else the model wants to know of the layer, the layer says.
+    """Replaces a layer in the list; other attributes are forwarded to the layer.
 
     Args:
         layer: such as mlx-lm's ``TransformerBlock``.
-        call: in place of the layer's own call.
+        call: replaces the layer's own call.
     """
 
     def __init__(self, layer: Any, call: Callable[..., mx.array]) -> None:
@@ -65,7 +65,7 @@ class LayerSwitch:
         self._call = call
 
     def __call__(self, hidden: mx.array, *others: Any, **named: Any) -> mx.array:
-        """States behind the layer."""
+        """States after the layer."""
         return self._call(hidden, *others, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -73,12 +73,12 @@ class LayerSwitch:
 
 
 def find_layers(model: Any, halves: ModelHalves, memory: SlotMemory) -> LayeredModel:
-    """Find out which of its first layers an mlx-lm model can stop after.
+    """Determine the layer counts after which an mlx-lm model can stop.
 
     Args:
-        model: whose ``layers`` are all of them, as in every model of mlx-lm.
-        halves: how it is called.
-        memory: the one that it is to be served with; learns here what each layer keeps.
+        model: its ``layers`` are all layers, as in every model of mlx-lm.
+        halves: its parts.
+        memory: the memory that will serve it; learns the shape of each layer's keys and values here.
     """
 
     def make_memory() -> SlotMemory:
@@ -95,7 +95,7 @@ def find_layers(model: Any, halves: ModelHalves, memory: SlotMemory) -> LayeredM
 
 
 def _is_beginning(model: LayeredModel, whole: SlotMemory, num_layers: int) -> bool:
-    """Whether the first layers alone write what they wrote in the whole model, and the others nothing."""
+    """True if the first layers alone write what they wrote in the whole model, and the others nothing."""
 
     def compute() -> mx.array:
         memory = model.make_memory()
@@ -113,7 +113,7 @@ def _run_probe(body: Callable[[mx.array, Any], mx.array], memory: SlotMemory) ->
 
 
 def _written(memory: SlotMemory, num_layers: int) -> mx.array:
-    """Keys and values of the probe in the first layers, one number behind the other."""
+    """Keys and values of the probe in the first layers, flattened."""
     arrays = [
         array for layer in memory.layers[:num_layers] for array in (layer.keys, layer.values) if array is not None
     ]
@@ -121,7 +121,7 @@ def _written(memory: SlotMemory, num_layers: int) -> mx.array:
 
 
 def _path_to(module: Any, layers: Sequence[Any]) -> tuple[str, ...]:
-    """The names that lead to this very list; empty where there is none."""
+    """Return the attribute path to this very list; empty if there is none."""
     for name, child in module.items():
         if isinstance(child, list) and len(child) == len(layers) and all(map(is_, child, layers)):
             return (name,)
@@ -131,7 +131,7 @@ def _path_to(module: Any, layers: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _with_list(module: Any, path: tuple[str, ...], layers: list[Any]) -> Any:
-    """A copy of the module that shares everything with it but the list at the end of the path."""
+    """Return a copy of the module that shares everything except the list at the end of the path."""
     own = copy.copy(module)
     own[path[0]] = _with_list(module[path[0]], path[1:], layers) if path[1:] else layers
     return own

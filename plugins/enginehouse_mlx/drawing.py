@@ -1,4 +1,4 @@
-"""A runner that also draws the tokens where the logits are, so that passes follow each other without waiting."""
+"""A runner that also samples tokens on the device, so that passes follow each other without waiting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNKNOWN = np.zeros(1, np.int32)
 class DrawingRunner(MlxRunner):
     """Implements :class:`enginehouse.contract.backend.DeviceSampler`.
 
-    A pass is built and begun, but not waited for: the next one can be built before its tokens are read.
+    A pass is built and started, but not awaited: the next one can be built before its tokens are read.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class DrawingRunner(MlxRunner):
         self._drawn: set[int] = set()
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the slot back; what was drawn for it is forgotten."""
+        """Free the slot and drop the tokens drawn for it."""
         super().free_sequence(sequence)
         self._drawn.discard(sequence)
 
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
-        """Build one pass over all spans and begin it; failed, no sequence has grown."""
+        """Build one pass over all spans and start it; if it fails, no sequence has grown."""
         known = [self._with_size(span) for span in spans]
         self._table.check(known)
         try:
@@ -58,7 +58,7 @@ class DrawingRunner(MlxRunner):
         return rows
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> MlxDrawn:
-        """Begin the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
+        """Start the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
         assert isinstance(output, LogitsRows)
         drawn = sample(output.logits, draws)
         slots = [draw.sequence for draw in draws]
@@ -68,14 +68,14 @@ class DrawingRunner(MlxRunner):
         return drawn
 
     def _inputs(self, token_ids: mx.array, spans: Sequence[Span]) -> mx.array:
-        """(num_spans, num_tokens) int32, with the tokens that are still being drawn."""
+        """(num_spans, num_tokens) int32, including tokens whose draws are pending."""
         late = [row for row, span in enumerate(spans) if span.input is _UNKNOWN]
         if late:
             token_ids[mx.array(late), 0] = self._last[mx.array([spans[row].sequence for row in late])]
         return token_ids
 
     def _with_size(self, span: Span) -> Span:
-        """The span with any token in the place of one that is still being drawn."""
+        """Return the span with a placeholder for a token whose draw is pending."""
         if not isinstance(span.input, LastSampled):
             return span
         if span.sequence not in self._drawn:

@@ -1,7 +1,7 @@
-"""A runner whose tokens may leave the model early, as a policy says; without a policy it is like its base.
+"""A runner with early exit under a policy; without a policy it behaves like its base class.
 
-Before a policy is set to work, the model is tried: of two sequences one leaves, and each must get what it gets alone.
-A model whose loop over its layers is not what the switches expect is refused by that, whatever it is called.
+Before a policy is used, the model is tested: of two sequences one exits, and each must get the result it gets alone.
+This refuses any model whose layer loop is not what the switches expect, independent of its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ExitRows", "ExitingRunner"]
 
 
 class ExitRows(LogitsRows):
-    """Rows of logits, and how many layers the token of each ran through."""
+    """Rows of logits, and the number of layers that the token of each ran through."""
 
     def __init__(self, logits: mx.array, exit_layers: Sequence[int]) -> None:
         super().__init__(logits)
@@ -51,7 +51,7 @@ class ExitingRunner(MlxRunner):
 
     @cached_property
     def _can_be_left(self) -> bool:
-        """Calibration sets many policies to work; one trial is enough."""
+        """True if the test succeeded. Cached: calibration uses many policies, one test is enough."""
         return bool(self.capabilities.exit_layers) and _can_leave(self._model)
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
@@ -64,19 +64,19 @@ class ExitingRunner(MlxRunner):
         self._exits = EarlyExits(self._model, self._memory, policy)
 
     def close(self) -> None:
-        """Drop weights and KV memory; again is no error."""
+        """Release weights and KV memory. Idempotent."""
         self._exits = None
         super().close()
 
     def _rows(self, spans: Sequence[Span]) -> LogitsRows:
-        """Rows of checked spans, not yet evaluated; with a policy, how many layers each ran through."""
+        """Rows of checked spans, not yet evaluated; with a policy, including the number of layers of each."""
         if self._exits is None:
             return super()._rows(spans)
         early = [i for i, span in enumerate(spans) if _may_leave(span)]
         others = [i for i, span in enumerate(spans) if not _may_leave(span)]
         parts: list[mx.array] = []
         found: list[tuple[int, int]] = []
-        """For each row of ``parts``, which span it belongs to and how many layers it ran through."""
+        """For each row of ``parts``, its span and the number of layers it ran through."""
         if others:
             parts.append(self._logits([spans[i] for i in others]))
             for i in others:
@@ -96,7 +96,7 @@ class ExitingRunner(MlxRunner):
 
 
 class _FirstLeaves:
-    """The policy of the trial: the first of the sequences leaves behind the first layer."""
+    """Policy of the test: the first of the sequences exits after the first layer."""
 
     layers = (1,)
 
@@ -109,12 +109,12 @@ class _FirstLeaves:
 
 
 def _may_leave(span: Span) -> bool:
-    """It is a token of an answer, and its row of logits is wanted."""
+    """True if the span is a token of an answer whose row of logits is requested."""
     return span.may_exit and span.num_layers is None and span.num_tokens == 1 and span.outputs != "none"
 
 
 def _can_leave(model: LayeredModel) -> bool:
-    """Whether one sequence gets the logits of one layer while the other, beside it, gets those of all."""
+    """True if one sequence gets the logits of one layer while the other, in the same batch, gets those of all."""
     halves = model.halves
     wanted = []
     for num_layers, size in ((1, 3), (None, 4)):

@@ -1,10 +1,9 @@
-"""Early exit: a pass over single tokens in which each may leave the layer loop, as a policy says.
+"""Early exit: a pass over single tokens in which a policy decides after which layer each token stops.
 
-Every layer of the model has a switch in its place. It runs the layer for the tokens that are still inside, and hands
-the states of the others on unchanged, so that the model's own output norm and projection make their logits of the
-state that they left with. The layers above still need keys and values for them: the switch calls the layer for these
-tokens, too, and drops what it returns. MLX computes what is asked for, and here that is keys and values; attention and
-all behind it never run.
+Every layer of the model is replaced by a switch. It runs the layer for the active tokens, and passes the states of the
+others on unchanged, so that the model's own output norm and projection compute their logits from the state at the exit.
+The remaining layers still need keys and values for exited tokens: the switch calls the layer for these tokens, too, and
+drops its result. MLX evaluates lazily, here only keys and values; attention and all later operations never run.
 
 Source: state propagation of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3.3): keys and values of skipped
 layers are projected from the state at the exit.
@@ -29,7 +28,7 @@ __all__ = ["EarlyExits", "Exited"]
 
 @frozen(eq=False)
 class Exited:
-    """What one pass gave: logits (num_sequences, vocab_size), and how many layers each token ran through."""
+    """Result of one pass: logits (num_sequences, vocab_size), and the number of layers each token ran through."""
 
     logits: mx.array
     layers: list[int]
@@ -37,7 +36,7 @@ class Exited:
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy has asked for."""
+    """Implements :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy requested."""
 
     layer: int
     hidden: mx.array
@@ -55,12 +54,12 @@ class _View:
 
 @define(eq=False)
 class _Pass:
-    """One pass on its way through the layers.
+    """State of one pass while it runs through the layers.
 
     Attributes:
-        inside: rows of the batch that have not left.
-        layers: for each row, how many layers it ran through.
-        logits: (vocab_size,), of rows that left with logits that the policy had asked for.
+        inside: rows of the batch that have not exited.
+        layers: for each row, the number of layers it ran through.
+        logits: (vocab_size,) of each exited row for which the policy had requested logits.
     """
 
     batch: Batch
@@ -70,18 +69,18 @@ class _Pass:
 
     @property
     def outside(self) -> list[int]:
-        """Rows that have left."""
+        """Rows that have exited."""
         inside = set(self.inside)
         return [row for row in range(len(self.layers)) if row not in inside]
 
 
 class EarlyExits:
-    """A model that tokens may leave early; shares weights and KV memory with it.
+    """A model with early exit; shares weights and KV memory with the original model.
 
     Args:
-        model: one that offers exits.
-        memory: of the sequences.
-        policy: decides; its ``layers`` are some of the model's ``exit_layers``.
+        model: a model that offers exits.
+        memory: memory of the sequences.
+        policy: decides the exits; its ``layers`` are a subset of the model's ``exit_layers``.
     """
 
     def __init__(self, model: LayeredModel, memory: SlotMemory, policy: BoundExitPolicy) -> None:
@@ -100,10 +99,10 @@ class EarlyExits:
         self._pass: _Pass | None = None
 
     def run(self, batch: Batch, token_ids: mx.array) -> Exited:
-        """One pass over one token of each sequence; evaluated as far as the policy wanted to see.
+        """Run one pass over one token of each sequence; evaluated only as far as the policy requires.
 
         Args:
-            batch: where the tokens go.
+            batch: slots and positions of the tokens.
             token_ids: (num_sequences, 1) int32.
         """
         num_rows = len(batch.slots)
@@ -115,7 +114,7 @@ class EarlyExits:
         return Exited(self._logits(run, output), run.layers)
 
     def _logits(self, run: _Pass, output: mx.array) -> mx.array:
-        """(num_rows, vocab_size) float32; those that are known are not computed again."""
+        """(num_rows, vocab_size) float32; logits already known are not recomputed."""
         rows = dict(run.logits)
         wanted = [row for row in range(len(run.layers)) if row not in rows]
         if wanted:
@@ -124,7 +123,7 @@ class EarlyExits:
         return mx.stack([row for _, row in sorted(rows.items())])
 
     def _run_layer(self, number: int, layer: Any, hidden: mx.array, *others: Any, **named: Any) -> mx.array:
-        """In place of a layer: run it on what is inside, keep keys and values of what has left, ask the policy."""
+        """Replace a layer: run it for active rows, write keys and values of exited ones, call the policy."""
         run = self._pass
         assert run is not None
         call = partial(_call_for, run.batch, layer, hidden, others, named)
@@ -134,14 +133,14 @@ class EarlyExits:
         else:
             call(rows=outside)
             if run.inside:
-                states = mx.array(hidden)  # a handle of its own: the assignment must not reach ``hidden``
+                states = mx.array(hidden)  # a new handle: the assignment must not change ``hidden``
                 states[mx.array(run.inside)] = call(rows=run.inside)
         if run.inside and number in self._asked:
             self._ask(run, number, hidden, states)
         return states
 
     def _ask(self, run: _Pass, number: int, before: mx.array, after: mx.array) -> None:
-        """Let the policy decide who leaves behind a layer."""
+        """Let the policy decide which rows exit after a layer."""
         rows = mx.array(run.inside)
         states = after[rows, 0]
         view = _View(number, states.astype(mx.float32), before[rows, 0].astype(mx.float32), self._head, states)
@@ -156,7 +155,7 @@ class EarlyExits:
     def _head(self, states: mx.array) -> mx.array:
         """(num_rows, vocab_size) float32 of (num_rows, hidden_size), by output norm and projection.
 
-        The model is called with one layer, which returns the states whatever it is given.
+        The model is called with one layer, which returns the given states.
         """
         self._given = states[:, None]
         nothing = mx.zeros((len(states), 1), mx.int32)

@@ -1,8 +1,8 @@
-"""A model cut before its vocabulary projection, after proof by numbers that the parts give the same logits.
+"""Splits a model before its vocabulary projection, after verifying that the parts give the same logits.
 
 mlx-lm models project every position to the vocabulary, which costs most of a prefill's memory. Most are built
 as ``model.model`` and ``lm_head`` (or tied embeddings); a few do more in between (such as soft capping), and
-a few cannot take sequences of unequal lengths in one call. Instead of a list of model names, both are tried.
+a few cannot process sequences of unequal lengths in one call. Instead of a list of model names, both are tested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginehouse_mlx.cache import Batch, SlotMemory
 __all__ = ["PROBE", "ModelHalves", "agrees", "batch_tolerance", "cut_model"]
 
 PROBE = (0, 1, 2, 3)
-"""Token ids that models are tried with."""
+"""Token ids used for tests of models."""
 
 
 @frozen
@@ -27,7 +27,7 @@ class ModelHalves:
 
     Attributes:
         body: (token ids (B, N), caches) to (B, N, width).
-        head: (num_rows, width) to (num_rows, vocab_size); the identity when the model could not be cut.
+        head: (num_rows, width) to (num_rows, vocab_size); the identity if the model could not be split.
         can_batch: several sequences may share a call.
     """
 
@@ -37,13 +37,13 @@ class ModelHalves:
 
 
 def cut_model(model: Any) -> tuple[ModelHalves, int]:
-    """Cut an mlx-lm model if that is safe.
+    """Split an mlx-lm model if that is safe.
 
     Returns:
         Its parts and the width of a row of logits.
 
     Raises:
-        ModelLoadError: the model needs a cache that is not keys and values.
+        ModelLoadError: the model needs a cache other than keys and values.
     """
     uncut = ModelHalves(model, lambda logits: logits, can_batch=False)
     expected = _run_alone(uncut, SlotMemory(model))
@@ -57,7 +57,7 @@ def cut_model(model: Any) -> tuple[ModelHalves, int]:
 
 
 def _find_head(model: Any) -> Callable[[mx.array], mx.array] | None:
-    """The vocabulary projection of models built in mlx-lm's usual way, else None."""
+    """Return the vocabulary projection of models built in mlx-lm's usual way, otherwise None."""
     body = getattr(model, "model", None)
     if body is None:
         return None
@@ -80,12 +80,12 @@ def _run_together(halves: ModelHalves, memory: SlotMemory) -> mx.array:
 
 
 def batch_tolerance(dtype: mx.Dtype) -> float:
-    """Low precision rounds differently in a batch; a wrong position or mask is off by far more."""
+    """Return the tolerance: low precision rounds differently in a batch, but a wrong position or mask is far off."""
     return 1e-3 if dtype == mx.float32 else 3e-2
 
 
 def agrees(expected: mx.array, compute: Callable[[], mx.array], tolerance: float) -> bool:
-    """Whether ``compute`` works and gives ``expected`` within ``tolerance`` of its largest value."""
+    """True if ``compute`` succeeds and returns ``expected`` within ``tolerance`` of its largest value."""
     try:
         actual = compute()
         if actual.shape != expected.shape:
@@ -93,4 +93,4 @@ def agrees(expected: mx.array, compute: Callable[[], mx.array], tolerance: float
         error = mx.abs(actual - expected).max() / mx.abs(expected).max()
         return bool((error <= tolerance).item())
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return False  # the model is built in another way
+        return False  # the model is built differently

@@ -1,4 +1,4 @@
-"""Opens a model: a folder to a ready runner, with mlx-lm's errors mapped to ours."""
+"""Loads a model: from a folder to a ready runner, with mlx-lm's errors mapped to ours."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = ["open_runner"]
 
 
 def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) -> MlxRunner:
-    """Load weights and tokenizer, then find out by numbers how the model may be called.
+    """Load weights and tokenizer, then test how the model may be called.
 
     Raises:
         MissingDependency: mlx-lm needs a package for this model that is not installed.
-        ModelLoadError: anything else.
+        ModelLoadError: any other failure.
     """
     folder = ModelFolder.find(source)
     if folder is None and (pickles := pickled_weights(source.path)):
@@ -64,7 +64,7 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
 
 
 def _load(folder: ModelFolder) -> tuple[Any, Any]:
-    """mlx-lm's model and tokenizer wrapper; no code that the folder brings is run."""
+    """Load mlx-lm's model and tokenizer wrapper; code from the folder is never run."""
     if code := folder.config.get("model_file"):
         raise ModelLoadError(f"{folder.path}: it brings Python code of its own ({code!r}), which is not run")
     check_tokenizer_file(folder.path)
@@ -76,7 +76,7 @@ def _load(folder: ModelFolder) -> tuple[Any, Any]:
 
 
 def _quantization(folder: ModelFolder) -> dict[str, str]:
-    """How weights are packed in MLX's own format; nothing where they are not."""
+    """Describe the quantisation in MLX's own format; empty if the weights are not quantised."""
     packed = folder.config.get("quantization")
     if not isinstance(packed, dict):
         return {}
@@ -124,10 +124,10 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
 
 
 def _without_lost_windows(config: dict[str, Any], memory: SlotMemory) -> dict[str, Any]:
-    """The configuration with the context in which mlx-lm's class of the model is right.
+    """Return the configuration with a context in which mlx-lm's class of the model is correct.
 
-    A few classes (Gemma 2) let all layers see everything although some should see a window. Up to the length
-    of that window this is the same.
+    A few classes (Gemma 2) give all layers full attention although some should use a window. Up to the length of that
+    window the results are the same.
     """
     text = config.get("text_config") or config
     has_windows = text.get("sliding_window") and (

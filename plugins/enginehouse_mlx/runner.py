@@ -1,9 +1,9 @@
-"""Runner over an mlx-lm model: spans of about equal length share a call of the model, others follow in the same step.
+"""Runner over an mlx-lm model: spans of similar length share a model call, others follow in the same step.
 
-So all decoding sequences run as one batch, drafts of unequal length included, and prefill chunks one after the other.
-It knows sequences, slots and logits; nothing of files (see ``loader.py``) or requests. Load, run and free it on one
-thread: MLX streams belong to threads. ``abort`` has no effect, and the capabilities say so: MLX evaluates a step as a
-whole.
+All decoding sequences thus run as one batch, including drafts of unequal length, and prefill chunks one by one.
+Handles sequences, slots and logits. Does not know files (see ``loader.py``) or requests. Load, run and free it on one
+thread: MLX streams belong to threads. ``abort`` has no effect, as declared in the capabilities: MLX evaluates a step
+as a whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LogitsRows:
         return np.asarray(self.logits)
 
     def select(self, rows: Sequence[int]) -> LogitsRows:
-        """Only these rows."""
+        """Select rows."""
         return LogitsRows(self.logits[mx.array(list(rows))])
 
 
@@ -67,15 +67,15 @@ class MlxRunner:
         self._table = SlotTable(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
-        """A new, empty sequence."""
+        """Allocate a slot for a new, empty sequence."""
         return self._table.open()
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the slot back."""
+        """Free the slot of a sequence."""
         self._table.free(sequence)
 
     def length(self, sequence: int) -> int:
-        """Tokens that the sequence holds."""
+        """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -101,16 +101,16 @@ class MlxRunner:
         return sequence
 
     def free_tokens(self) -> int:
-        """Positions that no sequence holds."""
+        """Number of positions not used by any sequence."""
         return self._table.free_tokens()
 
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
-        """Append all spans; failed, no sequence has grown."""
+        """Append all spans; if it fails, no sequence has grown."""
         self._table.check(spans)
         try:
             rows = self._rows(spans)
             mx.eval(rows.logits, self._memory.arrays)
-        except RuntimeError as error:  # what MLX raises, out of memory included
+        except RuntimeError as error:  # MLX's error type, which includes out of memory
             raise EngineError(f"mlx: the forward pass failed: {error}") from error
         self._table.advance(spans)
         return rows
@@ -119,7 +119,7 @@ class MlxRunner:
         """No effect: MLX evaluates a step as a whole."""
 
     def close(self) -> None:
-        """Drop weights and KV memory; again is no error."""
+        """Release weights and KV memory. Idempotent."""
         self._model = self._memory = None
         mx.clear_cache()
 
@@ -138,7 +138,7 @@ class MlxRunner:
         return logits.astype(mx.float32)
 
     def _calls(self, spans: Sequence[Span]) -> Iterator[list[int]]:
-        """Which spans share a call of the model, by index; they run the same layers."""
+        """Yield groups of span indices that share a model call; their spans run the same layers."""
         depths: dict[int | None, list[int]] = defaultdict(list)
         for i, span in enumerate(spans):
             depths[span.num_layers].append(i)
@@ -148,10 +148,10 @@ class MlxRunner:
             yield from ([indices[place] for place in group] for group in groups)
 
     def _run(self, spans: Sequence[Span], indices: Sequence[int]) -> dict[int, mx.array]:
-        """Call the model on a group of spans; the wanted rows (num_rows, width) by index.
+        """Call the model on a group of spans; returns the requested rows (num_rows, width) by index.
 
-        Shorter spans are filled up behind their end. What is computed there is dropped; the positions lie beyond the
-        sequence's length, so nobody sees them before they are written again.
+        Shorter spans are padded at the end. The padding's results are dropped; its positions are beyond the sequence's
+        length, so they are overwritten before they are read.
         """
         sizes = [num_tokens(span) for span in spans]
         batch = Batch(tuple(s.sequence for s in spans), tuple(s.start for s in spans), max(sizes))
@@ -166,20 +166,20 @@ class MlxRunner:
         return rows
 
     def _inputs(self, token_ids: mx.array, _spans: Sequence[Span]) -> mx.array:
-        """(num_spans, num_tokens) int32, what the model is called with."""
+        """(num_spans, num_tokens) int32, input of the model call."""
         return token_ids
 
 
 def num_rows(span: Span) -> int:
-    """Rows of logits that the span gives."""
+    """Number of rows of logits that the span produces."""
     return {"none": 0, "last": 1, "all": span.num_tokens}[span.outputs]
 
 
 def groups_of(sizes: Sequence[int]) -> list[list[int]]:
-    """Which spans share a call of the model, by index.
+    """Group span indices that share a model call.
 
-    Short ones (single tokens, drafts) share one and are filled up to the longest, unless more than half of what it
-    computes were filling; all others need the same size.
+    Short spans (single tokens, drafts) share one call and are padded to the longest, unless more than half of the
+    computation would be padding; all others need the same size.
     """
     short = [i for i, size in enumerate(sizes) if size <= _SHORT_TOKENS]
     is_worth_it = len(short) * max((sizes[i] for i in short), default=0) <= 2 * sum(sizes[i] for i in short)

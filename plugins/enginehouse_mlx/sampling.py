@@ -1,11 +1,11 @@
-"""Drawing tokens with MLX, where the logits are: core's sampling specification over a batch of rows.
+"""Samples tokens with MLX on the device of the logits: core's sampling specification over a batch of rows.
 
-Called by the runner once per step, right after the forward pass. Nothing here is computed before
-:meth:`MlxDrawn.host` asks, or MLX is told to begin; so the next pass can be built meanwhile. Rows that nothing
-changes are drawn from as the model left them, and rows at temperature 0 are not sorted.
+Called by the runner once per step, right after the forward pass. Nothing is computed before :meth:`MlxDrawn.host` is
+called or MLX is told to start, so the next pass can be built meanwhile. Rows without changes are sampled directly from
+the model's logits, and rows at temperature 0 are not sorted.
 
-Source: ``sampler`` is the specification. Core adds in float64, which Metal does not have; sums
-here are float32, added block by block, so a draw that falls within about 1e-5 of a border may give the neighbour.
+Source: ``sampler`` is the specification. Core adds in float64, which Metal does not support; sums here are float32,
+added block by block, so a draw within about 1e-5 of a boundary may select the neighbouring token.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from enginehouse.contract.backend import DRAW_FIELDS, Draw, Sampled
 __all__ = ["SUPPORTED", "MlxDrawn", "draw_rows", "sample"]
 
 SUPPORTED = DRAW_FIELDS
-"""Fields of SamplingParams, and masks: what :func:`sample` honours."""
+"""Fields of SamplingParams, and masks, that :func:`sample` supports."""
 
-_LOWEST_LOGPROB = -9999.0  # as core reports "impossible"
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # as core bounds it
+_LOWEST_LOGPROB = -9999.0  # core's value for "impossible"
+_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # core's bounds
 _BLOCK = 512
 
 
 class MlxDrawn:
-    """Tokens that are being computed.
+    """Sampled tokens, computed asynchronously.
 
     Args:
         tokens: (num_draws,) int32.
-        logprobs: None, or of each draw its log-probability (num_draws,), and the ids and log-probabilities of the best
-            tokens, (num_draws, num_top) each.
-        num_tops: how many of the best tokens each draw reports; None reports no log-probabilities.
+        logprobs: None, or the log-probability of each drawn token (num_draws,), and the ids and log-probabilities of
+            the best tokens, (num_draws, num_top) each.
+        num_tops: number of best tokens that each draw reports; None reports no log-probabilities.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MlxDrawn:
         self._num_tops = num_tops
 
     def host(self) -> Sequence[Sampled]:
-        """Wait for them; one token per draw."""
+        """Wait for the results; returns one token per draw."""
         tokens: list[int] = self.arrays[0].tolist()  # type: ignore[assignment]
         if len(self.arrays) == 1:
             return [Sampled(token) for token in tokens]
@@ -79,11 +79,11 @@ def draw_rows(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     """Draw one token from each row.
 
     Args:
-        logits: (num_draws, vocab_size) float32; -inf where a token is not allowed.
-        draws: their temperatures, truncations and numbers.
+        logits: (num_draws, vocab_size) float32; -inf for tokens that are not allowed.
+        draws: temperature, truncations and random number of each row.
 
     Returns:
-        (num_draws,) int32 token ids; -1 where a row holds NaN or +inf, or nothing but -inf.
+        (num_draws,) int32 token ids; -1 where a row contains NaN or +inf, or only -inf.
     """
     highest = logits.max(axis=1)
     is_fit = mx.isfinite(highest) & ~mx.isnan(logits).any(axis=1)
@@ -98,7 +98,7 @@ def draw_rows(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 
 
 def _draw_weighted(logits: mx.array, highest: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Truncate, each step to what the one before it left, and draw; (num_draws,) int32."""
+    """Truncate, each step on the result of the previous one, and draw; (num_draws,) int32."""
     width = logits.shape[1]
     sampling = [draw.sampling for draw in draws]
     temperatures = [min(max(s.temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE) for s in sampling]
@@ -119,7 +119,7 @@ def _draw_weighted(logits: mx.array, highest: mx.array, draws: Sequence[Draw]) -
         sums = _running_sums(weights)
     wanted = mx.array([draw.number for draw in draws], mx.float32)[:, None] * sums[:, -1:]
     passed = (sums <= wanted).sum(axis=1)
-    last = (weights > 0.0).sum(axis=1) - 1  # what is kept is a beginning, so this is its end
+    last = (weights > 0.0).sum(axis=1) - 1  # the kept tokens are a prefix, so this is its end
     place = mx.minimum(passed, mx.maximum(last, 0))
     return mx.take_along_axis(order, place[:, None], axis=1)[:, 0].astype(mx.int32)
 
@@ -127,8 +127,8 @@ def _draw_weighted(logits: mx.array, highest: mx.array, draws: Sequence[Draw]) -
 def _ranked(logits: mx.array, count: int) -> mx.array:
     """(num_rows, count) ids of the most probable tokens: by logit descending, then by id.
 
-    Both are packed into one integer: the bits of a float32, with those of a negative one inverted, sort like its
-    value. Adding 0.0 makes -0.0 and 0.0 the same.
+    Both are packed into one integer: the bits of a float32, inverted for a negative one, sort like its value. Adding
+    0.0 makes -0.0 and 0.0 equal.
     """
     bits = mx.view(logits + 0.0, mx.int32)
     bits = ~mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -139,7 +139,7 @@ def _ranked(logits: mx.array, count: int) -> mx.array:
 
 
 def _running_sums(weights: mx.array) -> mx.array:
-    """Like ``mx.cumsum(weights, axis=1)``, with the rounding of some hundred additions instead of all."""
+    """Equivalent of ``mx.cumsum(weights, axis=1)`` with the rounding error of some hundred additions instead of all."""
     num_rows, width = weights.shape
     padded = mx.pad(weights, [(0, 0), (0, -width % _BLOCK)]).reshape(num_rows, -1, _BLOCK)
     inside = mx.cumsum(padded, axis=2)
@@ -148,8 +148,8 @@ def _running_sums(weights: mx.array) -> mx.array:
 
 
 def _changed(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """(num_draws, vocab_size) logits after bias, penalties and masks; themselves where there are none."""
-    rows = mx.array(logits)  # a handle of its own: assignments below must not reach the raw logits
+    """(num_draws, vocab_size) logits after bias, penalties and masks; the input itself if there are none."""
+    rows = mx.array(logits)  # a new handle: the assignments below must not change the raw logits
     for i, draw in enumerate(draws):
         if draw.bias_ids is not None and len(draw.bias_ids):
             rows[i, mx.array(draw.bias_ids)] += mx.array(draw.bias_values)
@@ -163,7 +163,7 @@ def _changed(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 
 
 def _penalised(logits: mx.array, draw: Draw) -> mx.array:
-    """Logits of seen tokens, lowered: first the repetition penalty, then presence and frequency."""
+    """Penalise the logits of seen tokens: first the repetition penalty, then presence and frequency."""
     sampling, counts = draw.sampling, draw.seen_counts
     assert counts is not None
     loss = np.float32(sampling.presence_penalty) * (counts > 0) + np.float32(sampling.frequency_penalty) * counts
@@ -172,14 +172,14 @@ def _penalised(logits: mx.array, draw: Draw) -> mx.array:
 
 
 def _bits(bitmask: NDArray[np.int32] | None, width: int) -> NDArray[np.bool_]:
-    """(vocab_size,) which tokens a mask allows."""
+    """(vocab_size,) bool, True for tokens that a mask allows."""
     if bitmask is None:
         return np.ones(width, np.bool_)
     return np.unpackbits(bitmask.view(np.uint8), bitorder="little", count=width).astype(np.bool_)
 
 
 def _logprobs(raw: mx.array, tokens: mx.array, num_top: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Raw log-probabilities of the drawn tokens, and the best tokens of each row with theirs."""
+    """Raw log-probabilities of the drawn tokens, and the best tokens of each row with their log-probabilities."""
     normalisers = mx.logsumexp(raw, axis=1, keepdims=True)
     chosen = mx.take_along_axis(raw, mx.maximum(tokens, 0)[:, None], axis=1) - normalisers
     ids = _ranked(raw, max(num_top, 1))[:, :num_top]

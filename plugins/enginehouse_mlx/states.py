@@ -1,4 +1,4 @@
-"""Saved sequences as bytes: keys and values of all its positions, layer by layer, behind the head that core checks.
+"""Saved sequences as bytes: core's header, then keys and values of all positions, layer by layer.
 
 Sliding-window layers keep every position here, so a saved sequence is cut and continued like any other.
 """
@@ -18,13 +18,13 @@ __all__ = ["pack_sequence", "state_format", "unpack_sequence"]
 
 
 def state_format(memory: SlotMemory, library: str) -> str:
-    """See :class:`enginehouse.contract.backend.StateKeeper`; of a memory whose layers have run once."""
+    """Return the format id, see :class:`enginehouse.contract.backend.StateKeeper`. The layers must have run once."""
     arrays = ", ".join(f"{shape} {dtype}" for shape, dtype in _forms(memory))
     return f"{library}, {mx.default_device()}, keys and values of each layer: {arrays}"
 
 
 def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, state_format: str) -> memoryview:
-    """A copy of the first ``num_tokens`` positions of a slot."""
+    """Return a copy of the first ``num_tokens`` positions of a slot."""
     arrays = [_as_bytes(array) for array in memory.read(slot, num_tokens)]
     mx.eval(arrays)
     data = memoryview(bytearray(HEAD_BYTES + sum(array.nbytes for array in arrays)))
@@ -37,10 +37,10 @@ def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, state_format: 
 
 
 def unpack_sequence(memory: SlotMemory, num_tokens: int, data: memoryview) -> Sequence[mx.array]:
-    """What :meth:`SlotMemory.write` fills a slot with.
+    """Return the arrays from which :meth:`SlotMemory.write` fills a slot.
 
     Raises:
-        StateRefused: the data is of another size than so many tokens have here.
+        StateRefused: the size of the data does not match ``num_tokens``.
     """
     forms = _forms(memory)
     sizes = [num_heads * num_tokens * width * dtype.size for (num_heads, width), dtype in forms]
@@ -55,7 +55,7 @@ def unpack_sequence(memory: SlotMemory, num_tokens: int, data: memoryview) -> Se
 
 
 def _forms(memory: SlotMemory) -> list[tuple[tuple[int, int], mx.Dtype]]:
-    """Heads and numbers per head of one position, and their type: of the keys and of the values of each layer."""
+    """Heads, numbers per head of one position, and dtype, for the keys and the values of each layer."""
     return [((array.shape[1], array.shape[3]), array.dtype) for array in memory.arrays]
 
 

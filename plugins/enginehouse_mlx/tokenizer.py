@@ -14,7 +14,7 @@ __all__ = ["ModelText", "wrap_text"]
 
 @frozen
 class ModelText:
-    """The text side of a model. ``bos_token`` and ``eos_token`` are "" when there is none."""
+    """Tokenizer and special tokens of a model. ``bos_token`` and ``eos_token`` are "" if undefined."""
 
     tokenizer: FastTokenizer
     chat_templates: dict[str, str]
@@ -23,7 +23,7 @@ class ModelText:
 
 
 def wrap_text(loaded: Any, vocab_size: int) -> ModelText:
-    """Wrap mlx-lm's ``TokenizerWrapper``, which forwards to a transformers tokenizer and knows all end ids.
+    """Wrap mlx-lm's ``TokenizerWrapper``, which forwards to a transformers tokenizer and has all end ids.
 
     Raises:
         ModelLoadError: it is not a fast tokenizer.

@@ -17,7 +17,7 @@ __all__ = ["register_reasoning_parsers", "register_tool_parsers"]
 
 @hookimpl
 def register_tool_parsers(register: Callable[[ToolParser], None]) -> None:
-    """Hand over one parser per format; the default serves every model that no other one knows."""
+    """Register one parser per format; the default serves every model that no other parser supports."""
     register(HermesToolParser())
     register(LlamaToolParser())
     register(MistralToolParser())
@@ -27,5 +27,5 @@ def register_tool_parsers(register: Callable[[ToolParser], None]) -> None:
 
 @hookimpl
 def register_reasoning_parsers(register: Callable[[ReasoningParser], None]) -> None:
-    """Hand over the parser of think tags."""
+    """Register the parser of think tags."""
     register(ThinkParser())

@@ -1,7 +1,7 @@
-"""One call written as a JSON object: ``{"name": "f", "arguments": {...}}``, in pieces.
+"""Incremental parser of one call written as a JSON object: ``{"name": "f", "arguments": {...}}``.
 
-The members may come in any order. The call starts when its name is known and its arguments have begun; until
-then everything can still turn out to be text.
+The members may come in any order. The call starts once its name is known and its arguments have begun; until then the
+text may still turn out to be prose.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _State = Literal["key or end", "key", "colon", "value", "after"]
 
 
 class CallObject:
-    """Reads the object behind its opening brace.
+    """Parses the object after its opening brace.
 
     Args:
         names: functions that may be called.
-        is_certain: the text around it says that this is a call, so that unknown members may be passed over.
+        is_certain: the surrounding text marks this as a call, so unknown members may be skipped.
 
     Attributes:
-        status: ``open``; ``done`` at the closing brace; ``wrong`` when it is no call, or was damaged.
+        status: ``open``; ``done`` at the closing brace; ``wrong`` if it is not a call, or is malformed.
     """
 
     def __init__(self, names: Collection[str], is_certain: bool) -> None:
@@ -41,13 +41,13 @@ class CallObject:
         self._is_certain = is_certain
         self._state: _State = "key or end"
         self._value: JsonValue | None = None
-        self._texts: list[str] = []  # of the value that is being read, unless it streams
+        self._texts: list[str] = []  # of the current value, unless it is streamed
         self._key = ""
         self._name: str | None = None
-        self._arguments: str | None = None  # complete ones that wait for the name
+        self._arguments: str | None = None  # complete arguments that wait for the name
 
     def feed(self, text: str, parts: list[ToolPart]) -> int:
-        """Read ``text``, appending to ``parts``; returns how much was read."""
+        """Parse ``text``, appending to ``parts``; returns the number of characters consumed."""
         index = 0
         while index < len(text) and self.status == "open":
             start, was_started = index, self.is_started
@@ -58,12 +58,12 @@ class CallObject:
 
     @property
     def raw(self) -> str:
-        """What was read while the call had not started, brace included."""
+        """Text consumed before the call started, brace included."""
         return "".join(self._raw)
 
     @property
     def _streams(self) -> bool:
-        """Whether the value that is being read leaves as it comes."""
+        """True if the current value is passed on as it arrives."""
         return self.is_started and not self.is_finished and self._key in _ARGUMENTS
 
     def _read_structure(self, text: str, index: int, parts: list[ToolPart]) -> int:
@@ -107,7 +107,7 @@ class CallObject:
         return end
 
     def _take(self, parts: list[ToolPart]) -> None:
-        """A key or a value is complete."""
+        """Process a complete key or value."""
         text = "".join(self._texts)
         if self._state in ("key", "key or end"):
             self._key, self._state = json.loads(text), "colon"
@@ -132,7 +132,7 @@ class CallObject:
             self._send(self._arguments, parts)
 
     def _take_arguments(self, text: str, parts: list[ToolPart]) -> None:
-        """Arguments that did not stream: the name is missing, they are a JSON text in a string, or no object."""
+        """Process arguments that were not streamed: name missing, JSON in a string, or not an object."""
         if text.startswith('"'):
             text = json.loads(text).encode("utf-8", "replace").decode()
             inner = JsonValue()

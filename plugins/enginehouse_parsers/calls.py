@@ -1,4 +1,4 @@
-"""Compositions that several formats share: calls as JSON objects whose arguments match their schemas."""
+"""Compositions shared by several formats: calls as JSON objects whose arguments match their schemas."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 ]
 
 Answer = Constraint | Literal["any"] | None
-"""What an answer without calls looks like, see :meth:`enginehouse.contract.parsers.ToolFormat.constraint`."""
+"""Constraint of an answer without calls, see :meth:`enginehouse.contract.parsers.ToolFormat.constraint`."""
 
 MAX_CALLS = 16
-"""Most calls of one enforced answer: a small model that has begun to call does not stop by itself."""
+"""Maximum number of calls of one enforced answer: a small model that has started to call does not stop by itself."""
 
 _BRANCHES = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "unevaluatedProperties")
 
 
 def object_schema(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The schema of arguments: an object, without members that nobody declared unless the schema asks for them."""
+    """Return the schema of arguments: an object, without undeclared members unless the schema asks for them."""
     schema = {"type": "object", **parameters}
     if "additionalProperties" not in schema and not any(keyword in schema for keyword in _BRANCHES):
         schema["additionalProperties"] = False
@@ -44,30 +44,30 @@ def object_schema(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(tool: Tool) -> Matching:
-    """The arguments of a tool as a JSON object."""
+    """Return the arguments of a tool as a JSON object."""
     text = written_json(object_schema(tool.parameters))
     return Matching(Constraint(kind="json_schema", text=text, param=f"{tool.param}.parameters"))
 
 
 def strict_param(tools: Sequence[Tool]) -> str:
-    """The request field because of which calls are checked that need not be made."""
+    """Return the request field that requires optional calls to be validated."""
     return next(f"{tool.param}.strict" for tool in tools if tool.strict)
 
 
 def only_strict(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools, with any object as the arguments of those that are not strict."""
+    """Return the tools; those that are not strict accept any object as arguments."""
     return [tool if tool.strict else evolve(tool, parameters={"additionalProperties": True}) for tool in tools]
 
 
 def refuse_strict(tools: Sequence[Tool]) -> UnsupportedParameter:
-    """The refusal where a format cannot tell the beginning of a call from text."""
+    """Return the error for formats in which the beginning of a call looks like text."""
     param = strict_param(tools)
     message = f"{param}: this model's calls can only be checked with the tool_choice 'required' or a named function"
     return UnsupportedParameter(message, param)
 
 
 def json_calls(tools: Sequence[Tool], arguments_key: str) -> Composition:
-    """One call of any of the tools, as a JSON object."""
+    """Composition of one call of any of the tools, as a JSON object."""
     calls: list[Composition] = [
         InOrder(
             (
@@ -82,12 +82,12 @@ def json_calls(tools: Sequence[Tool], arguments_key: str) -> Composition:
 
 
 def _texts(*tokens: str) -> tuple[Text, ...]:
-    """A part for each token of JSON: a decoder that reads greedily could not tell longer ones from another object."""
+    """Split into one part per JSON token: a greedy decoder could not distinguish longer ones from another object."""
     return tuple(map(Text, tokens))
 
 
 def one_or_more(call: Composition, separator: str, parallel: bool | None) -> Composition:
-    """A call, and further ones unless ``parallel`` is false."""
+    """Composition of a call, and further ones unless ``parallel`` is false."""
     if parallel is False:
         return call
     another = InOrder((Text(separator), call)) if separator else call
@@ -95,12 +95,12 @@ def one_or_more(call: Composition, separator: str, parallel: bool | None) -> Com
 
 
 def or_answer(calls: Composition, answer: Constraint | None) -> Composition:
-    """Calls, or an answer without any."""
+    """Composition of calls, or an answer without any."""
     return calls if answer is None else OneOf((calls, Matching(answer)))
 
 
 def talk_or_call(marker: str, behind_marker: Composition, separator: str, parallel: bool | None) -> Composition:
-    """Any text, and calls in the form of ``behind_marker`` wherever the marker stands."""
+    """Composition of any text, with calls in the form of ``behind_marker`` after each marker."""
     further: tuple[Composition, ...] = ()
     if parallel is not False:
         another = InOrder((*((Text(separator),) if separator else ()), Marker(marker), behind_marker))

@@ -1,4 +1,4 @@
-"""Tools, calls and results as plain text, for templates that know none of them."""
+"""Renders tools, calls and results as plain text, for templates without tool support."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _INSTRUCTING = ("system", "developer")
 def describe_calls_in_text(
     messages: Sequence[Message], tools: Sequence[Tool], opening: str, closing: str
 ) -> tuple[Message, ...]:
-    """The chat without tool messages: tools stand in the first system message, calls and results in the texts.
+    """Return the chat without tool messages: tools are in the first system message, calls and results in the texts.
 
-    Results join the user message that follows them, as many templates want roles to alternate.
+    Results are merged into the user message that follows them, because many templates require alternating roles.
     """
     described = _with_results([_with_calls(message, opening, closing) for message in messages])
     if not tools:

@@ -1,7 +1,7 @@
-"""The session of every format that writes calls as JSON objects: between tags, behind one, or bare.
+"""Session for all formats that write calls as JSON objects: between tags, after one, or bare.
 
-A small state machine over the text that has not been read yet. A state reads from its front and returns
-whether the next state can go on with the rest.
+A small state machine over the unread text. Each state reads from its front and returns True if the next state can
+continue with the rest.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ __all__ = ["JsonCallSession"]
 
 
 class JsonCallSession:
-    """See :class:`enginehouse.contract.parsers.ToolSession`.
+    """Implements :class:`enginehouse.contract.parsers.ToolSession`.
 
-    A call that is damaged before its arguments begin is text. One that is damaged later keeps what the model
-    wrote, up to the closing tag: clients check arguments in any case. Closing tags inside strings are arguments.
+    A call that is malformed before its arguments begin is text. One that is malformed later keeps the model's output,
+    up to the closing tag: clients must validate arguments anyway. Closing tags inside strings are part of the
+    arguments.
 
     Args:
         names: functions that may be called.
-        opening: tags in front of one call, a JSON list of calls, or several calls.
-        closing: the tag behind them; None where there is none.
-        ignored: tags that carry no meaning and are not shown.
-        bare: whether the answer may begin with a call without any tag.
+        opening: tags before one call, a JSON list of calls, or several calls.
+        closing: the tag after them; None if there is none.
+        ignored: tags without meaning, which are removed.
+        bare: the answer may begin with a call without any tag.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class JsonCallSession:
         self._opening = opening
         self._closing = () if closing is None else (closing,)
         self._outer_tags = (*opening, *self._closing, *ignored)
-        self._rest = ""  # not read yet
-        self._num_white = 0  # characters at its beginning that are white space, as far as is known
+        self._rest = ""  # unread text
+        self._num_white = 0  # number of leading white space characters seen so far
         self._parts: list[ToolPart] = []
         self._call: CallObject | None = None
         self._in_list = False
@@ -77,7 +78,7 @@ class JsonCallSession:
     # -- states ------------------------------------------------------------------------------------
 
     def _beginning(self) -> bool:
-        """Nothing but white space so far; a brace would be a call."""
+        """Only white space so far; a brace starts a call."""
         start = self._num_white = end_of_white(self._rest, self._num_white)
         if start == len(self._rest):
             return False
@@ -102,7 +103,7 @@ class JsonCallSession:
         self._state, self._in_list, self._is_tagged = self._body, False, True
 
     def _body(self) -> bool:
-        """A call, or a list of calls, must begin."""
+        """Expect a call or a list of calls."""
         self._rest = self._rest.lstrip(WHITESPACE)
         if not self._rest:
             return False
@@ -120,7 +121,7 @@ class JsonCallSession:
         return True
 
     def _other_body(self) -> bool:
-        """What is no JSON behind an opening tag: prose, whose tags are not shown."""
+        """Text other than JSON after an opening tag: prose, whose tags are removed."""
         self._state = self._text
         return True
 
@@ -136,7 +137,7 @@ class JsonCallSession:
         return call.status != "open"
 
     def _leave(self, call: CallObject) -> None:
-        """Go on behind the place where a call went wrong."""
+        """Continue after the position where a call became malformed."""
         if not call.is_started:
             self._call = None
             self._show(call.raw)
@@ -148,7 +149,7 @@ class JsonCallSession:
             self._state = self._broken
 
     def _broken(self) -> bool:
-        """The arguments were damaged: what the model wrote is passed on up to the closing tag."""
+        """Malformed arguments: pass the model's output on up to the closing tag."""
         shown, tag, self._rest = split_at_tag(self._rest, self._closing)
         if shown:
             self._parts.append(CallArguments(shown))
@@ -159,14 +160,12 @@ class JsonCallSession:
         return True
 
     def _after(self) -> bool:
-        """Behind a call: another one, the end of the list, or the closing tag."""
-        start = self._num_white = end_of_white(self._rest, self._num_white)
+        """After a call: another one, the end of the list, or the closing tag."""
+        has_separators = self._in_list or not self._closing
+        start = self._num_white = end_of_white(self._rest, self._num_white, has_separators=has_separators)
         if start == len(self._rest):
             return False
-        self._num_white = 0
-        text = self._rest[start:].lstrip(WHITESPACE + (",;" if self._in_list or not self._closing else ""))
-        if not text:
-            return False
+        self._num_white, text = 0, self._rest[start:]
         if text[0] == "{" or (self._in_list and text[0] == "]"):
             self._rest, self._state = text, self._body
         else:
@@ -174,7 +173,7 @@ class JsonCallSession:
         return True
 
     def _discard(self) -> bool:
-        """Rubbish between a complete call and its closing tag."""
+        """Skip invalid text between a complete call and its closing tag."""
         _, tag, self._rest = split_at_tag(self._rest, (*self._closing, *self._opening))
         if tag is None:
             return False

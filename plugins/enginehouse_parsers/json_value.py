@@ -1,6 +1,6 @@
-"""Follows one JSON value that comes in pieces, strictly, and says where it ends or goes wrong.
+"""Strict incremental parser of one JSON value that detects its end and errors.
 
-Used for the arguments of calls, which leave before they are complete. Keeps a stack instead of recursing, so
+Used for the arguments of calls, which are passed on before they are complete. Uses a stack instead of recursion, so
 that deep nesting costs memory only.
 """
 
@@ -27,27 +27,27 @@ class JsonValue:
     """One value, from its first character on.
 
     Attributes:
-        status: ``open`` while more may come, ``done`` when it is complete, ``wrong`` when it can never be. A
-            number at the outermost level is complete when something else follows it.
+        status: ``open`` while more may come, ``done`` when it is complete, ``wrong`` if it is invalid. A number at the
+            outermost level is complete when another character follows it.
     """
 
     def __init__(self) -> None:
         self.status: Literal["open", "done", "wrong"] = "open"
         self._state: _State = "value"
-        self._stack: list[str] = []  # { and [ that are open
+        self._stack: list[str] = []  # open { and [
         self._in_key = False
         self._num_hex = 0
         self._word = ""
 
     def feed(self, text: str, start: int = 0) -> int:
-        """Read ``text`` from ``start``; returns where the value ended or went wrong, else the text's length."""
+        """Parse ``text`` from ``start``; return the position where the value ended or failed, or ``len(text)``."""
         index, end = start, len(text)
         while index < end and self.status == "open":
             index = self._step(text, index)
         return index
 
     def _step(self, text: str, index: int) -> int:
-        """Read at least one character, or end a number or literal before one."""
+        """Parse at least one character, or end a number or literal before one."""
         if self._state == "string":
             return self._string(text, index)
         char = text[index]
@@ -78,10 +78,10 @@ class JsonValue:
             else:
                 self._complete()
             return index + 1
-        return self._checked(False, index)  # a raw control character
+        return self._checked(False, index)  # an unescaped control character
 
     def _structure(self, char: str, index: int) -> int:
-        """Anything outside texts, numbers and literals."""
+        """Parse anything outside strings, numbers and literals."""
         state = self._state
         if state == "colon":
             self._state = "value"
@@ -131,7 +131,7 @@ class JsonValue:
         return index + 1
 
     def _complete(self) -> None:
-        """A value has ended: the outermost one, or one inside a container."""
+        """End a value: the outermost one, or one inside a container."""
         self._state = "after"
         if not self._stack:
             self.status = "done"

@@ -1,4 +1,4 @@
-"""Llama 3's calls: one bare JSON object, perhaps behind ``<|python_tag|>``."""
+"""Llama 3's calls: one bare JSON object, optionally after ``<|python_tag|>``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TAG = "<|python_tag|>"
 
 
 class LlamaFormat:
-    """See :class:`enginehouse.contract.parsers.ToolFormat`."""
+    """Implements :class:`enginehouse.contract.parsers.ToolFormat`."""
 
     markers = (_TAG,)
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
-        """One call per message: the template takes no more, so several become turns of their own."""
+        """Split messages with several calls into one turn per call, because the template supports only one."""
         prepared: list[Message] = []
         results = {message.tool_call_id: message for message in messages if message.role == "tool"}
         moved: set[str] = set()
@@ -42,7 +42,7 @@ class LlamaFormat:
         return PreparedChat(tuple(prepared), tools)
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
-        """One call; this format has no parallel ones."""
+        """Constrain to one call; this format has no parallel ones."""
         if answer == "any":
             raise refuse_strict(tools)
         return compose(or_answer(json_calls(tools, "parameters"), answer), "tool_choice")
@@ -53,13 +53,13 @@ class LlamaFormat:
 
 
 class LlamaToolParser:
-    """See :class:`enginehouse.contract.parsers.ToolParser`."""
+    """Implements :class:`enginehouse.contract.parsers.ToolParser`."""
 
     name = "llama3"
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Llama's turns, and a template that writes ``parameters``."""
+        """Match Llama's turns, and a template that writes ``parameters``."""
         template = model.template
         if not takes_tools(template) or "<|start_header_id|>" not in template or "<function=" in template:
             return 0.0

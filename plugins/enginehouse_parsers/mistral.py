@@ -1,4 +1,4 @@
-"""Mistral's calls behind ``[TOOL_CALLS]``: a JSON list, or names with ``[ARGS]``."""
+"""Mistral's calls after ``[TOOL_CALLS]``: a JSON list, or names with ``[ARGS]``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _OWN_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 
 
 class MistralFormat:
-    """See :class:`enginehouse.contract.parsers.ToolFormat`.
+    """Implements :class:`enginehouse.contract.parsers.ToolFormat`.
 
     Args:
         names_calls: calls are a name, ``[ARGS]`` and an object.
-        beginning: how the JSON list begins behind the tag.
+        beginning: start of the JSON list after the tag.
     """
 
     markers = (_TAG, _ARGS, "[CALL_ID]")
@@ -45,7 +45,7 @@ class MistralFormat:
         self._beginning = beginning
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
-        """As these templates want it: ids of nine letters and digits, and an answer between result and question."""
+        """Adapt the chat to these templates: ids of nine letters and digits, an answer between result and question."""
         prepared: list[Message] = []
         for message in messages:
             if prepared and prepared[-1].role == "tool" and message.role == "user":
@@ -77,13 +77,13 @@ class MistralFormat:
 
 
 class MistralToolParser:
-    """See :class:`enginehouse.contract.parsers.ToolParser`."""
+    """Implements :class:`enginehouse.contract.parsers.ToolParser`."""
 
     name = "mistral"
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Sure where the template holds the tag."""
+        """Full confidence if the template contains the tag."""
         return 0.9 if takes_tools(model.template) and _TAG in model.template else 0.0
 
     def bind(self, model: ChatFormat) -> MistralFormat:
@@ -92,7 +92,7 @@ class MistralToolParser:
 
 
 def _short(call_id: str) -> str:
-    """The same nine characters for the same id."""
+    """Return a deterministic id of nine characters."""
     if _OWN_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]

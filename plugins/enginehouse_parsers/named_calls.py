@@ -1,4 +1,4 @@
-"""Mistral's newer way to write calls: ``[TOOL_CALLS]name[ARGS]{...}``, next to the older JSON list."""
+"""Mistral's newer call format ``[TOOL_CALLS]name[ARGS]{...}``, next to the older JSON list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_HEAD_CHARS = 200
 
 
 class NamedCallSession(JsonCallSession):
-    """See :class:`enginehouse_parsers.json_calls.JsonCallSession`; a body may also be a name and an object."""
+    """Extends :class:`enginehouse_parsers.json_calls.JsonCallSession`; a body may also be a name and an object."""
 
     def __init__(self, names: Collection[str], opening: str) -> None:
         super().__init__(names, (opening,), ignored=("[ARGS]", "[CALL_ID]"))
@@ -28,7 +28,7 @@ class NamedCallSession(JsonCallSession):
         """See :class:`enginehouse.contract.parsers.ToolSession`."""
         if self._state == self._other_body:  # the beginning of a name
             self._rest = "" if is_cut else self._rest
-            self._state = self._text  # which drops the tags behind the name
+            self._state = self._text  # this state drops the tags after the name
             while self._rest and self._state():
                 pass
         elif self._arguments is not None:
@@ -37,7 +37,7 @@ class NamedCallSession(JsonCallSession):
         return super().flush(is_cut)
 
     def _other_body(self) -> bool:
-        """A name and its arguments; anything else is prose."""
+        """Parse a name and its arguments; anything else is prose."""
         head = _HEAD.match(self._rest)
         if head is not None and head[1] in self._names:
             self._parts.append(CallStarted(head[1]))
@@ -50,7 +50,7 @@ class NamedCallSession(JsonCallSession):
         return True
 
     def _named(self) -> bool:
-        """Inside the arguments; damaged ones go on to the end, for no tag closes them."""
+        """Parse the arguments; malformed ones extend to the end, because no tag closes them."""
         value = self._arguments
         assert value is not None
         end = len(self._rest) if self._is_broken else value.feed(self._rest)

@@ -1,4 +1,4 @@
-"""Calls as a Python list, as Llama 4 and LFM2 write them."""
+"""Calls as a Python list, as written by Llama 4 and LFM2."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MEMBERS = ("type", "properties", "required", "additionalProperties", "title", "
 
 
 class PythonicFormat:
-    """See :class:`enginehouse.contract.parsers.ToolFormat`."""
+    """Implements :class:`enginehouse.contract.parsers.ToolFormat`."""
 
     markers = (*_OPENING, *_CLOSING)
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
-        """As it is: these templates know tools."""
+        """Return the chat unchanged: these templates support tools."""
         return PreparedChat(messages, tools)
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
@@ -46,13 +46,13 @@ class PythonicFormat:
 
 
 class PythonicToolParser:
-    """See :class:`enginehouse.contract.parsers.ToolParser`."""
+    """Implements :class:`enginehouse.contract.parsers.ToolParser`."""
 
     name = "pythonic"
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Sure where the template explains the form, or holds the tags around it."""
+        """Full confidence if the template explains the format, or contains its tags."""
         template = model.template
         known = "func_name1(" in template or any(tag in template for tag in _OPENING)
         return 0.85 if takes_tools(template) and known else 0.0
@@ -75,7 +75,7 @@ def _call(tool: Tool) -> Composition:
 
 
 def _members(schema: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
-    """The members in order; None for a schema that says more, or has names that are no Python names."""
+    """Return the members in order; None for a schema with other keywords, or names that are not Python identifiers."""
     properties = schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not set(schema) <= set(_MEMBERS):
         return None
@@ -93,7 +93,7 @@ def _value(schema: Any, root: Mapping[str, Any], param: str) -> Matching:
 
 
 def _arguments(values: Mapping[str, Matching], required: list[str], optional: list[str]) -> list[Composition]:
-    """Required arguments, then any of the optional ones, with commas between them."""
+    """Return the required arguments, then any of the optional ones, separated by commas."""
     if required:
         parts: list[Composition] = []
         for number, name in enumerate(required):

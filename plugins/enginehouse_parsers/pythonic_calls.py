@@ -1,4 +1,4 @@
-"""Calls written as a Python list: ``[f(a=1, b='x'), g()]``. Arguments leave as JSON, one after the other."""
+"""Parses calls written as a Python list: ``[f(a=1, b='x'), g()]``. Arguments are emitted as JSON, one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["LiteralScanner", "PythonicCallSession", "read_literal"]
 
-# Nothing gives back what it took: a model may well write white space for a long time.
+# Possessive quantifiers prevent backtracking: a model may write white space for a long time.
 _NAME = re.compile(r"\s*+([\w.-]++)\s*+\(", re.ASCII)
 _NAME_BEGINNING = re.compile(r"\s*+([\w.-]*+)\s*+", re.ASCII)
 _KEYWORD = re.compile(r"\s*+(?:([^\W\d]\w*+)\s*+=(?!=)|(\*\*))\s*+")
@@ -25,7 +25,7 @@ _MAX_NAME_CHARS = 200
 
 
 class LiteralScanner:
-    """Finds the comma or parenthesis that ends an argument, in text that comes in pieces."""
+    """Finds the comma or parenthesis that ends an argument, in text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []
@@ -33,7 +33,7 @@ class LiteralScanner:
         self._escaped = False
 
     def find_end(self, text: str, start: int) -> int:
-        """Place of the end in ``text``, read from ``start`` on; -1 when it has not come yet."""
+        """Return the position of the end in ``text``, searching from ``start``; -1 if it has not arrived yet."""
         for index in range(start, len(text)):
             char = text[index]
             if self._quote:
@@ -55,7 +55,7 @@ class LiteralScanner:
 
 
 def read_literal(text: str) -> Any:
-    """The value of a JSON or Python literal.
+    """Return the value of a JSON or Python literal.
 
     Raises:
         ValueError: it is neither, or has no JSON form.
@@ -65,7 +65,7 @@ def read_literal(text: str) -> Any:
             value = json.loads(text)
         except ValueError:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about backslashes that Python leaves alone
+                warnings.simplefilter("ignore")  # about backslashes that Python keeps
                 value = ast.literal_eval(text.strip())
         json.dumps(value, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -74,23 +74,24 @@ def read_literal(text: str) -> Any:
 
 
 class PythonicCallSession:
-    """See :class:`enginehouse.contract.parsers.ToolSession`. A list calls something at the beginning or behind a tag.
+    """Implements :class:`enginehouse.contract.parsers.ToolSession`. Lists are calls at the beginning or after a tag.
 
-    What is damaged before the first call's parenthesis is text; what is damaged inside a call stays in its arguments.
+    Text that is malformed before the first call's parenthesis is prose; malformed text inside a call stays in its
+    arguments.
 
     Args:
         names: functions that may be called.
-        opening: tags in front of a list.
-        closing: tags behind one.
+        opening: tags before a list.
+        closing: tags after one.
     """
 
     def __init__(self, names: Collection[str], opening: tuple[str, ...] = (), closing: tuple[str, ...] = ()) -> None:
         self._names = names
         self._opening = opening
         self._tags = (*opening, *closing)
-        self._rest = ""  # not read yet
-        self._num_white = 0  # characters at its beginning that are white space, as far as is known
-        self._raw = ""  # read, and text if no call begins
+        self._rest = ""  # unread text
+        self._num_white = 0  # number of leading white space characters seen so far
+        self._raw = ""  # consumed text that becomes prose if no call begins
         self._parts: list[ToolPart] = []
         self._state: Callable[[], bool] = self._beginning
         self._is_open = False
@@ -121,7 +122,7 @@ class PythonicCallSession:
     # -- states ------------------------------------------------------------------------------------
 
     def _beginning(self) -> bool:
-        """Nothing but white space so far; a bracket may begin a list of calls."""
+        """Only white space so far; a bracket may start a list of calls."""
         start = self._num_white = end_of_white(self._rest, self._num_white)
         if start == len(self._rest):
             return False
@@ -133,7 +134,7 @@ class PythonicCallSession:
         return True
 
     def _text(self) -> bool:
-        """Prose up to the next tag; tags are not shown."""
+        """Prose up to the next tag; tags are removed."""
         shown, tag, self._rest = split_at_tag(self._rest, self._tags)
         self._show(shown)
         if tag in self._opening:
@@ -141,7 +142,7 @@ class PythonicCallSession:
         return tag is not None
 
     def _name(self) -> bool:
-        """The name of a function and its parenthesis must come."""
+        """Expect a function name and its parenthesis."""
         found = _NAME.match(self._rest)
         if found is not None and found[1] in self._names:
             self._parts.append(CallStarted(found[1]))
@@ -162,14 +163,14 @@ class PythonicCallSession:
         return beginning is not None and any(name.startswith(beginning[1]) for name in self._names)
 
     def _keyword(self) -> bool:
-        """An argument's name, two stars, or the closing parenthesis."""
+        """Expect an argument's name, two stars, or the closing parenthesis."""
         text = self._rest = self._rest.lstrip(WHITESPACE)
         if text[:1] == ")":
             self._rest = text[1:]
             self._close()
             return True
         found = _KEYWORD.match(text)
-        # White space behind the sign belongs to the match, so the value must have begun.
+        # White space after the sign belongs to the match, so the value must have begun.
         if found is not None and found.end() < len(text):
             self._spreads = found[2] is not None
             if not self._spreads:
@@ -218,7 +219,7 @@ class PythonicCallSession:
         self._is_open, self._state = False, self._between
 
     def _between(self) -> bool:
-        """Behind a call: another one, or the end of the list."""
+        """After a call: another one, or the end of the list."""
         start = self._num_white = end_of_white(self._rest, self._num_white)
         if start == len(self._rest):
             return False
@@ -231,7 +232,7 @@ class PythonicCallSession:
         return True
 
     def _broken(self) -> bool:
-        """A call is damaged: what the model wrote stays in its arguments."""
+        """Malformed call: keep the model's output in its arguments."""
         self._add(self._rest)
         self._rest = ""
         return False

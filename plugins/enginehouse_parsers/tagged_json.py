@@ -1,4 +1,4 @@
-"""JSON between ``<tool_call>`` tags, as Hermes and Qwen write it, and as we ask models for that know no tools."""
+"""JSON between ``<tool_call>`` tags: used by Hermes and Qwen, and requested from models without tool support."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from enginehouse_parsers.json_calls import JsonCallSession
 __all__ = ["DefaultToolParser", "HermesToolParser", "TaggedJsonFormat", "takes_tools"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-# A template explains or writes the form; other formats stand between the same tags.
+# Matches a template that explains or writes the format; other formats use the same tags.
 _JSON_IN_TAGS = re.compile(r"""<tool_call>[\\n\s"'{}~+-]{0,30}\{\\?["'](?:name|arguments)""")
 
 
 def takes_tools(template: str) -> bool:
-    """Whether a template knows the variable ``tools``."""
+    """True if a template uses the variable ``tools``."""
     return re.search(r"\btools\b", template) is not None
 
 
 class TaggedJsonFormat:
-    """See :class:`enginehouse.contract.parsers.ToolFormat`."""
+    """Implements :class:`enginehouse.contract.parsers.ToolFormat`."""
 
     markers = (_OPEN, _CLOSE)
 
@@ -41,13 +41,13 @@ class TaggedJsonFormat:
         self._is_native = is_native
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
-        """As it is for a template that knows tools, else all of it as text."""
+        """Return the chat unchanged for a template with tool support, otherwise with tools as text."""
         if self._is_native:
             return PreparedChat(messages, tools)
         return PreparedChat(describe_calls_in_text(messages, tools, _OPEN, _CLOSE))
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
-        """See ``ToolFormat``. A model that never learned to call repeats itself, if it may."""
+        """See ``ToolFormat``. Models not trained to call tools would repeat calls if allowed."""
         parallel = self._is_native if parallel is None else parallel
         if answer == "any":
             talk = talk_or_call(_OPEN, _behind_tag(only_strict(tools)), "\n", parallel)
@@ -65,13 +65,13 @@ def _behind_tag(tools: Sequence[Tool]) -> Composition:
 
 
 class HermesToolParser:
-    """See :class:`enginehouse.contract.parsers.ToolParser`. The tags stand in the template."""
+    """Implements :class:`enginehouse.contract.parsers.ToolParser`. The template contains the tags."""
 
     name = "hermes"
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Sure where a template with tools has JSON between the tags."""
+        """Full confidence if a template with tools has JSON between the tags."""
         return 0.9 if takes_tools(model.template) and _JSON_IN_TAGS.search(model.template) else 0.0
 
     def bind(self, model: ChatFormat) -> TaggedJsonFormat:
@@ -80,13 +80,13 @@ class HermesToolParser:
 
 
 class DefaultToolParser:
-    """See :class:`enginehouse.contract.parsers.ToolParser`. For templates that know no tools, or in an unknown way."""
+    """Implements :class:`enginehouse.contract.parsers.ToolParser`. For templates with no or unknown tool support."""
 
     name = "default"
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Better than nothing, for every model."""
+        """Lowest confidence, for every model."""
         return 0.05
 
     def bind(self, model: ChatFormat) -> TaggedJsonFormat:

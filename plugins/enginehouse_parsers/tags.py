@@ -1,4 +1,4 @@
-"""Finds tags in text that comes in pieces, and says how much text must wait because a tag may be beginning."""
+"""Finds tags in streamed text, and the text that must be held back because a tag may be starting."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ _CUT_REMNANT_CHARS = 2
 
 _WHITE = re.compile(r"\s*+")
 _JSON_WHITE = re.compile(r"[ \t\n\r]*+")
+_SEPARATORS = re.compile(r"[ \t\n\r,;]*+")
 
 
-def end_of_white(text: str, start: int, is_json: bool = True) -> int:
-    """Place of the first character from ``start`` on that is not white space, of JSON or of any kind.
+def end_of_white(text: str, start: int, is_json: bool = True, *, has_separators: bool = False) -> int:
+    """Return the position of the first character from ``start`` on that is not (JSON or any) white space.
 
-    Text that is held back is looked at again with each piece that comes; so that time does not grow with its square,
-    white space that was seen is not looked at again.
+    With ``has_separators`` commas and semicolons are skipped as well.
+
+    Text that is held back is scanned again with each new piece; to avoid quadratic time, white space already seen is
+    not scanned again.
     """
-    found = (_JSON_WHITE if is_json else _WHITE).match(text, start)
+    run = _SEPARATORS if has_separators else _JSON_WHITE if is_json else _WHITE
+    found = run.match(text, start)
     return start if found is None else found.end()
 
 
 def split_at_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str | None, str]:
-    """Text before the first tag, the tag, and the text behind it.
+    """Split into the text before the first tag, the tag, and the text after it.
 
-    Without a tag: the text that is certainly none, None, and the end of the text that a tag may begin with.
+    Without a tag: the text that certainly contains none, None, and the suffix that may start a tag.
     """
     if not tags:
         return text, None, ""
@@ -40,7 +44,7 @@ def split_at_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str | None, str
 
 
 def num_held(text: str, tags: tuple[str, ...]) -> int:
-    """Length of the longest end of ``text`` that is a beginning of a tag."""
+    """Length of the longest suffix of ``text`` that is a prefix of a tag."""
     longest = max(map(len, tags), default=0)
     for size in range(min(longest - 1, len(text)), 0, -1):
         end = text[len(text) - size :]
@@ -50,11 +54,11 @@ def num_held(text: str, tags: tuple[str, ...]) -> int:
 
 
 def is_remnant(held: str, is_cut: bool) -> bool:
-    """Whether a beginning of a tag, at which the text ended, was meant as a tag: a lone ``<`` may be prose.
+    """True if a tag prefix at the end of the text was meant as a tag: a lone ``<`` may be prose.
 
     Args:
-        held: the beginning.
-        is_cut: a limit has ended the text, so that more of the tag may have been about to come.
+        held: the prefix.
+        is_cut: a limit ended the text, so the rest of the tag may have been cut off.
     """
     return len(held) >= (_CUT_REMNANT_CHARS if is_cut else _REMNANT_CHARS)
 

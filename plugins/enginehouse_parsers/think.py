@@ -22,27 +22,27 @@ _PAIRS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Tags in use, most common first."""
+"""Known tags, most common first."""
 
 _SWITCHES = ("enable_thinking", "thinking")
 _BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*")
 
 
 class ThinkParser:
-    """See ``ReasoningParser``. Finds the tags in the template, else in the vocabulary."""
+    """Implements ``ReasoningParser``. Finds the tags in the template, otherwise in the vocabulary."""
 
     name = "think"
     api_version = 1
 
     def match(self, model: ChatFormat) -> float:
-        """Sure where the template mentions the tags."""
+        """Full confidence if the template mentions the tags."""
         pair = _find_pair(model)
         if pair is None:
             return 0.0
         return 0.9 if any(tag in model.template for tag in pair) else 0.5
 
     def bind(self, model: ChatFormat) -> ThinkFormat:
-        """The format with this model's tags."""
+        """Return the format with this model's tags."""
         start, end = _find_pair(model) or _PAIRS[0]
         switches = tuple(name for name in _SWITCHES if _is_variable(name, model.template))
         return ThinkFormat(start, end, switches, _is_variable("reasoning_effort", model.template))
@@ -50,11 +50,11 @@ class ThinkParser:
 
 @frozen
 class ThinkFormat:
-    """See :class:`enginehouse.contract.parsers.ReasoningFormat`.
+    """Implements :class:`enginehouse.contract.parsers.ReasoningFormat`.
 
     Attributes:
-        switches: variables that the template asks whether to reason.
-        knows_effort: whether the template asks how hard to think.
+        switches: template variables that enable reasoning.
+        knows_effort: the template uses the reasoning effort.
     """
 
     start: str
@@ -75,7 +75,7 @@ class ThinkFormat:
         return variables
 
     def is_open(self, prompt: str) -> bool:
-        """The opening tag is the last thing in the prompt."""
+        """True if the prompt ends with the opening tag."""
         return prompt.rstrip().endswith(self.start)
 
     def open(self, is_open: bool) -> ReasoningSession:
@@ -84,17 +84,17 @@ class ThinkFormat:
 
 
 class ThinkSession:
-    """See :class:`enginehouse.contract.parsers.ReasoningSession`.
+    """Implements :class:`enginehouse.contract.parsers.ReasoningSession`.
 
-    White space around the reasoning and blank lines in front of the answer behind it are dropped. An answer
-    that does not begin with the opening tag has no reasoning, and is left as it is.
+    White space around the reasoning and blank lines between it and the answer are dropped. An answer that does not
+    begin with the opening tag has no reasoning and is unchanged.
     """
 
     def __init__(self, start: str, end: str, is_open: bool) -> None:
         self._start, self._end = start, (end,)
-        self._rest = ""  # not read yet
-        self._num_white = 0  # characters at its beginning that are white space, as far as is known
-        self._white = list[str]()  # at the end of the reasoning so far
+        self._rest = ""  # unread text
+        self._num_white = 0  # number of leading white space characters seen so far
+        self._white = list[str]()  # trailing white space of the reasoning so far
         self._has_reasoned = False
         self._parts: list[ReasoningPart] = []
         self._state: Callable[[], bool] = self._inside if is_open else self._opening
@@ -120,7 +120,7 @@ class ThinkSession:
         return parts
 
     def _opening(self) -> bool:
-        """Nothing but white space and perhaps the beginning of the opening tag so far."""
+        """Only white space and possibly a prefix of the opening tag so far."""
         start = self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
         text = self._rest[start:]
         if text.startswith(self._start):
@@ -139,7 +139,7 @@ class ThinkSession:
         return tag is not None
 
     def _closed(self) -> bool:
-        """Behind the closing tag: blank lines are dropped until the answer begins."""
+        """After the closing tag: blank lines are dropped until the answer begins."""
         self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
         if self._num_white == len(self._rest):
             return False
@@ -154,7 +154,7 @@ class ThinkSession:
         return False
 
     def _reason(self, text: str) -> None:
-        """Pass reasoning on, but for white space at its beginning and, until more comes, at its end."""
+        """Pass reasoning on, except white space at its beginning and, until more text comes, at its end."""
         kept = text.rstrip()
         if not kept:
             if self._has_reasoned:
@@ -176,7 +176,7 @@ def _find_pair(model: ChatFormat) -> tuple[str, str] | None:
 
 
 def _is_variable(name: str, template: str) -> bool:
-    """Whether some statement or expression of the template uses ``name``: prose and texts do not count."""
+    """True if a statement or expression of the template uses ``name``; prose and string literals do not count."""
     code = re.findall(r"\{[%{](.*?)[%}]\}", template, flags=re.DOTALL)
     outside_texts = (re.sub(r"'[^']*'|\"[^\"]*\"", "", piece) for piece in code)
     return any(re.search(rf"(?<![.\w]){name}\b", piece) for piece in outside_texts)

@@ -1,7 +1,7 @@
-"""JSON of tools as prompts and schemas hold it: written as `json.dumps` does, but a dozen times as fast.
+"""Serialises tools to JSON for prompts and schemas: same format as `json.dumps`, but a dozen times as fast.
 
-Definitions may have several megabytes, and no other thread runs while either of the two writes: neither does the
-server's event loop.
+Definitions may have several megabytes, and both implementations hold the GIL, so the server's event loop is blocked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["written_json"]
 
 
 def written_json(value: Any) -> str:
-    """The value on one line, with a space behind each comma and colon."""
+    """Return the value on one line, with a space after each comma and colon."""
     try:
         return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
-    except UnicodeEncodeError:  # half a character, which only the other one writes
+    except UnicodeEncodeError:  # lone surrogates, which only json.dumps can write
         return json.dumps(value)

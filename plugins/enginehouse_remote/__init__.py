@@ -13,5 +13,5 @@ __all__ = ["register_backends"]
 
 @hookimpl
 def register_backends(register: Callable[[Backend], None]) -> None:
-    """Hand over the ``remote`` backend."""
+    """Register the ``remote`` backend."""
     register(RemoteBackend())

@@ -1,4 +1,4 @@
-"""What the plugin registers: cheap, and free of its HTTP library until ``open``."""
+"""Backend registration. Cheap to import; loads its HTTP library only in ``open``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RemoteBackend"]
 
 
 class RemoteBackend:
-    """Opens models behind OpenAI-compatible servers as engines."""
+    """Opens models on OpenAI-compatible servers as engines."""
 
     name = "remote"
     api_version = 1
@@ -21,23 +21,23 @@ class RemoteBackend:
     opens: Literal["runner", "engine"] = "engine"
 
     def probe(self) -> Probe:
-        """Whether httpx is installed."""
+        """Check that httpx is installed."""
         if find_spec("httpx") is None:
             return Probe(False, reason=MissingDependency("httpx", self.name).message)
         return Probe(True, ("remote",))
 
     def match(self, source: ModelSource) -> Match:
-        """Made for addresses; nothing is asked there."""
+        """Match URLs, without contacting the server."""
         if source.path is None and source.text.startswith(("http://", "https://")):
             return Match(1.0, "an address of a server")
         return Match(0.0, "not an http or https address")
 
     def estimate(self, source: ModelSource, options: RemoteOptions) -> MemoryEstimate:
-        """The model needs no memory here."""
+        """Return zero: the model needs no local memory."""
         return MemoryEstimate(weights_bytes=0, kv_bytes_per_token=0, total_bytes=0)
 
     def open(self, source: ModelSource, options: RemoteOptions, progress: Progress) -> Engine:
-        """Ask the servers what they are; the engine connects when it is used."""
+        """Probe the servers and return the engine, which connects on first use."""
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: not an http or https address")
         try:

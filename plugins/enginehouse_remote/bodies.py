@@ -1,7 +1,7 @@
-"""An engine's request -> the body of a request to a server.
+"""Converts an engine's request to the body of a request to a server.
 
-Everything that draws and stops is written out, defaults too: what this server says about a request shall not depend
-on the defaults of another one.
+All sampling and stop parameters are written explicitly, including defaults, so that the values this server reports for
+a request do not depend on the defaults of another server.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from enginehouse_remote.kinds import KindOfServer
 __all__ = ["Body", "body_of"]
 
 _OFF = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
-"""Values that ask for nothing, so that no server need honour them."""
+"""Parameter values that have no effect, so servers need not support them."""
 
 _LOWEST_TOP_P = 1e-9
-"""Stands for 0, which some servers refuse; the most probable of any number of tokens is more probable than this."""
+"""Replaces 0, which some servers refuse; the most probable token always has a higher probability than this."""
 
 
 @frozen
 class Body:
-    """A body and the address, below the server's, that takes it."""
+    """A request body and its path, relative to the server's base URL."""
 
     path: str
     data: dict[str, Any]
 
 
 def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
-    """The request as ``kind`` understands it, streamed.
+    """Return the request as a streamed request body for ``kind``.
 
     Raises:
-        UnsupportedParameter: it asks for what cannot be said there; names the parameter.
+        UnsupportedParameter: the request uses a parameter that this kind of server does not support; names it.
     """
     data: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     data |= _parameters(request, kind)
@@ -68,7 +68,7 @@ def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
 def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:
     values = _values(request)
     for name, value in values.items():
-        # Every request has a seed; one that a client gave has been refused by now.
+        # Every request has a seed; one set by a client has already been refused here.
         is_asked = value is not None and value != _OFF.get(name) and name != "seed"
         if is_asked and name not in kind.parameters:
             raise UnsupportedParameter(f"{name}: the server behind this model does not honour it", name)
@@ -79,7 +79,7 @@ def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:
 
 
 def _values(request: EngineRequest) -> dict[str, Any]:
-    """Everything that draws and stops, by the names that clients write; None is nothing to say."""
+    """All sampling and stop parameters, by the names that clients use; None means not set."""
     sampling, stopping = request.sampling, request.stopping
     values: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -137,7 +137,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _part(part: str | Image | MediaPart) -> dict[str, Any]:
-    """A part of a message. Images travel as bytes: no server is sent to an address that a client wrote."""
+    """Convert a part of a message. Images are sent as bytes: no server is asked to fetch a client's URL."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     assert isinstance(part, Image)
@@ -167,7 +167,7 @@ def _tools(use: ToolUse) -> dict[str, Any]:
     choice: Any = use.choice
     if use.only is not None:
         choice = {"type": "function", "function": {"name": use.only}}
-    # Not every server knows the choice `allowed_tools`; none can call what it does not know of.
+    # Not every server supports the choice `allowed_tools`; omitting the other tools has the same effect.
     tools = use.tools if use.allowed is None else use.callable
     data: dict[str, Any] = {"tools": [_tool(tool) for tool in tools], "tool_choice": choice}
     parallel = use.parallel if use.only is None else False
@@ -177,7 +177,7 @@ def _tools(use: ToolUse) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    """As the client wrote it; the definition, which templates show, does not say that calls are checked."""
+    """Return the client's own definition; the one shown to templates does not say that calls are validated."""
     if not tool.strict:
         return tool.definition
     return {**tool.definition, "function": {**tool.definition["function"], "strict": True}}

@@ -1,7 +1,7 @@
-"""The pieces of tool calls in a streamed answer -> which call each belongs to. Knows neither choices nor events.
+"""Assigns the pieces of tool calls in a streamed answer to calls. Does not know choices or events.
 
-Servers name a call by its index, by its id, by both or by neither, once or in each piece. What is certain is followed;
-where a piece could belong to two calls the answer ends with an error, since arguments of two calls in one are worse
+Servers identify a call by its index, its id, both or neither, once or in each piece. Unambiguous information is used;
+if a piece could belong to two calls, the answer ends with an error, because mixed arguments of two calls are worse
 than none.
 """
 
@@ -22,7 +22,7 @@ _INSIDE = re.compile(r'["\\]')
 
 @define
 class _Arguments:
-    """How far the arguments of one call have come; one pass over their text.
+    """Parse state of one call's arguments; one pass over their text.
 
     Attributes:
         has_begun, is_complete: the outermost object or list was opened, or closed.
@@ -35,13 +35,13 @@ class _Arguments:
     _num_escaped: int = 0
 
     def add(self, text: str) -> None:
-        """Go on; raises ValueError for what follows a complete value."""
+        """Continue parsing; raises ValueError for text after a complete value."""
         at, self._num_escaped = self._num_escaped if text else 0, 0 if text else self._num_escaped
         while not self.is_complete and (found := (_INSIDE if self._in_text else _OUTSIDE).search(text, at)):
             sign, at = found[0], found.end()
             if self._in_text:
                 self._in_text = sign != '"'
-                at += sign == "\\"  # what it escapes says nothing
+                at += sign == "\\"  # the escaped character is not significant
                 self._num_escaped = max(0, at - len(text))
             elif sign == '"':
                 self._in_text = self.has_begun
@@ -55,7 +55,7 @@ class _Arguments:
 
 @define(eq=False)
 class _Call:
-    """One call so far."""
+    """State of one call."""
 
     position: int
     index: int | None
@@ -66,7 +66,7 @@ class _Call:
 
 @define(frozen=True)
 class CallPiece:
-    """A piece of a call: ``position`` counts the calls of the answer, ``name`` is given once, with the first piece."""
+    """A piece of a call: ``position`` counts the calls of the answer, ``name`` is set only on the first piece."""
 
     position: int
     name: str | None
@@ -74,7 +74,7 @@ class CallPiece:
 
 
 class CallPieces:
-    """The calls of one choice, in the order in which they begin."""
+    """Calls of one choice, in order of their first pieces."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -84,10 +84,10 @@ class CallPieces:
         return len(self._calls)
 
     def push(self, data: Mapping[str, Any]) -> CallPiece:
-        """The piece that ``data``, an entry of ``tool_calls``, brings.
+        """Parse ``data``, an entry of ``tool_calls``, and return its piece.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none, or it could belong to several calls.
+            KeyError, TypeError, ValueError: it is not a valid piece, or could belong to several calls.
         """
         function = data.get("function") or {}
         index, call_id = _index(data.get("index")), _text(data.get("id")) or None
@@ -105,7 +105,7 @@ class CallPieces:
         return CallPiece(call.position, name if is_new else None, arguments)
 
     def check_ends(self) -> None:
-        """Raise ValueError where calls that share an index, or have none, are not complete: pieces may be mixed up."""
+        """Raise ValueError if calls that share an index, or have none, are incomplete: pieces may be mixed up."""
         indices = [call.index for call in self._calls]
         for call in self._calls:
             is_open = call.arguments.has_begun and not call.arguments.is_complete
@@ -113,7 +113,7 @@ class CallPieces:
                 raise ValueError(f"the arguments of the call {call.name!r} have no end, and it shares its index")
 
     def _find(self, index: int | None, call_id: str | None, name: str, *, has_text: bool) -> _Call | None:
-        """The call that a piece goes on with; None for a new one."""
+        """Return the call that a piece continues; None for a new one."""
         known = next((call for call in self._calls if call_id is not None and call.id == call_id), None)
         if known is not None:
             if index is not None and index != known.index:
@@ -133,7 +133,7 @@ class CallPieces:
 
 
 def _index(value: Any) -> int | None:
-    """The index of a call; some servers write it as text."""
+    """Return the index of a call; some servers write it as text."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         return int(value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -142,7 +142,7 @@ def _index(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """Text, or "" for nothing; raises TypeError for anything else."""
+    """Return a text, or "" for None; raises TypeError for anything else."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} instead of a text")
     return value or ""

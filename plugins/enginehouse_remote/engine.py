@@ -1,4 +1,4 @@
-"""The engine: requests go to servers, chats as messages; answers come back as events."""
+"""Remote engine: sends requests to servers, chats as messages; returns the answers as events."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _TOKEN_TEXT_BYTES = 2048
 
 
 class _Tokens(msgspec.Struct):
-    """An answer of ``/tokenize``."""
+    """Response of ``/tokenize``."""
 
     tokens: list[int]
 
 
 class _Text(msgspec.Struct):
-    """An answer of ``/detokenize``."""
+    """Response of ``/detokenize``."""
 
     content: str
 
@@ -53,7 +53,7 @@ class RemoteEngine:
         self._running: set[RemoteGeneration] = set()
 
     async def submit(self, request: EngineRequest) -> Generation:
-        """Send the request to the server with the least to do; returns when one has accepted it."""
+        """Send the request to the least busy server; returns once a server has accepted it."""
         if request.num_prompt_logprobs is not None:
             message = "prompt_logprobs: the server behind this model is not asked for them"
             raise UnsupportedParameter(message, "prompt_logprobs")
@@ -79,7 +79,7 @@ class RemoteEngine:
         return generation
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
-        """Ask a server; only an Enginehouse has this endpoint with a known meaning."""
+        """Tokenize on a server; only Enginehouse servers have this endpoint with a known meaning."""
         if len({segment.trusted for segment in segments}) > 1:
             raise UnsupportedParameter("prompt: a remote model tokenizes texts only in one piece", "prompt")
         text = "".join(segment.text for segment in segments)
@@ -89,28 +89,28 @@ class RemoteEngine:
         return (await self._ask("/tokenize", data, "prompt", _Tokens, max_bytes)).tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Ask a server."""
+        """Detokenize on a server."""
         max_bytes = _ANSWER_BYTES + _TOKEN_TEXT_BYTES * len(token_ids)
         return (await self._ask("/detokenize", {"tokens": list(token_ids)}, "tokens", _Text, max_bytes)).content
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The server does not tell bytes of ids without a text."""
+        """Raise UnsupportedParameter: servers do not report the bytes of token ids."""
         raise UnsupportedParameter(
             "with_pieces: the pieces of tokens stay with the server behind this model", "with_pieces"
         )
 
     async def stats(self) -> EngineStats:
-        """What runs there for this model."""
+        """Number of requests running on the servers."""
         return EngineStats(num_running=len(self._running), max_sequences=self._options.max_requests)
 
     async def close(self) -> None:
-        """Leave every request and close the connections."""
+        """Cancel all requests and close the connections."""
         for generation in list(self._running):
             generation.end(EngineDead("the engine was closed"))
         await self.servers.close()
 
     async def _ask(self, path: str, data: dict[str, Any], param: str, kind: type[_A], max_bytes: int) -> _A:
-        """A question that is answered at once, to the first server that does."""
+        """Send a short request; returns the response of the first server that answers."""
         if not self._found.tokenizes:
             raise UnsupportedParameter(f"{param}: the server behind this model offers no {path}", param)
         self.servers.start()

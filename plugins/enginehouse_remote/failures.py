@@ -1,7 +1,7 @@
-"""What a server's failure is called here: which one is the client's, which one another server may make good.
+"""Maps a server's failures to our errors, separating client errors from those that another server may avoid.
 
-A refusal of the request stays a refusal with its field. Everything that says more about the server than about the
-request is :class:`ServerFailed`, which the engine answers by asking another server.
+A refused request stays refused, with its field. Errors caused by the server rather than the request become
+:class:`ServerFailed`, upon which the engine tries another server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REFUSALS = (400, 409, 413, 415, 422)
 
 
 class ServerFailed(Exception):
-    """This server cannot serve the request now. ``final`` is what the client is told when no other one can."""
+    """This server cannot serve the request now. ``final`` is returned to the client if no other server can."""
 
     def __init__(self, final: EnginehouseError, *, is_down: bool) -> None:
         super().__init__(final.message)
@@ -48,26 +48,26 @@ class ServerFailed(Exception):
 
 
 def of_exception(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> ServerFailed:
-    """A connection that failed, broke or took too long."""
+    """Map a connection error or timeout."""
     if isinstance(error, AnswerUnreadable):
         return ServerFailed(GenerationFailed(f"The server {url} cannot be read: {error}."), is_down=False)
-    said = str(error)[:_MAX_DETAIL_CHARS]  # the library quotes what it could not read
+    said = str(error)[:_MAX_DETAIL_CHARS]  # httpx quotes the unreadable data
     what = "did not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
     if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
         what = "closed the connection"
     detail = f": {said}" if said else ""
-    # A slow answer may be a long prompt: it says nothing about the next request.
+    # A slow answer may be due to a long prompt: it does not predict the next request.
     is_down = not isinstance(error, httpx.ReadTimeout)
     return ServerFailed(EngineDead(f"The server {url} {what}{detail}."), is_down=is_down)
 
 
 def of_response(status: int, body: bytes, url: str, retry_after: str | None = None) -> EnginehouseError | ServerFailed:
-    """An answer that is no 200: an error for the client, or :class:`ServerFailed`."""
+    """Map a response with a status other than 200 to an error for the client or :class:`ServerFailed`."""
     return _of_error(status, _error_object(body), body[:500].decode("utf-8", "replace"), url, retry_after)
 
 
 def of_stream(data: Any, url: str) -> EnginehouseError | ServerFailed:
-    """An error object inside a stream, whose status was 200 already."""
+    """Map an error object inside a stream, whose status was already 200."""
     error = data if isinstance(data, dict) else {"message": str(data)}
     status = error.get("code") if isinstance(error.get("code"), int) else error.get("status")
     return _of_error(status if isinstance(status, int) and 400 <= status < 600 else 500, error, "", url)
@@ -76,7 +76,7 @@ def of_stream(data: Any, url: str) -> EnginehouseError | ServerFailed:
 def _of_error(
     status: int, error: dict[str, Any], text: str, url: str, retry_after: str | None = None
 ) -> EnginehouseError | ServerFailed:
-    """The error for a status and what was said about it; ``text`` is the beginning of a body without a message."""
+    """Build the error for a status and its details; ``text`` is the beginning of a body without a message."""
     message = str(error.get("message") or text or f"status {status}")[:_MAX_MESSAGE_CHARS]
     if status in _REFUSALS:
         return _refusal(error, message)
@@ -92,7 +92,7 @@ def _of_error(
 
 
 def _seconds(retry_after: str | None) -> float:
-    """What a server asks for, at most an hour; a date or anything else is a second."""
+    """Return the requested delay, at most an hour; a date or anything else counts as one second."""
     text = (retry_after or "").strip()
     if not (text.isascii() and text.isdecimal()):
         return 1.0
@@ -117,18 +117,18 @@ def _refusal(error: dict[str, Any], message: str) -> EnginehouseError:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    """Whether it is a number of tokens, and not one that cannot be told on."""
+    """True if it is a number of tokens within the reportable range."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**_MAX_DIGITS
 
 
 def _number(text: str, *patterns: re.Pattern[str]) -> int | None:
-    """What the first pattern that is found says."""
+    """Return the number captured by the first pattern that matches."""
     found = next(filter(None, (pattern.search(text) for pattern in patterns)), None)
     return int(found[1]) if found is not None and len(found[1]) <= _MAX_DIGITS else None
 
 
 def _error_object(body: bytes) -> dict[str, Any]:
-    """The error object of an answer in one of its usual places; empty without one."""
+    """Return the error object from one of its usual places in a response, or an empty dict."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""One request at the servers: sent to one, sent to the next while nothing of its answer has come, read to its end."""
+"""One request to the servers: sent to one, retried on the next until the first output arrives, then read to its end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _End = EnginehouseError | None
 class RemoteGeneration:
     """Implements :class:`enginehouse.contract.backend.Generation`.
 
-    A task of its own reads the answer, so that :meth:`cancel` closes the connection at once, whoever iterates: a
-    server stops working when its client leaves.
+    A separate task reads the answer, so that :meth:`cancel` closes the connection immediately, independent of
+    iteration: a server stops working when its client disconnects.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RemoteGeneration:
         new_stream: Callable[[], AnswerStream],
         on_end: Callable[[RemoteGeneration], None],
     ) -> None:
-        self.num_prompt_tokens = 0  # the server says it with the usage, at the end
+        self.num_prompt_tokens = 0  # reported with the usage, at the end
         self._servers, self._options = servers, options
         self._body, self._new_stream, self._limits = body, new_stream, limits
         self._content = msgspec.json.encode(body.data)
@@ -60,13 +60,13 @@ class RemoteGeneration:
         self._task.cancel()
 
     def end(self, error: EnginehouseError) -> None:
-        """Close the connection; whoever iterates gets ``error``."""
+        """Close the connection; the iterator raises ``error``."""
         if not self._task.done():
             self._error = error
             self._task.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[Event], None]:
-        """Batches of events: what one read of the connection brought."""
+        """Yield batches of events, one batch per read of the connection."""
         try:
             while (events := await self._arrived.get()) is not None:
                 yield events
@@ -95,7 +95,7 @@ class RemoteGeneration:
         self._error = error
         if not self.accepted.done():
             self.accepted.set_exception(error)
-            self.accepted.exception()  # a caller that has left does not look
+            self.accepted.exception()  # marks it as retrieved: a caller that has left does not look
 
     async def _try_servers(self) -> None:
         last: ServerFailed | None = None
@@ -121,12 +121,12 @@ class RemoteGeneration:
         """Send the request to one server and read its answer.
 
         Raises:
-            ServerFailed: another server may do better.
-            EnginehouseError: no other would.
+            ServerFailed: another server may succeed.
+            EnginehouseError: no other server would succeed.
         """
         limit_s = self._options.first_token_timeout_s
         try:
-            # One clock from the request to the first token, whatever arrives meanwhile; each event sets it anew.
+            # One timeout from the request to the first token, regardless of other data; each event resets it.
             async with asyncio.timeout(limit_s) as clock:
                 await self._read(server, clock)
         except TimeoutError:

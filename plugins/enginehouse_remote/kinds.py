@@ -1,4 +1,4 @@
-"""What each kind of server honours, and how it writes it. A table: nothing here talks to anybody."""
+"""Supported parameters of each kind of server, and their spelling. A table: does no I/O."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ ALL_PARAMETERS = frozenset(
     "min_tokens ignore_eos num_prompt_logprobs prompt_logprobs loglikelihood prediction suffix json_schema grammar "
     "guided_json guided_regex guided_choice guided_grammar structured_outputs".split()
 )
-"""Every parameter about which a remote engine has to say something."""
+"""All parameters for which a remote engine must declare a capability."""
 
 _SCHEMAS: tuple[ConstraintKind, ...] = ("json_object", "json_schema")
 
 
 @frozen(kw_only=True)
 class KindOfServer:
-    """How one kind of server is spoken to.
+    """API dialect of one kind of server.
 
     Attributes:
-        parameters: request fields that it honours, by the names that our clients write.
-        names: how it calls those that it calls otherwise.
-        off: values that switch a parameter off there, where ours mean something else.
-        constraints: what it can make answers look like.
-        min_top_logprobs: fewest alternatives that it can be asked for; with fewer it reports nothing at all.
-        constraint_fields: kind of constraint to the field that takes its text; ``structured_outputs`` takes the others.
-        switch: whether it takes the field ``enable_thinking``; else the switch goes through the template's variables.
+        parameters: supported request fields, by the names that our clients use.
+        names: the server's names of fields that it calls differently.
+        off: values that disable a parameter there, if they differ from ours.
+        constraints: supported constraint kinds.
+        min_top_logprobs: minimum number of alternatives to request; with fewer the server reports nothing at all.
+        constraint_fields: maps a constraint kind to the field that takes its text; ``structured_outputs`` takes the
+            others.
+        switch: it supports the field ``enable_thinking``; otherwise the switch is passed in the template's variables.
     """
 
     parameters: frozenset[str]

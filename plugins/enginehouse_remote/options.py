@@ -1,4 +1,4 @@
-"""Settings of a remote model: what users write in ``[models.<name>]``."""
+"""Settings of a remote model, configured in ``[models.<name>]``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginehouse.contract.errors import ModelLoadError
 __all__ = ["Kind", "RemoteOptions", "base_url"]
 
 Kind = Literal["enginehouse", "vllm", "sglang", "llamacpp", "openai"]
-"""Which server answers; ``openai`` is any that honours what OpenAI's API has."""
+"""Kind of server; ``openai`` is any server that supports OpenAI's API."""
 
 
 def _check_urls(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
@@ -27,24 +27,24 @@ def _check_urls(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...])
 
 @frozen(kw_only=True)
 class RemoteOptions:
-    """Settings of a model of this backend; its ``source`` is the address of a server.
+    """Settings of a model of this backend; its ``source`` is the URL of a server.
 
     Attributes:
-        context: longest sequence in tokens; None is what the server says, or no limit that is known here.
-        urls: addresses of further servers of the same model; each request goes to the one with the least to do.
-        model: name of the model there; None is the first one that is listed.
-        kind: which server it is; ``auto`` asks it.
-        parameters: further request fields that these servers honour, by the names that clients write.
-        without: request fields that they do not honour, though others of their kind do.
-        images: whether the model there takes images in messages.
+        context: longest sequence in tokens; None uses the server's value, or no known limit.
+        urls: URLs of further servers of the same model; each request goes to the least busy one.
+        model: name of the model on the server; None is the first one that is listed.
+        kind: kind of server; ``auto`` detects it.
+        parameters: further request fields that these servers support, by the names that clients use.
+        without: request fields that these servers do not support, although others of their kind do.
+        images: the remote model accepts images in messages.
         api_key: sent as a bearer token.
-        api_key_env: environment variable that holds the key, instead of ``api_key``.
-        max_requests: requests that run there at once; one more is answered 429.
-        start_timeout_s: seconds in which one of the servers must answer when the model is opened.
+        api_key_env: environment variable that contains the key, instead of ``api_key``.
+        max_requests: maximum number of concurrent requests to the servers; further ones are answered with 429.
+        start_timeout_s: seconds within which one of the servers must answer when the model is opened.
         connect_timeout_s: seconds for a connection.
-        first_token_timeout_s: seconds from a request to the first sign of its answer.
+        first_token_timeout_s: seconds from a request to the first piece of its answer.
         idle_timeout_s: seconds between two pieces of an answer.
-        health_interval_s: seconds between two questions to a server that does not answer.
+        health_interval_s: seconds between two health checks of a server that does not answer.
     """
 
     context: int | None = field(default=None, validator=optional(gt(1)))
@@ -64,10 +64,10 @@ class RemoteOptions:
     health_interval_s: float = field(default=5.0, validator=gt(0))
 
     def headers(self, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """What every request to a server carries.
+        """Return the headers of every request to a server.
 
         Raises:
-            ModelLoadError: the variable that should hold the key does not exist, or the key could not be sent.
+            ModelLoadError: the variable with the key does not exist, or the key is not a valid header value.
         """
         key = self.api_key
         if self.api_key_env is not None:
@@ -82,6 +82,6 @@ class RemoteOptions:
 
 
 def base_url(url: str) -> str:
-    """The address below which ``/chat/completions`` lies; ``/v1`` where only a host is named."""
+    """Return the base URL of ``/chat/completions``; adds ``/v1`` if only a host is given."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else f"{url}/v1"

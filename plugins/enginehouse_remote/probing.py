@@ -1,4 +1,4 @@
-"""Asks a server what it is and what it can do, once, while the model is opened. Blocking: called off the event loop."""
+"""Probes the kind and capabilities of a server once, while the model is opened. Blocking: called off the event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Found", "engine_capabilities", "probe_servers", "restricted"]
 _UNLIMITED = 2**31 - 1
 _PAUSE_S = 0.5
 _MAX_BYTES = 4 * 1024 * 1024
-"""Of a list of models; the longest public ones have a quarter of that."""
+"""Maximum size of a list of models; the longest public ones have a quarter of that."""
 _MAX_MEMBERS = 256
 _MAX_NAME_CHARS = 512
 _MAX_TEXT_CHARS = 2000
@@ -42,12 +42,12 @@ _KIND_OF_FIELD: Mapping[str, tuple[ConstraintKind, ...]] = {
 
 @frozen(kw_only=True)
 class Found:
-    """What is known about the servers of a model.
+    """Probed properties of the servers of a model.
 
     Attributes:
-        model: the model's name there.
-        kind: how to speak to them.
-        tokenizes: they offer ``/tokenize`` and ``/detokenize`` as Enginehouse does.
+        model: the model's name on the servers.
+        kind: API dialect of the servers.
+        tokenizes: they provide Enginehouse's ``/tokenize`` and ``/detokenize``.
     """
 
     model: str
@@ -57,13 +57,13 @@ class Found:
 
 
 def probe_servers(urls: Sequence[str], headers: Mapping[str, str], options: RemoteOptions, progress: Progress) -> Found:
-    """Ask the first server that answers; all are taken to serve the same.
+    """Probe the first server that answers; all are assumed to be equal.
 
     Raises:
-        EngineDead: none answers in time; trying again may help.
-        ModelLoadError: a server answers, but is none that could be used, or lacks the model.
+        EngineDead: none answers in time; a retry may help.
+        ModelLoadError: a server answers, but is not usable, or lacks the model.
     """
-    # On a thread with a loop of its own: only a loop can give a whole answer a time, and the caller's may be running.
+    # On a thread with its own event loop: only a loop can time out a whole answer, and the caller's may be running.
     with ThreadPoolExecutor(1, "remote probe") as thread:
         return thread.submit(lambda: asyncio.run(_probe_all(urls, headers, options, progress))).result()
 
@@ -91,7 +91,7 @@ async def _probe_all(
 
 
 async def _get(client: httpx.AsyncClient, url: str, limit_s: float) -> tuple[int, Any]:
-    """The status of an answer and its JSON, None where it has none; bounded in bytes and in time as a whole."""
+    """Return the status of a response and its JSON, or None; bounded in bytes and total time."""
     async with asyncio.timeout(limit_s), client.stream("GET", url) as response:
         status = response.status_code
         body = await read_body(response, _MAX_BYTES) if status == 200 else b""
@@ -117,7 +117,7 @@ async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) ->
 def _found(
     url: str, name: str, kind: Kind, entry: Mapping[str, Any], *, card: Mapping[str, Any], options: RemoteOptions
 ) -> Found:
-    """What is known, of the server's list and, where it is one of ours, its card of the model."""
+    """Build the result from the server's model list and, for an Enginehouse server, its model card."""
     capabilities = _capabilities(card)
     table = restricted(KINDS[kind], capabilities, options)
     max_context = options.context or _context(card) or _context(entry) or _UNLIMITED
@@ -162,7 +162,7 @@ def _choose(models: Sequence[dict[str, Any]], wanted: str | None, url: str) -> d
 
 
 def _capabilities(card: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
-    """What one of our servers says of each parameter; None where it says nothing. Texts only."""
+    """Return the capabilities reported by an Enginehouse server, or None. Texts only."""
     said = card.get("capabilities")
     if not isinstance(said, dict):
         return None
@@ -174,11 +174,11 @@ def _capabilities(card: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
 
 
 def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) -> KindOfServer:
-    """The kind as this very server is: what it says of itself, and what the settings say."""
+    """Restrict the kind to this server's reported capabilities and the settings."""
     parameters, constraints = set(kind.parameters), kind.constraints
     if isinstance(capabilities, dict):
         refused = {name for name, said in capabilities.items() if said.get("support") == "refused"}
-        # Fields of sampler plugins there, which this table cannot know; their capability names the plugin.
+        # Fields of the server's sampler plugins, which this table cannot know; their capability names the plugin.
         plugins = {name for name, said in capabilities.items() if "by the plugin" in str(said.get("reason"))}
         parameters = (parameters | plugins) - refused
         constraints = tuple(one for field, kinds in _KIND_OF_FIELD.items() if field not in refused for one in kinds)
@@ -187,7 +187,7 @@ def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) ->
 
 
 def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCapabilities:
-    """What the engine says of each parameter; ``said`` is what the server says of itself, where it is one of ours."""
+    """Return the engine's capability for each parameter; ``said`` is the report of an Enginehouse server, if any."""
     reasons = {name: one.get("reason") for name, one in said.items()} if isinstance(said, dict) else {}
     return EngineCapabilities(
         takes_messages=True,
@@ -200,7 +200,7 @@ def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCap
 
 
 def _context(entry: Mapping[str, Any]) -> int | None:
-    """The context that a model object tells of, by one of its usual names."""
+    """Return the context size of a model object, by one of its usual names."""
     meta = entry.get("meta")
     candidates = [entry.get(key) for key in _CONTEXT_KEYS]
     if isinstance(meta, dict):
@@ -213,14 +213,14 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 
 def _vocab_size(entry: Mapping[str, Any]) -> int | None:
-    """The size of the vocabulary, where a server (llama-server) tells it."""
+    """Return the vocabulary size if a server (llama-server) reports it."""
     meta = entry.get("meta")
     value = meta.get("n_vocab") if isinstance(meta, dict) else None
     return value if _is_size(value) else None
 
 
 def _defaults(card: Mapping[str, Any]) -> dict[str, Any]:
-    """What requests get there that give nothing: shown and sent as defaults, so that both servers say the same."""
+    """Return the server's default request values: shown and sent as defaults, so that both servers agree."""
     parameters = card.get("parameters")
     if not isinstance(parameters, dict):
         return {}
@@ -232,7 +232,7 @@ def _defaults(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_short(value: Any) -> bool:
-    """Whether it is a value, and no longer than one of a parameter may be."""
+    """True if it is a value within the size limit of a parameter."""
     try:
         return value is not None and len(msgspec.json.encode(value)) <= _MAX_TEXT_CHARS
     except OverflowError:  # an integer beyond 64 bits

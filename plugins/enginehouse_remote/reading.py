@@ -1,7 +1,7 @@
-"""Reading what servers answer within bounds: so many bytes, as they are on the wire, and not one more.
+"""Reads responses of servers within a limit of bytes on the wire.
 
-Nothing is unpacked: a few bytes of gzip may hold gigabytes, so servers are asked for ``identity`` and refused when they
-send anything else. Callers bound the time. Knows nothing of what answers mean.
+Nothing is decompressed: a few bytes of gzip may expand to gigabytes, so servers are asked for ``identity`` and refused
+if they send anything else. Callers limit the time. Does not know the meaning of responses.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ IDENTITY = {"accept-encoding": "identity"}
 """Header of every request to a server."""
 
 _MAX_ERROR_BYTES = 64 * 1024
-"""Of the text of an error; what follows is not read."""
+"""Maximum length of an error's text; the rest is not read."""
 
 _PIECE_BYTES = 64
-"""A piece counts for at least so much, so that pieces of one byte cannot be sent by the million."""
+"""Minimum size that a piece counts for, so that one-byte pieces cannot be sent by the million."""
 
 _TURN_PIECES = 64
 _FIXED_BYTES = 1024 * 1024
@@ -43,15 +43,15 @@ _TOKEN_EVENTS = 4
 
 
 class AnswerUnreadable(httpx.HTTPError):
-    """An answer that is compressed, or larger than it may be."""
+    """A response is compressed, or larger than allowed."""
 
 
 @frozen
 class AnswerLimits:
-    """A multiple of what an answer needs: beyond it, it does not end.
+    """Limits of a response, a multiple of what it needs; a response beyond them is considered endless.
 
     Attributes:
-        max_bytes: of the whole stream.
+        max_bytes: size of the whole stream.
         max_events: pieces of text, reasoning and calls.
     """
 
@@ -60,7 +60,7 @@ class AnswerLimits:
 
     @classmethod
     def of(cls, request: EngineRequest, max_context: int) -> AnswerLimits:
-        """The limits of the answer to ``request``."""
+        """Return the limits of the answer to ``request``."""
         asked = request.stopping.max_tokens
         num_tokens = min(max_context if asked is None else asked, max_context) * request.num_choices
         num_alternatives = 0 if request.sampling.num_logprobs is None else request.sampling.num_logprobs + 1
@@ -69,7 +69,7 @@ class AnswerLimits:
 
 
 async def pieces_of(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body of an open response as it arrives.
+    """Yield the body of an open response as it arrives.
 
     Raises:
         AnswerUnreadable: it is compressed, or has more bytes.
@@ -83,19 +83,19 @@ async def pieces_of(response: httpx.Response, max_bytes: int) -> AsyncGenerator[
         left -= max(len(piece), _PIECE_BYTES)
         number += 1
         if number % _TURN_PIECES == 0:
-            await asyncio.sleep(0)  # one read may hold thousands of tiny pieces
+            await asyncio.sleep(0)  # one read may return thousands of tiny pieces
         if left < 0:
             raise AnswerUnreadable(f"its answer does not end: it has more than {max_bytes} bytes")
         yield piece
 
 
 async def read_body(response: httpx.Response, max_bytes: int) -> bytes:
-    """The whole body of an open response; raises as :func:`pieces_of`."""
+    """Read the whole body of an open response; raises like :func:`pieces_of`."""
     return b"".join([piece async for piece in pieces_of(response, max_bytes)])
 
 
 async def read_beginning(response: httpx.Response, max_bytes: int = _MAX_ERROR_BYTES) -> bytes:
-    """The body of an open response as far as it may be read; what follows is left out. For texts of errors."""
+    """Read the body of an open response up to a limit, dropping the rest. For error messages."""
     read: list[bytes] = []
     try:
         async for piece in pieces_of(response, max_bytes):

@@ -1,6 +1,6 @@
-"""The servers of one model: which one gets the next request, and which ones answer at all.
+"""Servers of one model: load balancing and health checks.
 
-Used on the event loop by the engine. Knows addresses and counts, nothing of requests.
+Used on the event loop by the engine. Knows URLs and counts, not requests.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Server:
     """One server.
 
     Attributes:
-        url: address below which ``/chat/completions`` lies.
-        is_up: it answered when it was last asked or used.
-        num_running: requests that run there for this model.
-        num_served: requests that it was ever given.
+        url: base URL of ``/chat/completions``.
+        is_up: it answered when it was last checked or used.
+        num_running: number of requests running there for this model.
+        num_served: total number of requests sent to it.
     """
 
     url: str
@@ -39,7 +39,7 @@ class Server:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Count a request while the block runs."""
+        """Count a request as running within the block."""
         self.num_running += 1
         self.num_served += 1
         try:
@@ -50,7 +50,7 @@ class Server:
 
 @define(eq=False)
 class Servers:
-    """All servers of one model. :meth:`start` before use, :meth:`close` after it."""
+    """All servers of one model. :meth:`start` before use, :meth:`close` afterwards."""
 
     urls: Sequence[str]
     headers: Mapping[str, str] = field(repr=False)
@@ -66,31 +66,31 @@ class Servers:
         timeout = httpx.Timeout(
             options.idle_timeout_s, connect=options.connect_timeout_s, read=options.first_token_timeout_s
         )
-        # The number of requests is limited by the engine, which can say so; a pool would let them wait in silence.
+        # The engine limits the number of requests and reports it; a pool limit would make them wait silently.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        # Proxies and netrc of the environment are for the user's browsing, not for servers named in the settings.
+        # Proxies and netrc of the environment are not meant for servers named in the settings.
         headers = {**self.headers, **IDENTITY}
         self.client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
 
     def start(self) -> None:
-        """Begin to ask servers that are down whether they are back; idempotent."""
+        """Start the health checks of servers that are down; idempotent."""
         if self._checks is None:
             self._checks = asyncio.get_running_loop().create_task(self._watch(), name="remote health checks")
 
     def choose(self, tried: Collection[Server]) -> Server | None:
-        """The server with the least to do among those not yet tried; one that is down only where no other is left."""
+        """Return the least busy server not yet tried; one that is down only if no other is left."""
         left = [server for server in self.all if server not in tried]
         return min(left, key=lambda server: (not server.is_up, server.num_running, server.num_served), default=None)
 
     def mark_down(self, server: Server, reason: str) -> None:
-        """Note that a server does not answer; it is asked again and again until it does."""
+        """Mark a server as down; it is checked repeatedly until it answers."""
         if server.is_up:
             _log.warning("%s: out of use until it answers again (%s)", server.url, reason)
         server.is_up = False
         self._down.set()
 
     def mark_up(self, server: Server) -> None:
-        """Note that a server has answered."""
+        """Mark a server as up."""
         if not server.is_up:
             _log.info("%s: back in use", server.url)
         server.is_up = True
@@ -118,7 +118,7 @@ class Servers:
                 asyncio.timeout(limit_s),
                 self.client.stream("GET", f"{server.url}/models", timeout=limit_s) as head,
             ):
-                if head.status_code < 500:  # its body says nothing more
+                if head.status_code < 500:  # the body is irrelevant
                     self.mark_up(server)
         except (TimeoutError, httpx.HTTPError):
             return

@@ -1,4 +1,4 @@
-"""Server-sent events out of lines: what follows ``data:``, decoded."""
+"""Decodes server-sent events from lines: the data after ``data:``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _MAX_LINE_BYTES = 8 * 1024 * 1024
 
 
 async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of a stream, up to ``[DONE]``; comments and other fields are skipped.
+    """Yield the JSON objects of a stream, up to ``[DONE]``; comments and other fields are skipped.
 
     Args:
-        body: of the answer, cut anywhere.
+        body: bytes of the response, split anywhere.
 
     Raises:
-        GenerationFailed: an event is no JSON object.
+        GenerationFailed: an event is not a JSON object.
     """
     kind = ""
     async for line in _lines(body):
         if line.startswith("event:"):
             kind = line.removeprefix("event:").strip()
-        if not line.startswith(("data:", "error:")):  # llama-server of old names the field "error"
+        if not line.startswith(("data:", "error:")):  # old versions of llama-server name the field "error"
             continue
         name, _, text = line.partition(":")
         text = text.strip()
@@ -46,8 +46,8 @@ async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, An
 
 
 async def _lines(body: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """Lines that end with LF or CRLF. Nothing else ends one: JSON may hold U+2028, at which Python splits texts."""
-    begun: list[bytes] = []  # pieces of a line that has not ended; joined once, for a line may come byte by byte
+    """Yield lines that end with LF or CRLF only: JSON may contain U+2028, at which Python splits lines."""
+    begun: list[bytes] = []  # pieces of an unfinished line; joined once, as a line may arrive byte by byte
     num_bytes = 0
     async for piece in body:
         *ended, rest = piece.split(b"\n")

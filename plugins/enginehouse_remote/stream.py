@@ -1,4 +1,4 @@
-"""The chunks of a streamed answer -> events. Pure: neither sockets nor requests are known here."""
+"""Converts the chunks of a streamed answer to events. Pure: does not know sockets or requests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from enginehouse_remote.calls import CallPieces
 __all__ = ["AnswerStream"]
 
 _NO_ID = -1
-"""Token ids stay with the server that has the vocabulary."""
+"""Placeholder: token ids are known only to the server with the vocabulary."""
 
 _MAX_REASON_CHARS = 300
-_MOST = 2**53  # a count that every reader of JSON takes
+_MOST = 2**53  # largest count that every JSON reader accepts
 
 _REASONS: Mapping[str, FinishReason] = {"length": "length", "content_filter": "content_filter"}
 
 
 @define
 class _Choice:
-    """One answer so far.
+    """State of one choice.
 
     Attributes:
         calls: its tool calls.
-        num_pieces: pieces with text, a lower bound of its tokens.
+        num_pieces: number of pieces with text, a lower bound for its tokens.
     """
 
     finish_reason: FinishReason | None = None
@@ -52,12 +52,12 @@ class _Choice:
 
 
 class AnswerStream:
-    """Reads one answer. The ends of its choices are held back until the usage is known, which comes last.
+    """Reads one answer. End events of its choices are delayed until the usage arrives, which comes last.
 
     Args:
-        num_choices: answers that were asked for.
+        num_choices: number of requested choices.
         num_logprobs: alternatives to report per token; None reports nothing.
-        requires_call: an answer that ends by itself must hold a tool call.
+        requires_call: an answer that ends by itself must contain a tool call.
     """
 
     def __init__(self, num_choices: int, num_logprobs: int | None, requires_call: bool = False) -> None:
@@ -67,10 +67,10 @@ class AnswerStream:
         self._usage: Mapping[str, Any] = {}
 
     def push(self, chunk: Mapping[str, Any]) -> list[Event]:
-        """The events of one chunk, perhaps none.
+        """Return the events of one chunk, possibly none.
 
         Raises:
-            GenerationFailed: it is no chunk.
+            GenerationFailed: it is not a valid chunk.
         """
         events: list[Event] = []
         try:
@@ -84,11 +84,11 @@ class AnswerStream:
         return events
 
     def finish(self, prefill_s: float, decode_s: float) -> list[Event]:
-        """The end of everything.
+        """Return the final events.
 
         Raises:
-            EngineDead: a choice has no end: the answer was cut.
-            GenerationFailed: log-probabilities or a call were asked for, and none came; or calls cannot be told apart.
+            EngineDead: a choice has no end: the answer was cut off.
+            GenerationFailed: requested log-probabilities or a required call are missing, or calls are ambiguous.
         """
         if any(choice.finish_reason is None for choice in self._choices):
             raise EngineDead("The server behind this model ended its answer before it was complete.")
@@ -145,7 +145,7 @@ class AnswerStream:
         if text or logprobs:
             choice.num_pieces += len(logprobs or (None,))
             events.append(TextDelta(index, text, (_NO_ID,) * len(logprobs or ()), logprobs))
-        legacy = delta.get("function_call")  # what calls were before there could be several
+        legacy = delta.get("function_call")  # the form of calls before there could be several
         for call in delta.get("tool_calls") or (({"function": legacy},) if legacy else ()):
             choice.num_pieces += 1
             piece = choice.calls.push(call)
@@ -165,7 +165,7 @@ class AnswerStream:
             entries = _completion_logprobs(data)
         if entries is None:
             return None
-        # Some servers report more alternatives than were asked for.
+        # Some servers report more alternatives than requested.
         return tuple(structs.replace(entry, top=entry.top[: self._num_logprobs]) for entry in entries)
 
 
@@ -175,7 +175,7 @@ def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
 
 
 def _text(value: Any) -> str:
-    """Text, perhaps none; raises TypeError for anything else."""
+    """Return a text, possibly empty; raises TypeError for anything else."""
     if value and not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} instead of a text")
     return value or ""
@@ -183,7 +183,7 @@ def _text(value: Any) -> str:
 
 def _bytes(entry: Mapping[str, Any]) -> bytes:
     own = entry.get("bytes")
-    if own is not None and not isinstance(own, list):  # of a number, Python would make so many bytes
+    if own is not None and not isinstance(own, list):  # bytes() of a number would create that many bytes
         raise TypeError(f"{type(own).__name__} instead of a list of bytes")
     return bytes(own) if own is not None else _text(entry["token"]).encode()
 
@@ -211,7 +211,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _logprob(value: Any) -> float:
-    """A finite number; raises TypeError for anything else, such as the text "nan", of which Python makes a number."""
+    """Return a finite number; raises TypeError for anything else, such as the text "nan", which float() accepts."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError("a log-probability that is no number")
     return float(value)

@@ -1,4 +1,4 @@
-"""Routers: which model answers a request for ``auto``, by rules, load, difficulty or cascade. Hooks only."""
+"""Routers: choose the model for a request to ``auto`` by rules, load, difficulty or cascade. Hooks only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["options", "register_commands", "register_routers"]
 
 @hookimpl
 def register_routers(register: Callable[[Router], None], options: options) -> None:
-    """Hand over the strategies; ``router.strategy`` names the one that is used."""
+    """Register the strategies; ``router.strategy`` selects one."""
     register(RulesRouter(options))
     register(LoadRouter())
     register(DifficultyRouter(options))
@@ -24,5 +24,5 @@ def register_routers(register: Callable[[Router], None], options: options) -> No
 
 @hookimpl
 def register_commands(register: Callable[[Command], None]) -> None:
-    """Offer `calibrate router`."""
+    """Register `calibrate router`."""
     register(Command("calibrate router", "enginehouse_router.command:calibrate_router", "Learn weights from a log."))

@@ -1,4 +1,4 @@
-"""``enginehouse calibrate router``: learns the weights of ``difficulty`` from a log that somebody has labelled."""
+"""``enginehouse calibrate router``: fits the weights of ``difficulty`` to a labelled log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_MODELS = 4
 @click.argument("log", type=click.File(encoding="utf-8"))
 @click.option("--models", required=True, help="Names of the models, the weakest first, with commas: small,big.")
 def calibrate_router(log: TextIO, models: str) -> None:
-    """Learn the weights and thresholds of the strategy `difficulty` from LOG, and print them as settings.
+    """Fit the weights and thresholds of the strategy `difficulty` from LOG, and print them as settings.
 
     Each line of LOG is JSON: {"prompt": "...", "model": "small"}, or "messages" as the API takes them in the place of
     "prompt". "model" is the weakest model whose answer was good enough.
@@ -66,7 +66,7 @@ def _labelled(data: dict[str, Any], names: list[str]) -> Labelled:
 
 
 def _text_of(content: Any) -> str:
-    """The text of a message, which may come in parts."""
+    """Return the text of a message, which may consist of parts."""
     if isinstance(content, list):
         return "\n".join(part.get("text", "") for part in content)
     return content or ""

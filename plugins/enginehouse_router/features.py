@@ -1,7 +1,7 @@
-"""What a request looks like, in numbers from 0 to 1 that a person can check, and how hard that makes it.
+"""Features of a request, from 0 to 1 and verifiable by a person, and the difficulty computed from them.
 
-Words and signs are counted in the beginning and the end of the last user message, so that the time of a decision does
-not depend on how long it is. The weights were set by hand on the prompts of docs/routing.md; they can be replaced.
+Words and characters are counted at the beginning and the end of the last user message, so the time of a decision does
+not depend on its length. The weights were set by hand on the prompts of docs/routing.md; they can be replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginehouse.contract.types import GenerateRequest
 __all__ = ["WEIGHTS", "Reading", "difficulty", "features_of", "has_code", "read_request"]
 
 _MAX_CHARS = 2000
-_OPENING_CHARS = 25  # what a request is about stands at its beginning
+_OPENING_CHARS = 25  # a request states its subject at its beginning
 _REASONING = (
     "why", "explain", "prove", "derive", "compare", "analyse", "analyze", "evaluate", "justify", "argue", "design",
     "debug", "optimise", "optimize", "refactor", "trade-off", "trade-offs", "tradeoff", "tradeoffs", "implications",
@@ -66,7 +66,7 @@ WEIGHTS: Mapping[str, float] = MappingProxyType(
         "base": -2.0,
     }
 )
-"""Feature to what it adds at its most; ``base`` is what every request starts from."""
+"""Largest contribution of each feature; ``base`` is added to every request."""
 
 
 def _any_of(phrases: tuple[str, ...]) -> re.Pattern[str]:
@@ -79,12 +79,12 @@ _IS_REASONING, _IS_LIMIT, _IS_MATHS, _IS_SIMPLE = map(_any_of, (_REASONING, _LIM
 
 @frozen(kw_only=True)
 class Reading:
-    """The parts of a request that strategies look at.
+    """The parts of a request that strategies use.
 
     Attributes:
         text: beginning and end of the last user message, or of a raw prompt.
-        num_chars: of that message, all of it.
-        num_all_chars: of all messages.
+        num_chars: full length of that message.
+        num_all_chars: total length of all messages.
     """
 
     text: str
@@ -97,7 +97,7 @@ class Reading:
 
 
 def read_request(request: GenerateRequest) -> Reading:
-    """Look at a request."""
+    """Extract these parts from a request."""
     messages = request.messages or ()
     users = [message.content for message in messages if message.role == "user"]
     last = users[-1] if users else request.text or (messages[-1].content if messages else "")
@@ -114,7 +114,7 @@ def read_request(request: GenerateRequest) -> Reading:
 
 
 def features_of(reading: Reading) -> dict[str, float]:
-    """What it looks like, each from 0 to 1."""
+    """Return the features of a request, each from 0 to 1."""
     text = reading.text
     num_words = reading.num_chars / 6
     return {
@@ -136,13 +136,13 @@ def features_of(reading: Reading) -> dict[str, float]:
 
 
 def difficulty(features: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """How hard, from 0 to 1: the logistic function of the weighted sum."""
+    """Difficulty from 0 to 1: the logistic function of the weighted sum."""
     total = sum(weights[name] * value for name, value in features.items())
     return 1 / (1 + math.exp(-total))
 
 
 def has_code(text: str) -> bool:
-    """Whether there is code in it, as far as signs tell."""
+    """True if the text appears to contain code, judged by its punctuation."""
     return _CODE.search(text) is not None
 
 

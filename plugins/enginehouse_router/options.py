@@ -24,18 +24,18 @@ def _check_thresholds(_: object, attribute: object, value: tuple[float, ...]) ->
 
 @frozen(kw_only=True)
 class Rule:
-    """One entry of ``rules``: it holds when everything that it says does; the first one that holds decides.
+    """One entry of ``rules``: it matches if all of its conditions hold; the first matching rule decides.
 
     Attributes:
-        model: the model to take.
-        contains: words or phrases, of which the last user message has at least one; in any case, as whole words.
-        system_contains: the same of the system messages.
-        min_chars: least length of all messages together.
-        max_chars: largest length of all messages together.
-        min_turns: least number of user messages.
-        tools: whether there are tools.
-        structured: whether the answer must have a form, such as a JSON schema.
-        code: whether the last user message holds code.
+        model: the model to route to.
+        contains: words or phrases, at least one of which occurs in the last user message; whole words, ignoring case.
+        system_contains: the same for the system messages.
+        min_chars: minimum total length of all messages.
+        max_chars: maximum total length of all messages.
+        min_turns: minimum number of user messages.
+        tools: True requires tools in the request, False requires none.
+        structured: True requires a prescribed form of the answer, such as a JSON schema, False requires none.
+        code: True requires code in the last user message, False requires none.
     """
 
     model: str
@@ -54,12 +54,11 @@ class RouterOptions:
     """Options of the strategies.
 
     Attributes:
-        rules: of the strategy ``rules``, in order.
-        weights: of the strategy ``difficulty``: feature to weight, in the place of the built-in ones.
-        thresholds: of ``difficulty``: the scores from which on each model but the first is taken; unset divides 0 to 1
-            evenly.
-        probe_tokens: of ``cascade``: tokens of an answer by which it is judged.
-        min_probability: of ``cascade``: geometric mean of their probabilities from which on it is taken.
+        rules: rules of the strategy ``rules``, in order.
+        weights: feature weights of the strategy ``difficulty``, replacing the built-in ones.
+        thresholds: minimum scores of ``difficulty`` for each model except the first; unset divides 0 to 1 evenly.
+        probe_tokens: number of tokens by which ``cascade`` judges an answer.
+        min_probability: minimum geometric mean of their probabilities for ``cascade`` to accept the answer.
     """
 
     rules: tuple[Rule, ...] = ()

@@ -1,4 +1,4 @@
-"""The strategies: each orders the candidates by what it looks at, and says why."""
+"""Routing strategies: each orders the candidates by its criterion and states the reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["CascadeRouter", "DifficultyRouter", "LoadRouter", "RulesRouter"]
 
 @frozen
 class RulesRouter:
-    """The first rule that holds decides; without one, the default model."""
+    """Routes by the first matching rule; without one, to the default model."""
 
     options: RouterOptions = field(factory=RouterOptions)
     name: str = "rules"
     api_version: int = 1
 
     def check_models(self, models: Sequence[str]) -> None:
-        """Refuse rules for models that `auto` never means: they would never hold."""
+        """Refuse rules for models that `auto` cannot select: they would never apply."""
         for index, rule in enumerate(self.options.rules):
             if rule.model not in models:
                 path = f"plugins.router.rules[{index}].model"
@@ -34,7 +34,7 @@ class RulesRouter:
                 raise ConfigError(f"{path}: {rule.model!r} is none of the models of the router{hint}", path)
 
     def route(self, question: RouteQuestion) -> Route:
-        """The model of the first rule that holds and whose model can serve the request, then the others."""
+        """Return the model of the first matching rule whose model can serve the request, then the others."""
         reading = read_request(question.request)
         names = {candidate.name for candidate in question.candidates}
         for number, rule in enumerate(self.options.rules, 1):
@@ -45,13 +45,13 @@ class RulesRouter:
 
 @frozen
 class LoadRouter:
-    """The model with the most room now; of equals the one that answers soonest."""
+    """Routes to the model with the most free capacity; of equal ones, the one that answers soonest."""
 
     name: str = "load"
     api_version: int = 1
 
     def route(self, question: RouteQuestion) -> Route:
-        """By the share of taken slots, then by the time to the first token."""
+        """Order by the share of used slots, then by the time to the first token."""
         ordered = sorted(question.candidates, key=_busyness)
         first = ordered[0]
         taken = first.num_running + first.num_waiting
@@ -64,21 +64,21 @@ class LoadRouter:
 
 @frozen
 class DifficultyRouter:
-    """The harder a request looks, the later in ``router.models`` its model stands."""
+    """Routes requests that look harder to later models in ``router.models``."""
 
     options: RouterOptions = field(factory=RouterOptions)
     name: str = "difficulty"
     api_version: int = 1
 
     def check_models(self, models: Sequence[str]) -> None:
-        """Refuse thresholds that do not divide these models."""
+        """Refuse thresholds that do not match the number of models."""
         given, path = len(self.options.thresholds), "plugins.router.thresholds"
         if given and given != len(models) - 1:
             message = f"{path}: {len(models)} models have {len(models) - 1} thresholds between them, not {given}"
             raise ConfigError(message, path)
 
     def route(self, question: RouteQuestion) -> Route:
-        """The model whose part of the scale the score falls in, then stronger ones, then weaker ones."""
+        """Return the model for the score range, then stronger ones, then weaker ones."""
         features = features_of(read_request(question.request))
         weights = {**WEIGHTS, **self.options.weights}
         score = difficulty(features, weights)
@@ -96,7 +96,7 @@ class DifficultyRouter:
         )
 
     def _choose(self, score: float, candidates: Sequence[Candidate]) -> int:
-        """The place of the model whose part the score falls in; of one that is no candidate, the next stronger's."""
+        """Return the index of the model for the score range; if it is not a candidate, of the next stronger one."""
         if self.options.thresholds:
             rank = sum(score >= threshold for threshold in self.options.thresholds)
             return min(sum(candidate.rank < rank for candidate in candidates), len(candidates) - 1)
@@ -105,14 +105,14 @@ class DifficultyRouter:
 
 @frozen
 class CascadeRouter:
-    """The weakest model begins; where it is not sure of its first words, the next one answers instead."""
+    """Starts with the weakest model; if it is not confident in its first words, the next one answers instead."""
 
     options: RouterOptions = field(factory=RouterOptions)
     name: str = "cascade"
     api_version: int = 1
 
     def route(self, question: RouteQuestion) -> Route:
-        """Every model by rank; all but the last must be sure."""
+        """Return all models by rank; all but the last must be confident."""
         accept = Acceptance(self.options.probe_tokens, self._is_sure)
         attempts = tuple(Attempt(candidate.name, accept) for candidate in question.candidates)
         least = self.options.min_probability
@@ -120,7 +120,7 @@ class CascadeRouter:
         return Route(attempts=attempts, reason=reason)
 
     def _is_sure(self, probe: Probe) -> bool:
-        """By the geometric mean of what the model itself gives its tokens; without figures it is not."""
+        """True if the geometric mean of the model's token probabilities is high enough; False if they are missing."""
         if not probe.logprobs:
             return False
         return math.exp(sum(probe.logprobs) / len(probe.logprobs)) >= self.options.min_probability
@@ -158,5 +158,5 @@ def _taken(candidate: Candidate) -> float:
 
 
 def _busyness(candidate: Candidate) -> tuple[bool, float, float, int]:
-    """Smaller is better. Loading a model takes longer than any queue."""
+    """Sort key, smaller is better. Loading a model takes longer than any queue."""
     return candidate.state != "ready", _taken(candidate), candidate.first_token_s or 0.0, candidate.rank

@@ -1,7 +1,7 @@
-"""Weights and thresholds of ``difficulty`` from prompts that somebody has labelled with models.
+"""Fits weights and thresholds of ``difficulty`` to prompts labelled with models.
 
-Logistic regression on the features, drawn towards the built-in weights, so that a handful of prompts changes little.
-Knows no files and no terminal.
+Logistic regression on the features, regularised towards the built-in weights, so that a handful of prompts changes
+little. Does not know files or the terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginehouse_router.features import WEIGHTS, Reading, difficulty, features_o
 __all__ = ["Fitted", "Labelled", "accuracy", "cross_validated", "fit"]
 
 _PULL = 1.0
-"""Strength of the pull towards the built-in weights, in prompts."""
+"""Strength of the regularisation towards the built-in weights, in prompts."""
 _NUM_STEPS = 50
 _MAX_STEP = 2.0
 _MAX_CUTS = 40
@@ -34,14 +34,14 @@ class Labelled:
 
 @frozen
 class Fitted:
-    """What was found."""
+    """Fitted weights and thresholds."""
 
     weights: dict[str, float]
     thresholds: tuple[float, ...]
 
 
 def fit(examples: Sequence[Labelled], num_models: int) -> Fitted:
-    """Weights that make harder prompts score higher, and the thresholds that agree with the most labels."""
+    """Fit weights that score harder prompts higher, and the thresholds that agree with the most labels."""
     names = list(WEIGHTS)
     rows = [features_of(example.reading) for example in examples]
     inputs = np.array([[row[name] for name in names] for row in rows], dtype=np.float64).reshape(-1, len(names))
@@ -53,7 +53,7 @@ def fit(examples: Sequence[Labelled], num_models: int) -> Fitted:
 
 
 def accuracy(examples: Sequence[Labelled], fitted: Fitted) -> float:
-    """Share of the examples whose model is the labelled one."""
+    """Share of the examples that are routed to the labelled model."""
     scores = [difficulty(features_of(example.reading), fitted.weights) for example in examples]
     hits = (
         sum(score >= cut for cut in fitted.thresholds) == one.rank for score, one in zip(scores, examples, strict=True)
@@ -62,7 +62,7 @@ def accuracy(examples: Sequence[Labelled], fitted: Fitted) -> float:
 
 
 def cross_validated(examples: Sequence[Labelled], num_models: int, num_folds: int = 5) -> float:
-    """The accuracy on prompts that were not learnt from: each fifth is judged by what the other four gave."""
+    """Cross-validated accuracy: each fold is judged by a fit to the others."""
     folds = [examples[number::num_folds] for number in range(num_folds)]
     hits = 0.0
     for number, held_out in enumerate(folds):
@@ -74,7 +74,7 @@ def cross_validated(examples: Sequence[Labelled], num_models: int, num_folds: in
 def _regress(
     inputs: NDArray[np.float64], targets: NDArray[np.float64], prior: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Newton's method on the log-loss plus the squared distance from ``prior``.
+    """Minimise the log-loss plus the squared distance from ``prior`` by Newton's method.
 
     Args:
         inputs: (num_examples, num_features)
@@ -92,7 +92,7 @@ def _regress(
 
 
 def _thresholds(scores: Sequence[float], ranks: Sequence[int], num_models: int) -> tuple[float, ...]:
-    """The growing cuts that agree with the most labels; of equals the most even ones."""
+    """Return the ascending thresholds that agree with the most labels; of equal ones the most evenly spaced."""
     even = np.linspace(0, 1, num_models + 1)[1:-1]
     cuts = np.unique(np.quantile(scores, np.linspace(0, 1, _MAX_CUTS)) if scores else even)
     middles = (cuts[1:] + cuts[:-1]) / 2 if len(cuts) > 1 else even

@@ -18,7 +18,7 @@ __all__ = ["register_samplers"]
 
 @hookimpl
 def register_samplers(register: Callable[[SamplerPlugin], None]) -> None:
-    """Hand over the samplers; each is off until a request sets its field."""
+    """Register the samplers; each is off until a request sets its field."""
     register(DrySampler())
     register(DynatempSampler())
     register(TypicalSampler())

@@ -1,6 +1,6 @@
-"""Sequence breakers of DRY: where a text holds one of some strings, by the bytes of its tokens.
+"""Sequence breakers of DRY: finds given strings in a text by the bytes of its tokens.
 
-Strings are compared as UTF-8 bytes, so tokens that hold parts of characters need no care.
+Strings are compared as UTF-8 bytes, so tokens with partial characters need no special handling.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MAX_KEPT = 64
 
 
 class Breakers:
-    """Some strings, for one vocabulary.
+    """Breaker strings for one vocabulary.
 
     Args:
         vocabulary: the bytes of every token.
-        strings: none empty.
+        strings: non-empty strings.
 
     Attributes:
-        holds_one: (vocab_size,) bool, whether a token's own bytes hold one of the strings.
+        holds_one: (vocab_size,) bool, True for tokens whose own bytes contain one of the strings.
     """
 
     def __init__(self, vocabulary: _Vocabulary, strings: Sequence[str]) -> None:
@@ -36,16 +36,16 @@ class Breakers:
         self._overlap = max(map(len, self._spanning), default=1) - 1
 
     def distance(self, token_ids: NDArray[np.int32], most: int) -> int:
-        """How many tokens at the end hold no part of a breaker, at most ``most``."""
+        """Return the number of tokens at the end without any part of a breaker, at most ``most``."""
         recent = token_ids[-most:] if most else token_ids[:0]
         breaking = np.flatnonzero(self.holds_one[recent])
         num_free = recent.size if not breaking.size else recent.size - 1 - int(breaking[-1])
         return self._distance_in_text(token_ids, num_free) if self._spanning and num_free else num_free
 
     def _distance_in_text(self, token_ids: NDArray[np.int32], num_free: int) -> int:
-        """The same where breakers may span tokens; no single one of the last ``num_free`` holds one."""
+        """Return the same for breakers that may span tokens; none of the last ``num_free`` contains a whole one."""
         pieces = [self._token_bytes[token_id] for token_id in token_ids[token_ids.size - num_free :].tolist()]
-        before = b""  # enough for a breaker that only ends among the last tokens
+        before = b""  # enough for a breaker that merely ends among the last tokens
         for token_id in token_ids[: token_ids.size - num_free][::-1].tolist():
             if len(before) >= self._overlap:
                 break
@@ -57,7 +57,7 @@ class Breakers:
         if end <= len(before):
             return num_free
         ends = len(before) + np.cumsum([len(piece) for piece in pieces])
-        last = int(np.searchsorted(ends, end, side="left"))  # the token that holds the breaker's last byte
+        last = int(np.searchsorted(ends, end, side="left"))  # the token with the breaker's last byte
         return num_free - 1 - last
 
 
@@ -70,7 +70,7 @@ class _Vocabulary:
         self._ends = np.cumsum([len(piece) for piece in token_bytes])
 
     def holding(self, pattern: bytes) -> NDArray[np.int64]:
-        """Ids of the tokens whose bytes hold ``pattern``."""
+        """Ids of the tokens whose bytes contain ``pattern``."""
         starts = np.flatnonzero(self._joined[: max(0, self._joined.size - len(pattern) + 1)] == pattern[0])
         for offset, byte in enumerate(pattern[1:], start=1):
             starts = starts[self._joined[starts + offset] == byte]
@@ -80,13 +80,13 @@ class _Vocabulary:
 
 
 class BreakerCache:
-    """Breakers by their strings, for the vocabulary that was asked for last: a process runs one model."""
+    """Cache of breakers by their strings, for the last used vocabulary: a process runs one model."""
 
     def __init__(self) -> None:
         self._kept: tuple[_Vocabulary | None, dict[tuple[str, ...], Breakers]] = (None, {})
 
     def of(self, token_bytes: Sequence[bytes], strings: tuple[str, ...]) -> Breakers:
-        """The breakers, worked out on first use: a few milliseconds."""
+        """Return the breakers, computed on first use: a few milliseconds."""
         vocabulary, known = self._kept
         if vocabulary is None or vocabulary.token_bytes is not token_bytes:
             vocabulary, known = _Vocabulary(token_bytes), {}

@@ -1,14 +1,14 @@
-"""DRY, "don't repeat yourself": penalises tokens that would go on with a repetition of earlier text.
+"""DRY, "don't repeat yourself": penalises tokens that would continue a repetition of earlier text.
 
-Source: p-e-w's pull request 5677 to text-generation-webui (2024), with the names of llama.cpp and koboldcpp. Where the
-end of the text, ``length`` tokens long, stands earlier in it too, the token that followed there loses
-``dry_multiplier * dry_base ** (length - dry_allowed_length)`` from its logit, once ``length`` reaches
-``dry_allowed_length``; of several such places the longest one counts. Repetitions are not followed across a sequence
-breaker, and a token whose text holds one is never penalised.
+Source: p-e-w's pull request 5677 to text-generation-webui (2024), with the names of llama.cpp and koboldcpp. If the
+last ``length`` tokens of the text also occur earlier in it, the logit of the token that followed there is reduced by
+``dry_multiplier * dry_base ** (length - dry_allowed_length)``, once ``length`` reaches ``dry_allowed_length``; of
+several such occurrences the longest one counts. Repetitions are not followed across a sequence breaker, and a token
+whose text contains one is never penalised.
 
-As in the original, what is longer than 50 tokens counts no more (here: 50 more than the allowed length), by when the
-penalty forbids the token in all but name. Breakers are looked for in the text that tokens make, so one that spans
-several tokens is found whatever the vocabulary; the original knows only single tokens. Prompt and answer count alike.
+As in the original, lengths above 50 tokens have no further effect (here: 50 above the allowed length); by then the
+penalty practically forbids the token. Breakers are searched in the text of the tokens, so one that spans several
+tokens is found with any vocabulary; the original supports only single tokens. Prompt and answer count alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from enginehouse_samplers.breakers import BreakerCache
 __all__ = ["DryFields", "DrySampler", "DryStep"]
 
 _MOST_BEYOND_ALLOWED = 50
-_LARGEST = 1e30  # what float32 can subtract; it forbids a token
+_LARGEST = 1e30  # largest value that float32 can subtract; it forbids a token
 _MAX_BREAKERS, _MAX_BREAKER_CHARS = 32, 100
 
 
@@ -69,7 +69,7 @@ class DryFields:
 
 @frozen(eq=False)
 class DryStep:
-    """Penalises what would continue a repetition."""
+    """Penalises tokens that would continue a repetition."""
 
     fields: DryFields
     breakers: BreakerCache
@@ -91,7 +91,7 @@ class DryStep:
 
 
 def _longest_repetitions(token_ids: NDArray[np.int32], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What followed where the end of ``token_ids`` stood before, and how long the longest such place is.
+    """Find the tokens after earlier occurrences of the end of ``token_ids``, with the length of the longest occurrence.
 
     Returns:
         (num_followers,) int64 ids, each once, and (num_followers,) int64 lengths, from 1 to ``most``.
@@ -115,7 +115,7 @@ def _longest_repetitions(token_ids: NDArray[np.int32], most: int) -> tuple[NDArr
 
 
 class DrySampler:
-    """The plugin. One per process: it keeps what it has worked out about vocabularies."""
+    """DRY as a sampler plugin. One per process: it caches its data about vocabularies."""
 
     name = "dry"
     api_version = 1

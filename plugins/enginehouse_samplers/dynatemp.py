@@ -1,9 +1,9 @@
-"""Dynamic temperature: low where the model is sure of what comes next, high where it is not.
+"""Dynamic temperature: low if the model is confident about the next token, high if it is not.
 
-Source: koboldcpp's and llama.cpp's "entropy based dynamic temperature". The temperature moves between ``temperature -
-dynatemp_range`` (at least 0) and ``temperature + dynatemp_range``, with the entropy of the candidates relative to the
-largest one they could have, to the power of ``dynatemp_exponent``. It stands where the temperature stands: by default
-before truncation, so the entropy is that of all tokens; llama.cpp's default order has it behind, and a request that
+Source: koboldcpp's and llama.cpp's "entropy based dynamic temperature". The temperature ranges from ``temperature -
+dynatemp_range`` (at least 0) to ``temperature + dynatemp_range``, by the entropy of the candidates relative to its
+maximum, to the power of ``dynatemp_exponent``. It takes the place of the temperature step: by default before
+truncation, so the entropy is that of all tokens; llama.cpp's default order has it after truncation, and a request that
 lists ``temperature`` last in ``samplers`` gets that.
 """
 
@@ -58,7 +58,7 @@ class DynatempStep:
 
 
 class DynatempSampler:
-    """The plugin. Its step takes the place of core's temperature."""
+    """Dynamic temperature as a sampler plugin. Its step replaces core's temperature."""
 
     name = "dynatemp"
     api_version = 1

@@ -1,12 +1,12 @@
-"""Mirostat 2: a truncation that follows its own draws, so that the surprise of the text stays near a target.
+"""Mirostat 2: adaptive truncation that keeps the surprise of the text near a target.
 
 Source: Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity"
-(https://arxiv.org/abs/2007.14966), in the version without a Zipf estimate, as llama.cpp has it: tokens with a surprise
-above mu are cut, and after each draw mu moves by ``eta`` times what the drawn token's surprise, among the tokens that
-were left, is over ``tau``; mu begins at twice ``tau``. Mode 1, which estimates Zipf's exponent, is not offered: the
-paper's own authors found no gain, and its estimate depends on the size of the vocabulary.
+(https://arxiv.org/abs/2007.14966), in the version without a Zipf estimate, as in llama.cpp: tokens with a surprise
+above mu are cut, and after each draw mu moves by ``eta`` times the difference between the drawn token's surprise, among
+the remaining tokens, and ``tau``; mu starts at twice ``tau``. Mode 1, which estimates Zipf's exponent, is not offered:
+the paper's own authors found no gain, and its estimate depends on the size of the vocabulary.
 
-Tokens that a constraint forced were not drawn, so mu stays where it was.
+Tokens forced by a constraint were not drawn, so they do not change mu.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class MirostatFields:
 
 
 class MirostatStep:
-    """Cuts candidates that surprise more than ``mu`` bits.
+    """Cuts candidates with a surprise above ``mu`` bits.
 
     Args:
         tau: target, in bits.
         eta: share of the last error by which ``mu`` is corrected.
 
     Attributes:
-        mu: the most surprise that the next token may have, in bits.
+        mu: maximum surprise of the next token, in bits.
     """
 
     def __init__(self, tau: float, eta: float) -> None:
@@ -69,7 +69,7 @@ class MirostatStep:
         self.mu = 2 * tau
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
-        """(num_candidates,) bool, True where a token survives; the most probable candidate always does."""
+        """Return (num_candidates,) bool, True where a token survives; the most probable candidate always does."""
         shifted = candidates.logits.astype(np.float64) - float(candidates.logits[0])
         surprises = (log(float(np.exp(shifted).sum())) - shifted) / log(2)
         keep: NDArray[np.bool_] = surprises <= self.mu
@@ -83,7 +83,7 @@ class MirostatStep:
 
 
 class MirostatSampler:
-    """The plugin. Its step takes the place of every other truncation."""
+    """Mirostat as a sampler plugin. Its step replaces all other truncations."""
 
     name = "mirostat"
     api_version = 1

@@ -1,9 +1,9 @@
-"""Top-n-sigma: keep the tokens whose logit lies within n standard deviations of the largest one.
+"""Top-n-sigma: keeps the tokens whose logit is within n standard deviations of the largest one.
 
 Source: Tang et al., "Top-n sigma: Not All Logits Are You Need" (https://arxiv.org/abs/2411.07641), with the
 details of llama.cpp: the standard deviation is that of the population, over all tokens that are not banned.
-As in the paper it is taken of the logits before temperature, so the set does not depend on temperature; the
-row is the one after bias and penalties.
+As in the paper it is computed from the logits before temperature, so the set does not depend on temperature; the
+logits are those after bias and penalties.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class TopNSigmaStep:
     num_sigmas: float
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
-        """(num_candidates,) bool, True where a token survives; the most probable candidate always does."""
+        """Return (num_candidates,) bool, True where a token survives; the most probable candidate always does."""
         row = candidates.row
         maximum = row.max()
         possible = row if row.min() > -np.inf else row[row > -np.inf]
         threshold = float(maximum) - self.num_sigmas * float(possible.std(dtype=np.float64))
         keep: NDArray[np.bool_] = row[candidates.token_ids].astype(np.float64) >= threshold
-        keep[0] = True  # also when an earlier step (XTC) has removed everything near the maximum
+        keep[0] = True  # even if an earlier step (XTC) has removed everything near the maximum
         return keep
 
 
 class TopNSigmaSampler:
-    """The plugin."""
+    """Top-n-sigma as a sampler plugin."""
 
     name = "top_n_sigma"
     api_version = 1

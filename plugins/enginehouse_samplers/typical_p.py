@@ -1,10 +1,10 @@
-"""Locally typical sampling: keep the tokens whose surprise is closest to what the model expects.
+"""Locally typical sampling: keeps the tokens whose surprise is closest to the model's expected surprise.
 
 Source: Meister, Pimentel, Wiher and Cotterell, "Locally Typical Sampling" (TACL 2023,
-https://arxiv.org/abs/2202.00666). Differences between implementations and what is done here: the smallest
-set whose probability *reaches* ``typical_p`` is kept, as in Hugging Face's warper (llama.cpp goes on until
-it is exceeded); tokens that are equally typical are taken most probable first; entropy and probabilities are
-those of the candidates that earlier steps (top-k) left, as in both.
+https://arxiv.org/abs/2202.00666). Differences between implementations and the choice made here: the smallest
+set whose probability *reaches* ``typical_p`` is kept, as in Hugging Face (llama.cpp continues until it is exceeded);
+equally typical tokens are taken most probable first; entropy and probabilities are those of the candidates left by
+earlier steps (top-k), as in both.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class TypicalFields:
 
 @frozen
 class TypicalStep:
-    """Keeps the most typical candidates that hold ``mass`` of the probability."""
+    """Keeps the most typical candidates with a total probability of ``mass``."""
 
     mass: float
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
-        """(num_candidates,) bool, True where a token survives."""
+        """Return (num_candidates,) bool, True where a token survives."""
         shifted = candidates.logits.astype(np.float64) - float(candidates.logits[0])
         logprobs = shifted - np.log(np.exp(shifted).sum())
         probabilities = np.exp(logprobs)
@@ -53,7 +53,7 @@ class TypicalStep:
 
 
 class TypicalSampler:
-    """The plugin."""
+    """Locally typical sampling as a sampler plugin."""
 
     name = "typical_p"
     api_version = 1

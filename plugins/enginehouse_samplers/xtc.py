@@ -1,10 +1,10 @@
-"""XTC, "exclude top choices": now and then remove all likely tokens but the least likely of them.
+"""XTC, "exclude top choices": occasionally removes all likely tokens but the least likely of them.
 
 Source: p-e-w's pull request 6335 to text-generation-webui (2024), which defined it, and llama.cpp's
 version: with ``xtc_probability``, if at least two candidates reach ``xtc_threshold``, all of these but the
-last are removed. A threshold above 0.5 could never act, so it is refused instead of ignored. Here the
-step runs after temperature (llama.cpp's default order has temperature last), and whether it acts at a
-position is a function of seed, choice and position, so an answer can be replayed.
+last are removed. A threshold above 0.5 could never have an effect, so it is refused instead of ignored. Here the
+step runs after temperature (llama.cpp's default order has temperature last), and the random decision at a position is
+a function of seed, choice and position, so an answer can be reproduced.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class XtcFields:
 
 @frozen
 class XtcStep:
-    """Removes all candidates of at least ``threshold`` but the last, with a chance of ``probability``."""
+    """Removes all candidates of at least ``threshold`` but the last, with probability ``probability``."""
 
     probability: float
     threshold: float
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
-        """(num_candidates,) bool, True where a token survives."""
+        """Return (num_candidates,) bool, True where a token survives."""
         keep = np.ones(candidates.token_ids.size, np.bool_)
         if candidates.uniform("act") < self.probability:
             weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits[0]))
@@ -52,7 +52,7 @@ class XtcStep:
 
 
 class XtcSampler:
-    """The plugin."""
+    """XTC as a sampler plugin."""
 
     name = "xtc"
     api_version = 1

@@ -16,7 +16,7 @@ __all__ = ["register_drafters"]
 
 @hookimpl
 def register_drafters(register: Callable[[Drafter], None]) -> None:
-    """Hand over the drafters; a model uses those that its settings name."""
+    """Register the drafters; a model uses those named in its settings."""
     register(PredictionDrafter())
     register(PromptLookupDrafter())
     register(DraftModelDrafter())

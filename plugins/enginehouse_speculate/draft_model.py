@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary writes ahead, greedily, and the large one checks."""
+"""Speculative decoding with a smaller model of the same vocabulary, which drafts greedily."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DraftModelOptions:
     """Settings of the drafter ``draft-model``.
 
     Attributes:
-        min_probability: a draft ends before a token that the smaller model finds less probable than this.
+        min_probability: a draft ends before a token that the smaller model considers less probable than this.
         max_tokens: longest draft.
     """
 
@@ -27,7 +27,7 @@ class DraftModelOptions:
 
 @define(eq=False)
 class DraftModelDrafter:
-    """What the plugin registers."""
+    """The registered drafter."""
 
     name: str = "draft-model"
     api_version: int = 1
@@ -37,7 +37,7 @@ class DraftModelDrafter:
         """Open the smaller model and compare the vocabularies.
 
         Raises:
-            ModelLoadError: it cannot be opened, or its vocabulary is another one.
+            ModelLoadError: it cannot be opened, or has another vocabulary.
         """
         if context.open_second is None:
             raise ModelLoadError("needs the smaller model as its 'source'")

@@ -1,4 +1,4 @@
-"""Drafts that a model writes greedily, one token per forward pass for all of them, until it is not sure any more."""
+"""Greedy drafting with a model, one token per forward pass for all drafts, until the confidence is too low."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["GreedyDraft", "write_greedily"]
 
 @define(eq=False, kw_only=True)
 class GreedyDraft:
-    """One draft while it grows.
+    """One draft under construction.
 
     Attributes:
-        due: tokens that the next forward pass computes; empty when the draft is done.
+        due: tokens that the next forward pass computes; empty when the draft is finished.
         max_tokens: longest draft.
-        min_probability: it ends before a token that is less probable than this.
+        min_probability: the draft ends before a token that is less probable than this.
         token_ids: the draft so far.
     """
 
@@ -32,7 +32,7 @@ class GreedyDraft:
     _first_probability: float = 0.0
 
     def take(self, row: NDArray[np.float32]) -> None:
-        """Go on with the most probable token of a row of logits, (vocab_size,) float32, or end."""
+        """Append the most probable token of a row of logits, (vocab_size,) float32, or end the draft."""
         token_id = int(row.argmax())
         probability = float(1.0 / np.exp(row - row[token_id]).sum())
         self.due = []
@@ -44,7 +44,7 @@ class GreedyDraft:
             self.due = [token_id]
 
     def finished(self) -> Draft | None:
-        """The draft, surer the more probable its first token was; None when it is empty."""
+        """Return the draft, graded by the probability of its first token, or None if it is empty."""
         if not self.token_ids:
             return None
         return Draft(self.token_ids, min(NUM_GRADES - 1, int(self._first_probability * NUM_GRADES)))
@@ -54,12 +54,12 @@ _D = TypeVar("_D", bound=GreedyDraft)
 
 
 def write_greedily(drafts: Sequence[_D], forward: Callable[[Sequence[_D]], NDArray[np.float32] | None]) -> None:
-    """Let drafts grow to their ends.
+    """Extend drafts until they end.
 
     Args:
-        drafts: those that have tokens due.
-        forward: computes what is due of some drafts; one row of logits for each, or None when there is no room, which
-            ends them where they are.
+        drafts: drafts with tokens due.
+        forward: computes the due tokens of some drafts; returns one row of logits for each, or None if there is no
+            memory, which ends the drafts.
     """
     growing = [draft for draft in drafts if draft.due]
     while growing:

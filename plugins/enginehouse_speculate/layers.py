@@ -1,9 +1,9 @@
-"""Self-drafting: the first layers of a model write ahead, and all of them check.
+"""Self-speculative decoding: the first layers of a model draft, and all layers verify.
 
-A backend that can leave a forward pass after some layers does so: the weights and the KV memory of these layers are the
-model's own; what drafted tokens leave there is removed before all layers compute them. One that cannot, but opens the
-first layers as a model of their own, gives us that, and it drafts as a smaller model does. Source: Zhang et al., "Draft
-& Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
+Backends that can exit a forward pass after some layers do so: the weights and the KV memory of these layers are the
+model's own; positions of drafted tokens are removed from it before all layers compute them. Backends that cannot, but
+can open the first layers as a separate model, provide that, and it drafts like a smaller model. Source: Zhang et al.,
+"Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LayersOptions:
     """Settings of the drafter ``layers``.
 
     Attributes:
-        num_layers: how many layers draft; unset is the fewest that the model offers from half of them on.
-        min_probability: a draft ends before a token that these layers find less probable than this.
+        num_layers: number of layers that draft; unset is the fewest, but at least half, that the model offers.
+        min_probability: a draft ends before a token that these layers consider less probable than this.
         max_tokens: longest draft.
     """
 
@@ -41,21 +41,21 @@ class LayersOptions:
 
 @define(eq=False)
 class LayersDrafter:
-    """What the plugin registers."""
+    """The registered drafter."""
 
     name: str = "layers"
     api_version: int = 1
     options: type[LayersOptions] = LayersOptions
 
     def choose_layers(self, options: LayersOptions, num_layers: int) -> int:
-        """Half of the layers where the settings say nothing else."""
+        """Return half of the layers unless the settings give a number."""
         return options.num_layers or (num_layers + 1) // 2
 
     def bind(self, context: DraftContext, options: LayersOptions) -> BoundDrafter:
-        """The drafter for a model whose layers can be left, or opened by themselves.
+        """Return the drafter for a model with early exit or separately loadable first layers.
 
         Raises:
-            ModelLoadError: neither, not after ``num_layers``, or the model can take no tokens back.
+            ModelLoadError: the model has neither, not for ``num_layers``, or cannot be truncated.
         """
         offered, truncate = context.runner.capabilities.exit_layers, context.runner.capabilities.truncate
         if context.open_second is not None and truncate != "none":
@@ -88,11 +88,11 @@ class _Layers:
     prior: float = 0.6
 
     def open(self, _: NDArray[np.int32], __: Sequence[int]) -> object:
-        """Nothing is held for a sequence."""
+        """No state is needed for a sequence."""
         return self
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
-        """What the first layers write."""
+        """Draft with the first layers."""
         growing = [
             _Growing(
                 task=task,
@@ -110,10 +110,10 @@ class _Layers:
         return [one.finished() for one in growing]
 
     def close(self, _: object) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _forward(self, growing: Sequence[_Growing]) -> NDArray[np.float32] | None:
         spans = [

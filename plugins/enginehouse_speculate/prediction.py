@@ -1,6 +1,6 @@
-"""Predicted outputs: the answer that a client expects (OpenAI's ``prediction``) is what is proposed.
+"""Predicted outputs: drafts from the answer that a client expects (OpenAI's ``prediction``).
 
-An answer follows the prediction until they part; then the place is sought at which they meet again.
+An answer follows the prediction until they diverge; then the position where they match again is searched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginehouse_speculate.suffix_index import SuffixIndex, grade_of
 __all__ = ["PredictionDrafter", "PredictionOptions"]
 
 _MIN_MATCH = 2
-_START_GRADE = 4  # before the first token nothing has agreed, but the client did say so
+_START_GRADE = 4  # no token has agreed yet, but the client expects this answer
 
 
 @frozen
@@ -27,14 +27,14 @@ class PredictionOptions:
 
 @define(eq=False)
 class PredictionDrafter:
-    """What the plugin registers."""
+    """The registered drafter."""
 
     name: str = "prediction"
     api_version: int = 1
     options: type[PredictionOptions] = PredictionOptions
 
     def bind(self, _: DraftContext, __: PredictionOptions) -> BoundDrafter:
-        """The drafter; nothing of it depends on the model."""
+        """Return the drafter, which does not depend on the model."""
         return _Prediction()
 
 
@@ -43,9 +43,9 @@ class _Session:
     """One answer and its prediction.
 
     Attributes:
-        place: of the prediction's token that is due, as long as the two agree; behind it after they parted.
-        num_agreed: tokens that agreed in a row; 0 after they parted.
-        num_read: tokens of prompt and answer that were compared.
+        place: position of the next predicted token while the two agree; the position after it once they diverged.
+        num_agreed: number of consecutive tokens that agreed; 0 after they diverged.
+        num_read: number of tokens of prompt and answer that were compared.
     """
 
     index: SuffixIndex
@@ -56,7 +56,7 @@ class _Session:
     has_parted: bool = False
 
     def read(self, token_ids: NDArray[np.int32]) -> None:
-        """Compare what was written since."""
+        """Compare the tokens generated since the last call."""
         text = self.index.token_ids
         for token_id in token_ids[self.num_read :].tolist():
             agrees = self.place < len(text) and text[self.place] == token_id
@@ -68,7 +68,7 @@ class _Session:
             self._meet_again(token_ids)
 
     def _meet_again(self, token_ids: NDArray[np.int32]) -> None:
-        """Look for the answer's last tokens in the prediction; without a match a token is taken for a replaced one."""
+        """Search the answer's last tokens in the prediction; without a match, assume that one token was replaced."""
         match = self.index.find(token_ids[self.num_prompt :][-64:].tolist())
         if match is not None:
             self.place, self.num_agreed, self.has_parted = match.place, match.length, False
@@ -80,7 +80,7 @@ class _Prediction:
     prior: float = 0.8
 
     def open(self, prompt: NDArray[np.int32], prediction: Sequence[int]) -> _Session | None:
-        """A session where there is a prediction."""
+        """Return a session if there is a prediction."""
         if not prediction:
             return None
         index = SuffixIndex(_MIN_MATCH)
@@ -88,7 +88,7 @@ class _Prediction:
         return _Session(index, num_read=len(prompt), num_prompt=len(prompt))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
-        """How the prediction goes on."""
+        """Draft the continuation of the prediction."""
         return [self._propose(task) for task in tasks]
 
     def _propose(self, task: DraftTask) -> Draft | None:
@@ -101,7 +101,7 @@ class _Prediction:
         return Draft(following, _START_GRADE if is_start else grade_of(session.num_agreed))
 
     def close(self, _: _Session) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""

@@ -1,7 +1,7 @@
-"""Prompt lookup: a text that begins to repeat something goes on as it went on before.
+"""Prompt lookup: a text that begins to repeat an earlier part is drafted to continue like it.
 
-Pays where answers quote their prompts: edits of code, extraction, summaries, chats about one document. Source: Saxena,
-"Prompt Lookup Decoding" (2023, https://github.com/apoorvumang/prompt-lookup-decoding).
+Effective if answers quote their prompts: edits of code, extraction, summaries, chats about one document. Source:
+Saxena, "Prompt Lookup Decoding" (2023, https://github.com/apoorvumang/prompt-lookup-decoding).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PromptLookupOptions:
     """Settings of the drafter ``prompt-lookup``.
 
     Attributes:
-        min_match: tokens that must have stood in the text before.
+        min_match: minimum number of tokens that must occur earlier in the text.
     """
 
     min_match: int = field(default=2, validator=ge(1))
@@ -32,14 +32,14 @@ class PromptLookupOptions:
 
 @define(eq=False)
 class PromptLookupDrafter:
-    """What the plugin registers."""
+    """The registered drafter."""
 
     name: str = "prompt-lookup"
     api_version: int = 1
     options: type[PromptLookupOptions] = PromptLookupOptions
 
     def bind(self, _: DraftContext, options: PromptLookupOptions) -> BoundDrafter:
-        """The drafter; nothing of it depends on the model."""
+        """Return the drafter, which does not depend on the model."""
         return _PromptLookup(options.min_match)
 
 
@@ -47,14 +47,14 @@ class PromptLookupDrafter:
 class _PromptLookup:
     min_match: int
     is_free: bool = True
-    prior: float = 0.25  # most texts do not repeat themselves; one that does is soon noticed
+    prior: float = 0.25  # most texts do not repeat themselves; those that do are soon detected
 
     def open(self, _: NDArray[np.int32], __: Sequence[int]) -> SuffixIndex:
-        """An empty index: the first task brings the prompt."""
+        """Return an empty index: the first task adds the prompt."""
         return SuffixIndex(self.min_match)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
-        """What followed on the same tokens before."""
+        """Draft the tokens that followed the same tokens earlier."""
         return [self._propose(task) for task in tasks]
 
     def _propose(self, task: DraftTask) -> Draft | None:
@@ -66,7 +66,7 @@ class _PromptLookup:
         return Draft(index.after(match.place, task.max_tokens), grade_of(match.length))
 
     def close(self, _: SuffixIndex) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""

@@ -1,7 +1,7 @@
-"""Drafts of a second model, in memory of its own: a sequence in it follows each one that is drafted for.
+"""Drafts with a second model in its own memory, where one sequence follows each sequence that is drafted for.
 
-It runs in the same worker, on the same thread, one forward pass per token for all sequences together. Whether it is a
-smaller model or a part of the one that it drafts for makes no difference here.
+It runs in the same worker, on the same thread, with one forward pass per token for all sequences together. It may be a
+smaller model or a part of the model that it drafts for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SecondModel"]
 
 @define(eq=False)
 class _Session:
-    """A sequence in the second model; ``token_ids`` are those that it holds."""
+    """A sequence in the second model; ``token_ids`` are the tokens in its cache."""
 
     handle: int
     token_ids: list[int] = field(factory=list)
@@ -31,18 +31,18 @@ class _Session:
 
 @define(eq=False, kw_only=True)
 class _Growing(GreedyDraft):
-    """The draft of one sequence."""
+    """Draft of one sequence."""
 
     session: _Session
 
 
 @define(eq=False)
 class SecondModel:
-    """A bound drafter; closes the second model in the end.
+    """A bound drafter; closes the second model on shutdown.
 
     Args:
-        runner: of the second model, whose vocabulary is that of the first.
-        min_probability: a draft ends before a token that the second model finds less probable than this.
+        runner: runner of the second model, which has the same vocabulary as the first.
+        min_probability: a draft ends before a token that the second model considers less probable than this.
         max_tokens: longest draft.
     """
 
@@ -53,20 +53,20 @@ class SecondModel:
     prior: float = 0.6
 
     def open(self, _: NDArray[np.int32], __: Sequence[int]) -> _Session | None:
-        """A sequence in the second model; None when it has no room."""
+        """Open a sequence in the second model; None if it has no free slot."""
         try:
             return _Session(self.runner.open_sequence())
         except CacheFull:
             return None
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
-        """What the second model writes; none for those whose text it has not read to the end yet."""
+        """Draft with the second model; None for sequences whose text it has not fully read yet."""
         growing = [self._begin(task) for task in tasks]
         write_greedily([one for one in growing if one is not None], self._last_rows)
         return [one.finished() if one is not None else None for one in growing]
 
     def close(self, session: _Session) -> None:
-        """Give the sequence back."""
+        """Free the sequence."""
         self.runner.free_sequence(session.handle)
 
     def shutdown(self) -> None:
@@ -74,7 +74,7 @@ class SecondModel:
         self.runner.close()
 
     def _begin(self, task: DraftTask) -> _Growing | None:
-        """Bring a sequence up to date, all but its last tokens; None while that takes more than a chunk."""
+        """Update a sequence up to its last token; None while that takes more than one chunk."""
         session: _Session = task.session
         wanted = task.token_ids.tolist()
         if len(wanted) >= self.runner.capabilities.max_context:
@@ -100,7 +100,7 @@ class SecondModel:
         return self._forward([(one.session, one.due) for one in growing], "last")
 
     def _forward(self, spans: Sequence[tuple[_Session, list[int]]], outputs: Any) -> NDArray[np.float32] | None:
-        """Compute; None when the second model has no room, which costs only the drafts."""
+        """Run a forward pass; None if the second model has no memory, which costs only the drafts."""
         try:
             output = self.runner.forward(
                 [Span(s.handle, len(s.token_ids), np.array(due, np.int32), outputs) for s, due in spans]

@@ -1,6 +1,6 @@
-"""Where the last tokens of a text stand in another one, or earlier in the same: the longest such match.
+"""Finds the longest match of the last tokens of a text in another text, or earlier in the same.
 
-Grows by a token in constant time. Knows only token ids.
+Appending a token takes constant time. Knows only token ids.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from enginehouse.contract.drafter import NUM_GRADES
 
 __all__ = ["Match", "SuffixIndex", "grade_of"]
 
-_NUM_PLACES = 8  # of each short run of tokens, so many of its last places are compared
+_NUM_PLACES = 8  # number of last positions compared for each short run of tokens
 _LONGEST_MATCH = 64
 
 
 @frozen
 class Match:
-    """The text goes on at ``place``, before which ``length`` tokens agree."""
+    """The text continues at ``place``, before which ``length`` tokens agree."""
 
     place: int
     length: int
@@ -27,10 +27,10 @@ class Match:
 
 @define(eq=False)
 class SuffixIndex:
-    """A text that can be searched for the end of another one.
+    """Index of a text, searchable for the end of another one.
 
     Attributes:
-        min_match: tokens that must agree.
+        min_match: minimum number of tokens that must agree.
         token_ids: the text so far.
     """
 
@@ -39,10 +39,10 @@ class SuffixIndex:
     _places: dict[tuple[int, ...], list[int]] = field(factory=dict)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """The text grew."""
+        """Append tokens to the text."""
         for token_id in token_ids:
             text = self.token_ids
-            if len(text) >= self.min_match:  # what stands before this token can be gone on from now
+            if len(text) >= self.min_match:  # the tokens before this one can be continued from now on
                 places = self._places.setdefault(tuple(text[-self.min_match :]), [])
                 places.append(len(text))
                 if len(places) > _NUM_PLACES:
@@ -50,7 +50,7 @@ class SuffixIndex:
             text.append(token_id)
 
     def find(self, end: Sequence[int]) -> Match | None:
-        """The place behind the longest run of tokens that ``end`` ends with; of equals, the last one."""
+        """Return the position after the longest match of the end of ``end``; of equal ones, the last."""
         if len(end) < self.min_match:
             return None
         best = Match(0, 0)
@@ -61,7 +61,7 @@ class SuffixIndex:
         return best if best.length else None
 
     def after(self, place: int, num_tokens: int) -> list[int]:
-        """At most so many tokens from ``place`` on."""
+        """Return at most ``num_tokens`` tokens from ``place`` on."""
         return self.token_ids[place : place + num_tokens]
 
     def _length(self, place: int, end: Sequence[int]) -> int:
@@ -73,5 +73,5 @@ class SuffixIndex:
 
 
 def grade_of(num_agreed: int) -> int:
-    """How sure a continuation is behind so many tokens that agree: one grade more for each doubling."""
+    """Confidence grade of a continuation after ``num_agreed`` matching tokens: one more for each doubling."""
     return min(NUM_GRADES - 1, max(0, num_agreed.bit_length() - 1))

@@ -156,7 +156,10 @@ def test_nothing_is_chunked_to_http_1_0(client: httpx.Client, stream: bool, extr
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("address", [*sorted(PUBLIC | set(SCOPES)), "/nothing", "/v1/models/nothing"])
 def test_head_says_what_get_would(client: httpx.Client, address: str, version: bytes) -> None:
-    """Also errors and streams, without a body; the connection serves the next request."""
+    """Also errors and streams, without a body; the connection serves the next request.
+
+    Without keys ``/admin`` takes requests in HTTP/1.0 for those of a proxy.
+    """
     path = re.sub(r"\{\w+\}", "m", address).encode()
     head = b"%b %b HTTP/%b\r\nhost: localhost\r\n\r\n"
     received = exchange(client, head % (b"HEAD", path, version) + (LAST if version == b"1.1" else b""))
@@ -164,6 +167,9 @@ def test_head_says_what_get_would(client: httpx.Client, address: str, version: b
     with client.stream("GET", path.decode()) as got:
         pass
 
+    if version == b"1.0" and path.startswith(b"/admin") and got.status_code != 405:
+        assert int(own[9:12]) == 403
+        return
     assert int(own[9:12]) == got.status_code
     fields = {name: value for name, _, value in (line.partition(b": ") for line in own.split(b"\r\n")[1:])}
     for name in ("content-type", "content-length", "allow", "cache-control"):

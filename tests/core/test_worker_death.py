@@ -180,7 +180,7 @@ async def _workers(count: int) -> list[int]:
     """The worker processes of this test process, once there are ``count``."""
     while True:
         found = await asyncio.to_thread(children_of, os.getpid())
-        workers = [pid for pid in found if is_alive(pid) and b"engine.worker" in _command_line(pid)]
+        workers = [pid for pid in found if is_alive(pid) and b"enginehouse.workers" in _command_line(pid)]
         if len(workers) == count:
             return workers
 

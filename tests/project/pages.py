@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -254,6 +255,7 @@ def _as_markdown(docstring: str) -> str:
 
 
 if __name__ == "__main__":
+    logging.disable()  # errors are made here to be described
     for page, texts in page_parts().items():
         path = ROOT / page
         path.write_text(fill(path.read_text(encoding="utf-8"), texts), encoding="utf-8")

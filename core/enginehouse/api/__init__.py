@@ -1,1 +1,1 @@
-"""The HTTP API: strict decoding, answers as JSON or events, the routes, the server around them."""
+"""HTTP API: strict decoding, JSON and event-stream responses, routes and the server."""

@@ -1,4 +1,4 @@
-"""The ``enginehouse`` command: reads settings, shows what is there, starts the server."""
+"""The ``enginehouse`` command: reads settings, shows models and plugins, starts the server."""
 
 from enginehouse.cli.main import main
 

@@ -1,7 +1,7 @@
 """Connections of commands to a server: ``http://host:port``, ``https://host:port`` or ``unix:path``.
 
-Below a Unix domain socket there are addresses as well, so its URL is ``http+unix://`` with the path of the socket
-percent-encoded in the place of the host, as other programs write it; :func:`full_url` makes it.
+A Unix domain socket also serves paths, so its URL is ``http+unix://`` with the percent-encoded path of the socket as
+host, the form that other programs use; :func:`full_url` makes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SCHEMES = ("http", "https", _UNIX)
 
 
 def full_url(text: str) -> str | None:
-    """The URL of a server as a user wrote it, without a slash at its end; None for something else."""
+    """Return the URL of a server given by a user, without a trailing slash; None if it is not one."""
     if text.startswith("unix:"):
         text = f"{_UNIX}://{quote(text.removeprefix('unix:').removeprefix('//'), safe='')}"
     try:
@@ -28,7 +28,7 @@ def full_url(text: str) -> str | None:
 
 
 def connection_to(url: str, timeout_s: float | None) -> http.client.HTTPConnection:
-    """A connection to the server of ``url``, which is opened with the first request.
+    """Return a connection to the server of ``url``, opened with the first request.
 
     Certificates are checked against those that the system trusts, or the variable ``SSL_CERT_FILE``.
     """

@@ -1,4 +1,4 @@
-"""One request to the admin API of a running server, for commands; a refusal becomes an error of ours."""
+"""One request to the admin API of a running server, for commands; refusals are mapped to our exceptions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _MAX_MESSAGE_CHARS = 2000
 
 
 class ServerRefusal(EnginehouseError):
-    """The server said no, or nothing that we understand."""
+    """The server refused, or its response was not understood."""
 
 
 def ask_server(
     url: str, key: str | None, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The JSON that a server answers; waits as long as it takes, for loading a model may take minutes.
+    """Return the JSON response of a server; no timeout, since loading a model may take minutes.
 
-    Redirects are not followed, as the key is for the server that was named and for no other, and the environment's
-    proxies are not used, as they are for the user's browsing.
+    Redirects are not followed, as the key is only for the server that was named. Proxies of the environment are not
+    used, as they are for the user's browsing.
 
     Args:
-        url: where the server is; a ``/v1`` behind it does not matter.
-        path: an address with any characters in it.
+        url: the server; a trailing ``/v1`` is ignored.
+        path: an unescaped path.
         body: sent as JSON.
 
     Raises:
-        ServerRefusal: it cannot be reached, or refused; says what it said.
+        ServerRefusal: it cannot be reached, or refused; includes its message.
     """
     address = full_url(url)
     if address is None:

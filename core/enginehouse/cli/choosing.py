@@ -1,6 +1,6 @@
-"""MODEL arguments of ``enginehouse serve`` -> the models to serve.
+"""Resolves the MODEL arguments of ``enginehouse serve`` to the models to serve.
 
-Knows names and files; loads nothing.
+Knows names and files; does not load anything.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def choose_models(
     *,
     pull: bool = False,
 ) -> dict[str, ModelSettings]:
-    """The models to serve, by the name that requests use.
+    """Return the models to serve, by the name that requests use.
 
-    A model that only the command line names must be there and have a backend; one that is configured may fail
-    later, so that it does not take the others with it.
+    A model given only on the command line must exist and have a backend; a configured one may fail later, so that it
+    does not prevent the others from being served.
 
     Args:
-        arguments: configured names, paths, and names of model sources. None of them: every configured model,
-            and the starter model where none is configured.
+        arguments: configured names, paths, and names of model sources. If empty: every configured model, or the starter
+            model if none is configured.
         backend: backend that is to open all of them, or None.
         configured: the models of the settings.
         registry: the plugins, for their model sources.
-        pull: the server will download models of the hub that are not here.
+        pull: the server will download missing models from the hub.
 
     Raises:
         ConfigError: there is no model to serve, or two would have one name.
-        ModelLoadError: an argument names no model that is here, or none of the backends can open it.
+        ModelLoadError: an argument does not name an available model, or no backend can open it.
     """
     if arguments:
         chosen: dict[str, ModelSettings] = {}
@@ -79,19 +79,19 @@ def _choose(
     if argument in registry.model_sources or source.path is None:
         return urlsplit(argument).netloc or argument, ModelSettings(source=argument)
     if not _is_path(argument):
-        return argument, ModelSettings(source=argument)  # a hub's id
+        return argument, ModelSettings(source=argument)  # model id of a hub
     return _name_of(source.path), ModelSettings(source=argument)
 
 
 def _is_path(argument: str) -> bool:
-    """Whether a file or folder is named, perhaps with a quantisation behind it."""
+    """True if the argument is an existing file or folder, optionally followed by a quantisation."""
     return any(Path(text).expanduser().exists() for text in (argument, argument.rpartition(":")[0]) if text)
 
 
 def _name_of(path: Path) -> str:
-    """A file's name without its ending, a folder's whole name (dots in it are version numbers).
+    """Return a file's name without its suffix, or a folder's whole name (dots in it are version numbers).
 
-    Links are not followed: those of the hub's cache lead to files that are named by their digests.
+    Links are not resolved: those of the hub's cache point to files that are named by their digests.
     """
     if path.name in ("", ".."):
         path = path.resolve()

@@ -31,7 +31,7 @@ def keys() -> None:
 
 
 def _key_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What a key may do, for the commands that make one."""
+    """Options for the permissions of a key, for the commands that create one."""
     for option in reversed(
         (
             click.option(
@@ -70,9 +70,9 @@ _file_option = click.option(
 @click.argument("name")
 @_key_options
 def _hash(name: str, **options: Any) -> None:
-    """Print a line for the key file: NAME, a hash, and what the key may do.
+    """Print a line for the key file: NAME, a hash, and the permissions of the key.
 
-    A new key is made and shown once, on standard error, so that the line can be appended with >>.
+    A new key is generated and shown once, on standard error, so that the line can be appended with >>.
     """
     click.echo(_make(name, options))
 
@@ -85,7 +85,7 @@ def _hash(name: str, **options: Any) -> None:
 def _add(name: str, key_file: Path | None, config_file: Path | None, **options: Any) -> None:
     """Add a key for NAME to the key file.
 
-    A new key is made and shown once, on standard error. The file is made where there is none.
+    A new key is generated and shown once, on standard error. The file is created if it does not exist.
     """
     path = _find(key_file, config_file)
     key, new = _given(options), new_key()
@@ -100,7 +100,7 @@ def _add(name: str, key_file: Path | None, config_file: Path | None, **options: 
 @config_option
 @json_option
 def _list(key_file: Path | None, config_file: Path | None, as_json: bool) -> None:
-    """List the keys of the key file: names and what they may do."""
+    """List the keys of the key file: names and permissions."""
     records = read_key_file(_find(key_file, config_file), may_be_empty=True)
     console = Console()
     rows = [_row(record) for record in records]
@@ -120,7 +120,7 @@ def _list(key_file: Path | None, config_file: Path | None, as_json: bool) -> Non
 @_file_option
 @config_option
 def _revoke(name: str, key_file: Path | None, config_file: Path | None) -> None:
-    """Take the key of NAME out of the key file; a running server refuses it within a second."""
+    """Remove the key of NAME from the key file; a running server refuses it within a second."""
     path = _find(key_file, config_file)
     if not revoke_key(path, name):
         raise click.ClickException(f"{path} holds no key of the name {name!r}")
@@ -128,7 +128,7 @@ def _revoke(name: str, key_file: Path | None, config_file: Path | None) -> None:
 
 
 def _find(key_file: Path | None, config_file: Path | None) -> Path:
-    """The key file that is meant."""
+    """Return the key file to use."""
     if key_file is not None:
         return key_file
     found = read_settings(config_file).auth.key_file
@@ -138,7 +138,7 @@ def _find(key_file: Path | None, config_file: Path | None) -> Path:
 
 
 def _make(name: str, options: dict[str, Any]) -> str:
-    """The line of a given key, or of a new one, which is shown."""
+    """Return the line for the given key, or for a new one, which is shown."""
     key = _given(options)
     if key is not None:
         return _line(name, key, options)
@@ -149,7 +149,7 @@ def _make(name: str, options: dict[str, Any]) -> str:
 
 
 def _given(options: dict[str, Any]) -> str | None:
-    """The key on standard input, never one on the command line, which other users of the machine could see."""
+    """Read the key from standard input; never from the command line, which other users of the machine could see."""
     if not options.pop("reads_stdin"):
         return None
     try:
@@ -180,7 +180,7 @@ def _line(name: str, key: str, options: dict[str, Any]) -> str:
 
 
 def _moment(text: str | None) -> str | None:
-    """A moment as the file holds it, of one that is given or of a span from now."""
+    """Return a time in the format of the key file, from a time or from a duration from now."""
     if text is None:
         return None
     span = _SPAN.fullmatch(text)
@@ -199,7 +199,7 @@ def _moment(text: str | None) -> str | None:
 
 
 def _row(record: KeyRecord) -> dict[str, Any]:
-    """What is shown of a key; of its hash nothing."""
+    """Return the displayed fields of a key, without its hash."""
     return {
         "name": record.name,
         "scopes": sorted(record.scopes),

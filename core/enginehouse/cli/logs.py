@@ -1,4 +1,4 @@
-"""Log lines of a running server: for people, or one JSON object per line; without tearing a progress bar apart."""
+"""Log output of a running server: plain text, or one JSON object per line; compatible with progress bars."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ __all__ = ["JsonFormatter", "drop_unwritable", "formatter_for", "write_logs"]
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``logger`` and ``message``.
+    """Formats one JSON object per line: ``time``, ``level``, ``logger`` and ``message``.
 
-    A line of the access log has ``request`` with its fields, in the place of ``message``; an exception adds
-    ``exception``.
+    A line of the access log has ``request`` with its fields instead of ``message``; an exception adds ``exception``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without line ending."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -39,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def formatter_for(log_format: Literal["text", "json"]) -> logging.Formatter:
-    """The formatter of that name."""
+    """Return the formatter of that name."""
     return JsonFormatter() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
 
@@ -50,12 +49,12 @@ def _rounded(value: Any) -> Any:
 
 
 def _encodable(text: str) -> str:
-    """Addresses and messages may hold lone surrogates, which JSON in UTF-8 cannot."""
+    """Replace lone surrogates, which URLs and messages may contain but JSON in UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class _ConsoleHandler(logging.Handler):
-    """Writes lines as they are; while a progress bar is shown they appear above it."""
+    """Writes lines unchanged; while a progress bar is shown they appear above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -67,15 +66,15 @@ class _ConsoleHandler(logging.Handler):
             line = self.format(record)
             if self._console.is_terminal:
                 self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            else:  # 20 times faster, and there is no progress bar to care for
+            else:  # 20 times faster; there is no progress bar to preserve
                 self._console.file.write(line + "\n")
                 self._console.file.flush()
-        except Exception:  # noqa: BLE001 - logging's own border: a closed terminal must not end a request
+        except Exception:  # noqa: BLE001 - logging boundary: a closed terminal must not end a request
             self.handleError(record)
 
 
 def write_logs(console: Console, level: str, log_format: Literal["text", "json"] = "text") -> None:
-    """Send the log lines of this process to ``console``; other packages only from ``warning`` on."""
+    """Send the log lines of this process to ``console``; those of other packages only from ``warning`` on."""
     handler = _ConsoleHandler(console)
     handler.setFormatter(formatter_for(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -83,7 +82,7 @@ def write_logs(console: Console, level: str, log_format: Literal["text", "json"]
 
 
 def drop_unwritable() -> None:
-    """Let go of lines that cannot be written (a full disk), or Python would try once more and end with code 120."""
+    """Discard output that cannot be written (a full disk); otherwise Python would retry at exit and return code 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

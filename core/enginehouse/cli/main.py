@@ -1,6 +1,6 @@
 """The command group: finds the commands, and turns our errors into one line and an exit code.
 
-Each command lives in a module of its own that is imported when the command is used, so that
+Each command is in a module of its own that is imported when the command is used, so that
 ``enginehouse --version`` does not wait for the web framework.
 """
 
@@ -33,13 +33,13 @@ _COMMANDS = {
 
 
 class _Misuse(click.ClickException):
-    """The command line, the settings or the installation must be changed first."""
+    """Error that requires changing the command line, the settings or the installation."""
 
     exit_code = 2
 
 
 class _Group(click.Group):
-    """A group that imports its commands on use."""
+    """A click group that imports its commands on use."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run as a program."""
@@ -47,13 +47,13 @@ class _Group(click.Group):
         return super().__call__(*arguments, **named)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, sorted; those of plugins are left out where these cannot be loaded."""
+        """Return the names of all commands, sorted; those of plugins are omitted if they cannot be loaded."""
         with contextlib.suppress(EnginehouseError):
             return sorted({*_COMMANDS, *(name.partition(" ")[0] for name in _commands_of_plugins())})
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now. Plugins are looked at only for names that core does not have."""
+        """Import and return the command of that name. Plugins are consulted only for names that core does not have."""
         if cmd_name in _COMMANDS:
             return _import(_COMMANDS[cmd_name])
         offered = _commands_of_plugins()
@@ -63,16 +63,16 @@ class _Group(click.Group):
         return _Members(cmd_name, members) if members else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One line for each command; those of plugins are not imported for it."""
+        """Write one line per command, without importing those of plugins."""
         own = {name: _import(target).get_short_help_str(limit=80) for name, target in _COMMANDS.items()}
         added: dict[str, str] = {}
-        with contextlib.suppress(EnginehouseError):  # a wrong setting must not hide the help
+        with contextlib.suppress(EnginehouseError):  # a wrong setting must not prevent the help
             added = {name: command.summary for name, command in _commands_of_plugins().items()}
         with formatter.section("Commands"):
             formatter.write_dl(sorted({**own, **added}.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ours is for users, so it is shown without a traceback."""
+        """Run the command; our errors are meant for users, so they are shown without a traceback."""
         try:
             return super().invoke(ctx)
         except EnginehouseError as error:
@@ -80,18 +80,18 @@ class _Group(click.Group):
 
 
 class _Members(click.Group):
-    """A group that plugins have filled; a member is imported when it is used."""
+    """A group of commands from plugins; a member is imported when it is used."""
 
     def __init__(self, name: str, members: Mapping[str, Command]) -> None:
         super().__init__(name, help="; ".join(command.summary.rstrip(".") for command in members.values()) + ".")
         self._members = members
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the members, sorted."""
+        """Return the names of the members, sorted."""
         return sorted(self._members)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The member of that name, imported now."""
+        """Import and return the member of that name."""
         found = self._members.get(cmd_name)
         return None if found is None else _import(found.target)
 
@@ -104,7 +104,7 @@ def _commands_of_plugins() -> Mapping[str, Command]:
     named = os.environ.get("ENGINEHOUSE_CONFIG")
     try:
         settings = read_settings(Path(named) if named else None).plugins
-    except ConfigError:  # `doctor` is a command of a plugin, and says what is wrong with the settings
+    except ConfigError:  # `doctor` is a command of a plugin, and reports problems of the settings
         settings = PluginsSettings()
     return PluginRegistry.load(settings).commands
 

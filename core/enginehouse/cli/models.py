@@ -1,4 +1,4 @@
-"""`enginehouse models`: what can be served, by which backend and why; and the models of a running server."""
+"""`enginehouse models`: models that can be served, with backend and reason; and the models of a running server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["list_models", "load", "models", "unload"]
 @server_options
 @json_option
 def list_models(url: str, key: str | None, as_json: bool) -> None:
-    """List the models of a running server, with what they hold."""
+    """List the models of a running server, with state, memory and number of requests."""
     answer = ask_server(url, key, "GET", "/admin/models")
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -75,7 +75,7 @@ def _row(model: Mapping[str, Any]) -> list[str]:
 
 @frozen(kw_only=True)
 class _Row:
-    """One model that could be served. ``reason`` says why this backend; ``error`` why it cannot be served."""
+    """One model that could be served. ``reason`` explains the choice of backend; ``error`` why it cannot be served."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""What several commands share: ``--config`` and reading the settings with it."""
+"""Options shared by several commands: ``--config`` and reading the settings with it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def server_options(command: _C) -> _C:
-    """``--url`` and ``--key`` of commands that talk to a running server."""
+    """Add ``--url`` and ``--key`` to commands that talk to a running server."""
     key = click.option("--key", envvar="ENGINEHOUSE_KEY", help="API key; also the variable ENGINEHOUSE_KEY.")
     url = click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The running server.")
     return url(key(command))
 
 
 def read_settings(config_file: Path | None, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """The settings from the named or default file, the environment and the command line.
+    """Load the settings from the named or default file, the environment and the command line.
 
     Raises:
         ConfigError: see :func:`enginehouse.settings.config.load_settings`.

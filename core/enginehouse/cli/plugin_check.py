@@ -1,4 +1,4 @@
-"""``enginehouse plugins check``: the contract suites, run on an installed plugin in a process of their own."""
+"""``enginehouse plugins check``: runs the contract suites on an installed plugin in a separate process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from enginehouse.settings.structuring import closest
 
 __all__ = ["check"]
 
-_SUITES = "enginehouse_testkit.installed_plugin"
+_TEST_KIT = "enginehouse_testkit"
 
 
 @click.command()
@@ -43,7 +44,7 @@ _SUITES = "enginehouse_testkit.installed_plugin"
 def check(name: str, model: str | None, options: tuple[str, ...], tolerance: float) -> None:
     """Run the contract suites on everything that the installed plugin NAME registers.
 
-    A backend needs a small model to be tested with; a model that a plugin offers is taken where it suits.
+    A backend is tested with a small model; by default a suitable model that a plugin offers.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("the suites need pytest; run: pip install 'enginehouse[testing]'")
@@ -58,14 +59,19 @@ def check(name: str, model: str | None, options: tuple[str, ...], tolerance: flo
     if alone.backends and model is None:
         model = _suitable_model(registry, alone)
     subject = {"plugin": name, "model": model, "options": _read(options), "tolerance": tolerance}
-    command = [sys.executable, "-m", "pytest", "--pyargs", _SUITES, "-c", os.devnull]
+    spec = importlib.util.find_spec(_TEST_KIT)
+    assert spec is not None
+    assert spec.origin is not None  # it is part of this distribution
+    folder = Path(spec.origin).parent
+    suites = str(folder / "installed_plugin.py")
+    command = [sys.executable, "-m", "pytest", suites, "-c", os.devnull, "--rootdir", str(folder)]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:asyncio", "-q", "-rs"]
     done = subprocess.run(command, env={**os.environ, "ENGINEHOUSE_CHECKED": json.dumps(subject)}, check=False)
     sys.exit(done.returncode)
 
 
 def _suitable_model(registry: PluginRegistry, alone: PluginRegistry) -> str:
-    """An offered model that all backends of the plugin open."""
+    """Return an offered model that all backends of the plugin open."""
     for offered in registry.model_sources:
         source = registry.model_sources[offered]()
         if source is not None and all(backend.match(source).score for backend in alone.backends.values()):
@@ -75,7 +81,7 @@ def _suitable_model(registry: PluginRegistry, alone: PluginRegistry) -> str:
 
 
 def _read(options: tuple[str, ...]) -> dict[str, Any]:
-    """Options as the configuration file would have them; a value that is no TOML is a string."""
+    """Parse options as in the configuration file; a value that is not valid TOML is a string."""
     found: dict[str, Any] = {}
     for option in options:
         key, separator, value = option.partition("=")

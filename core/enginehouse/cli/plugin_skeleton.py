@@ -1,6 +1,6 @@
-"""``enginehouse plugins new``: the start of a plugin, with tests that pass.
+"""``enginehouse plugins new``: a skeleton of a plugin, with tests that pass.
 
-The files lie in ``new_plugin``, as those of a plugin named ``minimal``; the new plugin has its own name in that place.
+The files are in ``new_plugin``, as those of a plugin named ``minimal``, which is replaced by the new plugin's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``enginehouse plugins``: what is installed, what it brings, and what is broken."""
+"""``enginehouse plugins``: installed plugins, their hooks and their load errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``enginehouse pull``: downloads a model of the hub, with visible progress."""
+"""``enginehouse pull``: downloads a model from the hub, with progress output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINE_S = 5.0
 
 
 class PullProgress:
-    """Shows a download: a bar on a terminal, now and then a line elsewhere."""
+    """Shows a download: a progress bar on a terminal, occasional lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -50,11 +50,11 @@ class PullProgress:
 
     @property
     def shown(self) -> AbstractContextManager[object]:
-        """Shows the bar while it is entered."""
+        """Context manager that shows the bar."""
         return self._bar if self._console.is_terminal else nullcontext()
 
     def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
-        """Say how much there is to fetch."""
+        """Show the total size of the download."""
         self._names = [file.path for file in files]
         self._total, self._done = num_bytes, num_bytes_here
         if num_bytes_here < num_bytes:
@@ -63,7 +63,7 @@ class PullProgress:
             self._task = self._bar.add_task("", total=num_bytes, completed=num_bytes_here)
 
     def file(self, file: HubFile) -> None:
-        """Show which file is being fetched."""
+        """Show the file that is being fetched."""
         if self._task is not None:
             self._bar.update(self._task, description=file.path)
         if not self._console.is_terminal:
@@ -71,7 +71,7 @@ class PullProgress:
             self._told_s = time.monotonic()
 
     def advance(self, num_bytes: int) -> None:
-        """Show how much has arrived."""
+        """Show the number of bytes received."""
         self._done += num_bytes
         if self._task is not None:
             self._bar.update(self._task, completed=self._done)
@@ -80,7 +80,7 @@ class PullProgress:
             self._told_s = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Show what else happens."""
+        """Show another message."""
         self._say(text)
 
     def _say(self, text: str) -> None:
@@ -95,9 +95,8 @@ class PullProgress:
 def pull_command(ctx: click.Context, *, models: tuple[str, ...], code: bool, dry_run: bool) -> None:
     """Download models from the Hugging Face hub.
 
-    MODEL is OWNER/NAME, perhaps with :QUANTISATION for one GGUF file (owner/name:Q4_K_M) and @REVISION for a branch,
-    tag or commit. Only what serving needs is fetched, and only what is not here. A download that was cut off goes on
-    where it ended.
+    MODEL is OWNER/NAME, optionally with :QUANTISATION for one GGUF file (owner/name:Q4_K_M) and @REVISION for a branch,
+    tag or commit. Only the missing files that serving needs are fetched. An interrupted download is resumed.
     """
     references = [_reference(text) for text in models]
     console = Console(stderr=True)

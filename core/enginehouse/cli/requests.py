@@ -1,4 +1,4 @@
-"""``enginehouse requests list|cancel``: what a running server is doing, and ending it."""
+"""``enginehouse requests list|cancel``: the requests of a running server."""
 
 from __future__ import annotations
 

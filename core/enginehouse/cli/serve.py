@@ -1,4 +1,4 @@
-"""``enginehouse serve``: settings and arguments in, a running server out."""
+"""``enginehouse serve``: starts a server from settings and arguments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def serve(
     paths = {name: path and str(path.expanduser().absolute()) for name, path in files.items()}
     given = {"server": _given(host=host, port=port, **paths, insecure=insecure or None, pull=pull or None)}
     settings = read_settings(config_file, given)
-    # A backend that only the command line names must be known before the models are, for the test backends.
+    # A backend named only on the command line must be known before the models, for the test backends.
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
 
     def choose(read: Settings) -> Settings:

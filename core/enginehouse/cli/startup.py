@@ -1,4 +1,4 @@
-"""What the user sees between the command and the first request: URL, progress bars, a curl example."""
+"""Startup output, from the command to the first request: URL, progress bars, a curl example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Startup"]
 
 
 class Startup:
-    """Shows how far the models have loaded. Its methods may be called from any thread."""
+    """Shows the load progress of the models. Its methods may be called from any thread."""
 
     def __init__(self, console: Console, models: Iterable[str]) -> None:
         self._console = console
@@ -44,13 +44,13 @@ class Startup:
         self._stop()
 
     def on_listening(self, url: str) -> None:
-        """The port is open; models may still be loading. The server's own log line says so to the user."""
+        """Called when the port is open; models may still be loading. The URL is shown by the server's own log line."""
         self._url = url
 
     def on_progress(self, model: str, share: float, text: str) -> None:
-        """``model`` has loaded ``share`` (0 to 1) of itself.
+        """Report that ``model`` has loaded ``share`` (0 to 1) of itself.
 
-        ``ready``, ``failed``, and ``unloaded`` for one that was put off, as ``text`` end the load.
+        The texts ``ready``, ``failed``, and ``unloaded`` (for a postponed load) end the load.
         """
         with self._lock:
             if text in ("ready", "failed", "unloaded"):
@@ -73,7 +73,7 @@ class Startup:
             self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model)}\n")
 
     def _stop(self) -> None:
-        with contextlib.suppress(OSError):  # what cannot be written (a full disk) stops no server
+        with contextlib.suppress(OSError):  # a failed write (a full disk) must not stop the server
             self._progress.stop()
 
     def _say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A server and one of its models, for commands that are clients: requests within a deadline, answers as they came."""
+"""A server and one of its models, for client commands: requests within a deadline, unprocessed responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OutOfTime(Exception):
 
 @frozen
 class Answer:
-    """One HTTP answer. Header names are in lower case."""
+    """One HTTP response. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -37,14 +37,14 @@ class Answer:
     total_s: float = 0.0
 
     def json(self) -> Any:
-        """The body; None where it is no JSON."""
+        """Return the parsed body; None if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
             return None
 
     def shown(self) -> str:
-        """The answer in short, for messages: an error's message, an answer's text, else how the body begins."""
+        """Return a summary for messages: the error's message, the answer's text, else the start of the body."""
         data = self.json()
         if isinstance(data, dict):
             error = data.get("error", data.get("detail"))
@@ -61,10 +61,10 @@ class Target:
     """A server and one of its models.
 
     Attributes:
-        url: address below which ``/chat/completions`` lies.
-        deadline: when the running check must have ended, in the time of ``time.monotonic``.
-        entry: what the list of models says about the model.
-        origin: a web origin that the server is said to allow, for checks of CORS.
+        url: base URL; ``/chat/completions`` is appended to it.
+        deadline: end of the running check, in the time of ``time.monotonic``.
+        entry: the model's entry in the list of models.
+        origin: a web origin that the server should allow, for checks of CORS.
     """
 
     url: str
@@ -76,11 +76,11 @@ class Target:
 
     @property
     def root(self) -> str:
-        """The path of ``url``, without a slash at its end."""
+        """The path of ``url``, without a trailing slash."""
         return urlsplit(self.url).path.rstrip("/")
 
     def with_deadline(self, seconds: float) -> Target:
-        """The same server for a check that starts now."""
+        """Return the same server for a check that starts now."""
         return evolve(self, deadline=time.monotonic() + seconds)
 
     def send(
@@ -92,7 +92,7 @@ class Target:
         *,
         has_key: bool = True,
     ) -> Answer:
-        """Send anything; ``path`` is absolute on the server.
+        """Send any request; ``path`` is absolute on the server.
 
         Raises:
             OutOfTime: the deadline has passed.
@@ -107,39 +107,39 @@ class Target:
             return _answer(response, b"".join(chunks), first_byte_s, time.monotonic() - began)
 
     def post(self, path: str, data: Any) -> Answer:
-        """Send JSON; ``path`` follows the API's address."""
+        """POST JSON; ``path`` is relative to the API's base URL."""
         return self.send("POST", self.root + path, _encode(data))
 
     def get(self, path: str) -> Answer:
-        """Ask for ``path`` below the API's address."""
+        """GET ``path``, relative to the API's base URL."""
         return self.send("GET", self.root + path)
 
     def begin(self, path: str, data: Any, num_bytes: int) -> int:
-        """Send JSON, read the first bytes of the answer, and leave. Returns the status."""
+        """POST JSON, read the first bytes of the response, and disconnect. Return the status."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "POST", self.root + path, _encode(data))
             response.read(num_bytes)
             return response.status
 
     def chat_body(self, **fields: Any) -> dict[str, Any]:
-        """A plain greedy chat; fields that are None are sent as null."""
+        """Return the body of a plain greedy chat; fields that are None are sent as null."""
         messages = [{"role": "user", "content": "Say something about the sea."}]
         return {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8, **fields}
 
     def text_body(self, **fields: Any) -> dict[str, Any]:
-        """A plain greedy text completion."""
+        """Return the body of a plain greedy text completion."""
         return {"model": self.model, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, **fields}
 
     def chat(self, **fields: Any) -> Answer:
-        """Send a chat."""
+        """Send a chat request."""
         return self.post("/chat/completions", self.chat_body(**fields))
 
     def complete(self, **fields: Any) -> Answer:
-        """Send a text completion."""
+        """Send a text completion request."""
         return self.post("/completions", self.text_body(**fields))
 
     def left_s(self) -> float:
-        """Seconds until the deadline; raises OutOfTime."""
+        """Return the seconds until the deadline; raises OutOfTime."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise OutOfTime
@@ -184,11 +184,11 @@ class Target:
 
 
 def connect(url: str, model: str | None = None, key: str | None = None, origin: str | None = None) -> Target:
-    """Ask a server for its models.
+    """Connect to a server: read its list of models and select one.
 
     Args:
-        url: the server; ``/v1`` is added where no path is given.
-        model: the model to ask; None is the first one that is listed.
+        url: the server; ``/v1`` is added if it has no path.
+        model: the model to use; None for the first one listed.
 
     Raises:
         ConfigError: there is no such server or no such model.

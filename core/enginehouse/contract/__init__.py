@@ -1,1 +1,1 @@
-"""The contract: everything that authors of plugins import, and the values that cross rooms. Imports nothing of ours."""
+"""The contract: everything that plugin authors import, and values shared between packages. Imports no other package."""

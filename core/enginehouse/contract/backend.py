@@ -1,11 +1,11 @@
-"""The contracts that a backend author implements: Backend, Runner, Tokenizer; and Engine.
+"""The contracts that a backend author implements (Backend, Runner, Tokenizer), and Engine.
 
-A **backend** is what a plugin registers. It opens a **Runner** (a bare model: forward passes over
-sequences, one thread) or an **Engine** (serves whole requests by itself, asynchronous). Core's
-:class:`enginehouse.engine.loop.StepEngine` makes an engine of any runner; users of this module never
-see which one they have.
+A **backend** is the object that a plugin registers. It opens a **Runner** (a bare model: forward passes over sequences,
+one thread) or an **Engine** (serves whole requests by itself, asynchronous). Core's
+:class:`enginehouse.engine.loop.StepEngine` turns any runner into an engine; users of this module cannot tell the two
+apart.
 
-A runner knows nothing of requests, sampling, stop strings, scheduling or text streams.
+A runner does not know requests, sampling, stop strings, scheduling or text streams.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ __all__ = [
 ]
 
 Outputs = Literal["none", "last", "all"]
-"""Which positions of a span give a row of logits."""
+"""Positions of a span that produce a row of logits."""
 
 Progress = Callable[[float, str], None]
-"""Called while a model loads with the share done (0 to 1) and what is being done; any thread."""
+"""Called while a model loads, from any thread, with the fraction done (0 to 1) and the current activity."""
 
 
 @frozen
 class ModelSource:
-    """Where a model comes from, as the user wrote it and as it was found.
+    """A model's location, as the user wrote it and as it was resolved.
 
     Attributes:
-        text: what the user wrote (path, hub id, configured name).
-        path: the file or folder on disk, when there is one.
+        text: the user's text (path, hub id, configured name).
+        path: the file or folder on disk, if there is one.
     """
 
     text: str
@@ -68,7 +68,10 @@ class ModelSource:
 
 @frozen
 class Probe:
-    """Whether a backend can run here. ``devices`` are names such as ``cpu`` or ``cuda:0``; ``reason`` says why not."""
+    """Availability of a backend on this machine.
+
+    ``devices`` are names such as ``cpu`` or ``cuda:0``; ``reason`` explains why the backend is not available.
+    """
 
     available: bool
     devices: tuple[str, ...] = ()
@@ -77,7 +80,7 @@ class Probe:
 
 @frozen
 class Match:
-    """How well a backend suits a source: 0 is "not at all", 1 is "made for it"; ``reason`` is shown to users."""
+    """Suitability of a backend for a source: 0 is unsuitable, 1 is made for it; ``reason`` is shown to users."""
 
     score: float
     reason: str
@@ -85,7 +88,7 @@ class Match:
 
 @frozen
 class MemoryEstimate:
-    """Bytes a model will need. ``total_bytes`` is for the whole context that ``options`` ask for."""
+    """Bytes that a model will need. ``total_bytes`` covers the whole context that ``options`` request."""
 
     weights_bytes: int
     kv_bytes_per_token: int
@@ -94,13 +97,13 @@ class MemoryEstimate:
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a plugin registers. Cheap to create; never imports its library outside ``open``.
+    """A backend as registered by a plugin. Cheap to create; its library is imported only in ``open``.
 
-    ``options`` is an attrs class: the settings a model of this backend accepts in ``[models.<name>]``. A backend
-    that opens runners gives it the fields ``context: int | None = None`` (longest sequence in tokens; None: the
-    backend's default) and ``slots: int = 8`` (sequences that decode at once); the model manager fills these two
-    from the generic settings of the same name, so users never write them twice.
-    ``opens`` says whether ``open`` gives a Runner (hosted in a worker) or an Engine (lives in the server process).
+    ``options`` is an attrs class: the settings that a model of this backend accepts in ``[models.<name>]``. A backend
+    that opens runners declares the fields ``context: int | None = None`` (longest sequence in tokens; None: the
+    backend's default) and ``slots: int = 8`` (sequences that decode concurrently); the model manager fills both from
+    the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``: a
+    Runner (hosted in a worker) or an Engine (lives in the server process).
     """
 
     name: str
@@ -109,16 +112,13 @@ class Backend(Protocol):
     opens: Literal["runner", "engine"]
 
     def probe(self) -> Probe:
-        """Whether this backend's library is installed, found without importing it."""
-        ...
+        """Check that this backend's library is installed, without importing it."""
 
     def match(self, source: ModelSource) -> Match:
-        """How well this backend suits ``source``; reads at most a few bytes of it."""
-        ...
+        """Rate the suitability of this backend for ``source``; reads at most a few bytes of it."""
 
     def estimate(self, source: ModelSource, options: Any) -> MemoryEstimate:
-        """Memory that ``open`` will need; raises ModelLoadError when the source cannot be read."""
-        ...
+        """Estimate the memory that ``open`` will need. Raises ModelLoadError if the source cannot be read."""
 
     def open(self, source: ModelSource, options: Any, progress: Progress) -> Runner | Engine:
         """Load the model; called on the thread that will use the runner.
@@ -127,7 +127,6 @@ class Backend(Protocol):
             MissingDependency: the library is not installed.
             ModelLoadError: the source is missing, damaged or not supported.
         """
-        ...
 
 
 @runtime_checkable
@@ -136,14 +135,14 @@ class Tokenizer(Protocol):
 
     Attributes:
         vocab_size: number of ids; equals the width of a row of logits.
-        token_bytes: ``vocab_size`` entries, the UTF-8 bytes (perhaps part of a character) of each id. For
-            control tokens the bytes of their name.
+        token_bytes: ``vocab_size`` entries, the UTF-8 bytes of each id, possibly part of a character; for control
+            tokens, the bytes of their name.
         special_tokens: control-token string to id.
-        control_token_ids: ids whose text is never shown.
+        control_token_ids: ids whose text is not shown.
         end_token_ids: ids that end a generation.
-        prefix_token_ids: what the model expects before a raw text (for example BOS), often empty.
-        max_bytes_per_token: most bytes of printable ASCII that one id stands for; None where some may be dropped or
-            shortened, so that no number of tokens follows from the length of a text.
+        prefix_token_ids: prefix that the model expects before raw text (for example BOS), often empty.
+        max_bytes_per_token: maximum bytes of printable ASCII per id; None if encoding may drop or shorten text, so that
+            its length gives no bound on the number of tokens.
     """
 
     vocab_size: int
@@ -155,13 +154,12 @@ class Tokenizer(Protocol):
     max_bytes_per_token: int | None
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens."""
-        ...
+        """Encode ``text`` without the prefix. Control-token strings become control tokens only with ``special``."""
 
 
 @frozen
 class LastSampled:
-    """Stands for the token that :meth:`DeviceSampler.sample` drew last for this sequence, still on the device."""
+    """Placeholder for the last token that :meth:`DeviceSampler.sample` drew for this sequence, still on the device."""
 
 
 @frozen
@@ -172,12 +170,12 @@ class Span:
         sequence: handle from ``open_sequence`` or ``fork``; at most one span per sequence in a batch.
         start: must equal ``Runner.length(sequence)``.
         input: ``(num_tokens,)`` int32 token ids, at least one; or :class:`LastSampled` where supported.
-        outputs: which positions give a row of logits.
+        outputs: positions that produce a row of logits.
         num_layers: run only this many layers, then the output norm and projection (self-drafting); None is all.
-            Only with ``exit_layers``. The layers above get no keys and values for these tokens: until the sequence is
-            truncated to ``start`` again, spans of more layers are refused on it.
-        may_exit: it is one token of an answer, which a policy of early exit may let leave before the last layer; see
-            ``enginehouse.contract.exit_policy``. Runners without such a policy take no notice.
+            Requires ``exit_layers``. The layers above get no keys and values for these tokens, so spans with more
+            layers are refused on this sequence until it is truncated to ``start``.
+        may_exit: the span is one generated token that an early exit policy may exit before the last layer; see
+            ``enginehouse.contract.exit_policy``. Ignored by runners without such a policy.
     """
 
     sequence: int
@@ -189,31 +187,29 @@ class Span:
 
     @property
     def num_tokens(self) -> int:
-        """By how many tokens the sequence grows."""
+        """Number of tokens by which the sequence grows."""
         return 1 if isinstance(self.input, LastSampled) else len(self.input)
 
 
 @runtime_checkable
 class ForwardOutput(Protocol):
-    """Rows of logits of one forward pass, in span order, within a span by position.
+    """Rows of logits of one forward pass, in span order, then by position.
 
-    A span with outputs ``none`` gives no row, ``last`` one, ``all`` one per token.
+    A span with outputs ``none`` has no row, ``last`` one, ``all`` one per token.
     """
 
     num_rows: int
 
     def host(self) -> NDArray[np.float32]:
         """``(num_rows, vocab_size)`` float32 logits, writable; valid until the next ``forward``."""
-        ...
 
 
 @runtime_checkable
 class DeviceOutput(ForwardOutput, Protocol):
-    """Rows that stay on a device; what a runner with ``sampling`` capabilities returns."""
+    """Logits that stay on the device; returned by runners with ``sampling`` capabilities."""
 
     def select(self, rows: Sequence[int]) -> ForwardOutput:
-        """Only these rows, in this order, so that no others need be copied to the host."""
-        ...
+        """Return only these rows, in this order, so that no others are copied to the host."""
 
 
 @frozen(eq=False)
@@ -222,7 +218,7 @@ class Sampled:
 
     Attributes:
         token_id: the token.
-        logprob: its raw log-probability when the request asked for any, else None.
+        logprob: its raw log-probability if the request asked for log-probabilities, else None.
         top_ids: (num_logprobs,) int64, the most probable tokens of the raw model, best first; None like ``logprob``.
         top_logprobs: (num_logprobs,) float64, their raw log-probabilities.
     """
@@ -247,25 +243,25 @@ DRAW_FIELDS = frozenset(
         "mask",
     }
 )
-"""Everything that a :class:`Draw` can say, in the words of ``RunnerCapabilities.sampling``."""
+"""All values that ``RunnerCapabilities.sampling`` may contain."""
 
 
 @frozen(eq=False, kw_only=True)
 class Draw:
-    """How the token behind one row of logits is drawn on the device; the order is core's sampling order.
+    """Parameters for sampling one token on the device from one row of logits, in core's sampling order.
 
     Attributes:
-        row: which row of the forward pass.
-        sequence: its handle; what is drawn becomes the :class:`LastSampled` of this sequence. Where a span has drafts,
-            there may be a draw for each of its rows; then the next span of the sequence says its tokens itself.
-        sampling: temperature, truncation and ``num_logprobs``; everything that is not default in it is something
-            that the runner's ``capabilities.sampling`` names.
-        number: in [0, 1), decides the draw; a function of seed, choice and position.
-        bias_ids: (num_biased,) int64 token ids, each once, to whose logits ``bias_values``, float32, are added first;
+        row: index of the row in the forward pass.
+        sequence: handle of the sequence; the token drawn becomes its :class:`LastSampled`. If a span has drafts, there
+            may be one draw for each of its rows; then the next span of the sequence gives its token ids itself.
+        sampling: temperature, truncation and ``num_logprobs``; every field that differs from its default is named in
+            the runner's ``capabilities.sampling``.
+        number: uniform number in [0, 1) that decides the draw; a function of seed, choice and position.
+        bias_ids: (num_biased,) int64 distinct token ids; ``bias_values``, float32, are added to their logits first;
             -inf bans a token.
-        seen_ids: (num_seen,) int64 token ids that penalties are about; ``seen_counts``, float32, says how often the
-            answer holds each.
-        bitmask: (ceil(vocab_size / 32),) int32, which tokens may be drawn; None is every one.
+        seen_ids: (num_seen,) int64 token ids subject to penalties; ``seen_counts``, float32, is the number of
+            occurrences of each in the answer.
+        bitmask: (ceil(vocab_size / 32),) int32, the allowed tokens; None allows all.
     """
 
     row: int
@@ -280,32 +276,31 @@ class Draw:
 
 
 class Drawn(Protocol):
-    """Tokens on their way to the host."""
+    """Sampled tokens that are being copied to the host."""
 
     def host(self) -> Sequence[Sampled]:
-        """Wait for them; one per draw, in order. A token id of -1: the row had no finite maximum."""
-        ...
+        """Wait for the tokens; one per draw, in order. A token id of -1 means that the row had no finite maximum."""
 
 
 @frozen(kw_only=True)
 class RunnerCapabilities:
-    """What a runner can do; the scheduler plans by it and the contract suite checks it.
+    """Capabilities of a runner, used by the scheduler and checked by the contract suite.
 
     Attributes:
-        max_sequences: handles open at once.
-        max_batch_tokens: tokens in one forward pass, over all spans.
+        max_sequences: maximum number of open handles.
+        max_batch_tokens: maximum tokens in one forward pass, over all spans.
         max_context: longest sequence in tokens.
-        cache_tokens: KV positions in total, over all sequences.
+        cache_tokens: total KV positions, over all sequences.
         prefill_chunk_tokens: prompt tokens that may share a step with decoding sequences without delaying them much.
         mixed_batch: spans of more than one token and spans of one token may share a forward pass.
-        truncate: ``any`` length, ``bounded`` (may keep less than asked; see :class:`CutPlanner`), or ``none`` (only
+        truncate: ``any`` length, ``bounded`` (may keep less than requested; see :class:`CutPlanner`), or ``none`` (only
             to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
-        batch_invariant: greedy text never depends on what else is in the batch or how a prompt was chunked.
+        batch_invariant: greedy text never depends on the rest of the batch or on prompt chunking.
         exit_layers: layer counts that ``Span.num_layers`` accepts.
         abort: ``abort()`` interrupts a running forward pass; False: it has no effect.
-        sampling: names of the fields of SamplingParams that the runner honours when it draws on the device itself, and
-            ``mask`` where it takes bitmasks; not empty only for a :class:`DeviceSampler`. Core draws for all others.
+        sampling: names of the SamplingParams fields that the runner honours when it samples on the device, and ``mask``
+            if it accepts bitmasks; not empty only for a :class:`DeviceSampler`. Core samples for all other requests.
         states: sequences can be saved and loaded; only for a :class:`StateKeeper`.
     """
 
@@ -328,10 +323,10 @@ class RunnerCapabilities:
 class Runner(Protocol):
     """A loaded model that appends tokens to sequences and returns logits.
 
-    Built, used and closed on one thread; only ``abort`` and ``tokenizer`` may be used from others. A
-    sequence is a handle to KV positions; its length counts the tokens that it holds. Invariants: after
-    ``forward`` the length of each sequence has grown by the number of tokens of its span; the logits of a
-    position depend only on the sequence's token ids (exactly when ``batch_invariant``, else up to rounding).
+    Created, used and closed on one thread; only ``abort`` and ``tokenizer`` may be used from others. A sequence is a
+    handle to KV positions; its length is the number of tokens that it holds. Invariants: after ``forward`` the length
+    of each sequence has grown by the number of tokens of its span; the logits of a position depend only on the
+    sequence's token ids (exactly if ``batch_invariant``, else up to rounding).
     """
 
     capabilities: RunnerCapabilities
@@ -339,161 +334,139 @@ class Runner(Protocol):
     info: ModelInfo
 
     def open_sequence(self) -> int:
-        """A new, empty sequence. Raises CacheFull when ``max_sequences`` are open."""
-        ...
+        """Open a new, empty sequence. Raises CacheFull if ``max_sequences`` are open."""
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the sequence and its KV positions back."""
-        ...
+        """Free the sequence and its KV positions."""
 
     def length(self, sequence: int) -> int:
-        """Number of tokens that the sequence holds."""
-        ...
+        """Return the number of tokens in the sequence."""
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end; returns the length really kept, at most ``length`` (perhaps 0)."""
-        ...
+        """Drop tokens from the end. Returns the new length: ``length`` or less (possibly 0)."""
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """A new sequence that starts with the first ``length`` tokens of ``source``, which is not changed.
+        """Open a new sequence that starts with the first ``length`` tokens of ``source``, which is not changed.
 
         Returns:
-            The new handle and the length really shared, at most ``length`` (perhaps 0).
+            The new handle and the length actually shared: ``length`` or less (possibly 0).
 
         Raises:
-            CacheFull: no handle or no positions left.
+            CacheFull: no free handle or not enough free positions.
         """
-        ...
 
     def free_tokens(self) -> int:
-        """KV positions free now. Freeing a sequence whose positions are shared may free nothing."""
-        ...
+        """Return the number of free KV positions. Freeing a sequence whose positions are shared may free none."""
 
     def forward(self, spans: Sequence[Span]) -> ForwardOutput:
         """Append every span to its sequence in one pass.
 
         Raises:
-            CacheFull: not enough positions; nothing was changed.
-            StepAborted: ``abort()`` was called; some sequences may have grown, see its ``lengths``.
-            InvalidSpan: a span breaks the contract; nothing was changed.
+            CacheFull: not enough free positions; nothing was changed.
+            StepAborted: ``abort()`` was called; some sequences may have grown, see the ``lengths`` of the error.
+            InvalidSpan: a span violates the contract; nothing was changed.
         """
-        ...
 
     def abort(self) -> None:
-        """Ask a running ``forward`` to stop soon; best effort, any thread."""
-        ...
+        """Request a running ``forward`` to stop soon; best effort, any thread."""
 
     def close(self) -> None:
         """Free everything; the runner is not used afterwards."""
-        ...
 
 
 @runtime_checkable
 class CutPlanner(Runner, Protocol):
-    """A runner whose ``truncate`` is ``bounded``, and which says beforehand what a cut would keep.
+    """A runner with ``bounded`` truncation that can predict the length a truncation would keep.
 
-    With it, kept sequences are reused as far as they can be cut; without it, whole or not at all, for trying would
-    cost a sequence each time, and a cut that keeps too little may cost everything.
+    It allows partial reuse of cached sequences. Without it they are reused completely or not at all: trying a
+    truncation would cost a sequence each time, and one that keeps too little may lose everything.
     """
 
     def kept_length(self, sequence: int, length: int) -> int:
-        """What ``truncate`` to this length, or ``fork`` at it, would keep now; nothing is changed."""
-        ...
+        """Return the length that ``truncate`` or ``fork`` with ``length`` would keep now; changes nothing."""
 
 
 @runtime_checkable
 class DeviceSampler(Runner, Protocol):
-    """A runner that also draws tokens, where the logits are; its ``forward`` takes :class:`LastSampled` inputs.
+    """A runner that also samples tokens on the device; its ``forward`` accepts :class:`LastSampled` inputs.
 
-    So the next pass can be launched before the tokens of the last one have reached the host. Nothing here waits but
-    :meth:`Drawn.host`.
+    The next pass can thus be launched before the tokens of the previous one have reached the host. Only
+    :meth:`Drawn.host` blocks.
     """
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> Drawn:
-        """Draw from rows of the last forward pass; call it once, before the next."""
-        ...
+        """Draw from rows of the last forward pass; call it once, before the next ``forward``."""
 
 
 @runtime_checkable
 class StateKeeper(Runner, Protocol):
-    """A runner whose sequences can leave memory and come back, also in another process.
+    """A runner whose sequences can be saved and later loaded, also in another process.
 
     Attributes:
         state_format: everything besides the model's own files that a saved sequence depends on: the library and its
-            version, types and layout of the cache. States are loaded only where this text is the same.
+            version, types and layout of the cache. A state is loaded only if this text is equal.
     """
 
     state_format: str
 
     def save(self, sequence: int) -> memoryview:
-        """A copy of everything that the sequence holds, bytes; the sequence stays as it is."""
-        ...
+        """Return a copy of everything that the sequence holds, as bytes; the sequence is not changed."""
 
     def load(self, data: memoryview) -> int:
-        """A new sequence that goes on as the saved one would have.
+        """Open a new sequence that continues as the saved one would have.
 
-        Whoever kept the data has checked that it is what :meth:`save` returned; its length and its head are checked
-        here once more, for a library may end the process on wrong ones. Nothing is changed when this raises.
+        The caller has verified that the data is what :meth:`save` returned. Length and header are checked again here,
+        because a library may crash the process on invalid ones. Nothing is changed if this raises.
 
         Raises:
-            CacheFull: no handle or no positions left.
-            StateRefused: it is damaged, or of another model or other settings.
+            CacheFull: no free handle or not enough free positions.
+            StateRefused: the data is damaged, or of another model or other settings.
         """
-        ...
 
 
 class Generation(Protocol):
     """A request that an engine has accepted.
 
-    Iterating gives batches of events as they happen, at least one event in each, and ends after
-    :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError when the request fails.
+    Iterating yields non-empty batches of events as they happen, and ends after
+    :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
     """
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt; some engines learn it with the end."""
-        ...
+        """Number of prompt tokens; some engines learn it only at the end."""
 
     def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         """Batches of events; may be iterated once."""
-        ...
 
     def cancel(self) -> None:
-        """Stop generating and free the slot; idempotent, also after the end. Iteration then just ends."""
-        ...
+        """Stop generating and free the slot; idempotent, also after the end. Iteration then ends without an error."""
 
 
 class Engine(Protocol):
-    """Serves whole requests. Used from the server's event loop only."""
+    """An engine that serves whole requests. Used only from the server's event loop."""
 
     info: ModelInfo
 
     async def submit(self, request: EngineRequest) -> Generation:
-        """Queue a request; returns when it is accepted, before any token is made.
+        """Queue a request; returns when it is accepted, before any token is generated.
 
         Raises:
             RequestError: the request cannot be served (too long, bad ids, unsupported field).
             Overloaded: the queue is full.
-            EngineDead: the engine is gone.
+            EngineDead: the engine has stopped.
         """
-        ...
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
-        """Token ids of a prompt, exactly as ``submit`` would encode it."""
-        ...
+        """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, control tokens by name; raises InvalidRequest for ids outside the vocabulary."""
-        ...
+        """Return the text of the ids, control tokens by name. Raises InvalidRequest for ids outside the vocabulary."""
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id, as in ``Tokenizer.token_bytes``; raises like ``detokenize``."""
-        ...
+        """Return the bytes of each id, as in ``Tokenizer.token_bytes``. Raises like ``detokenize``."""
 
     async def stats(self) -> EngineStats:
-        """What the engine is doing now."""
-        ...
+        """Return current statistics of the engine."""
 
     async def close(self) -> None:
-        """Stop; running requests end with EngineDead."""
-        ...
+        """Stop the engine; running requests end with EngineDead."""

@@ -1,4 +1,4 @@
-"""Commands that plugins add to ``enginehouse``: their names, and where their code is. Knows no command line library."""
+"""Commands that plugins add to ``enginehouse``: names and code locations. Does not know a command line library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attrs.validators import matches_re
 __all__ = ["OWN_COMMANDS", "Command"]
 
 OWN_COMMANDS = ("keys", "models", "plugins", "pull", "requests", "serve")
-"""Names of core's own commands, which plugins cannot take."""
+"""Names of core's own commands, which plugins cannot use."""
 
 _WORD = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
@@ -18,11 +18,11 @@ class Command:
     """A command of a plugin.
 
     Attributes:
-        name: what users write behind ``enginehouse``. Of two words, the first is a group that several plugins may add
-            to.
+        name: the words that users write after ``enginehouse``. Of two words, the first is a group, which several
+            plugins may extend.
         target: ``package.module:attribute`` of a click command; imported when the command is run.
         summary: one sentence, for ``enginehouse --help``, which imports nothing.
-        api_version: of this description.
+        api_version: version of this class.
     """
 
     name: str = field(validator=matches_re(rf"{_WORD}( {_WORD})?"))

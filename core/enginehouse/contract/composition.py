@@ -1,7 +1,7 @@
-"""Answers made of several parts: fixed text, markers, and parts with constraints of their own.
+"""Composite constraints: fixed text, markers, and parts with constraints of their own, in sequence.
 
-Tool parsers describe the calls of their format in this small language, structured decoders turn it into their
-own. A :class:`Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
+Tool parsers describe the calls of their format in this small language; structured decoders translate it into their own.
+A :class:`Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Marker(msgspec.Struct, frozen=True, tag="marker"):
-    """The control token of this name, or the same as text where the model has no such control token."""
+    """The control token of this name, or the same string as text if the model has no such control token."""
 
     text: str
 
 
 class FreeText(msgspec.Struct, frozen=True, tag="free"):
-    """Any text; with ``until`` it ends with that marker's first occurrence, marker included."""
+    """Any text; with ``until`` it ends with the first occurrence of that marker, marker included."""
 
     until: str | None = None
 
 
 class Matching(msgspec.Struct, frozen=True, tag="matching"):
-    """A text that another constraint describes; errors name that constraint's request field."""
+    """A text that matches another constraint; errors name that constraint's request field."""
 
     constraint: Constraint
 
 
 class InOrder(msgspec.Struct, frozen=True, tag="in order"):
-    """One part behind the other."""
+    """The parts one after the other."""
 
     parts: tuple[Composition, ...]
 
 
 class OneOf(msgspec.Struct, frozen=True, tag="one of"):
-    """Any one of the parts."""
+    """Exactly one of the parts."""
 
     parts: tuple[Composition, ...]
 
 
 class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
-    """The part ``at_least`` to ``at_most`` times."""
+    """The part repeated ``at_least`` to ``at_most`` times."""
 
     part: Composition
     at_least: int
@@ -74,10 +74,10 @@ _decoder: msgspec.json.Decoder[Composition] = msgspec.json.Decoder(Composition)
 
 
 def compose(composition: Composition, param: str) -> Constraint:
-    """The constraint of a composition; ``param`` is the request field that asked for it."""
+    """Return a composition as a constraint; ``param`` is the request field that asked for it."""
     return Constraint(kind="composition", text=msgspec.json.encode(composition).decode(), param=param)
 
 
 def read_composition(text: str) -> Composition:
-    """The composition in a constraint's text."""
+    """Return the composition in a constraint's text."""
     return _decoder.decode(text)

@@ -1,8 +1,8 @@
-"""The contract of compressor plugins: what of a prompt may go. Written by plugin authors, called by ``compressing``.
+"""The contract of compressor plugins, which shorten prompts. Implemented by plugin authors, called by ``compressing``.
 
-A compressor only chooses what is kept, as ranges of characters; core cuts. So what is kept is byte-identical, nothing
-is added, and what core protects (code, tool calls, the question itself) stays whatever a compressor says. It runs in
-the server process, on a thread, before the prompt is rendered.
+A compressor only selects character ranges to keep; core does the cutting. Kept text is therefore byte-identical,
+nothing is added, and what core protects (code, tool calls, the question itself) stays regardless of the compressor's
+answer. It runs in the server process, on a thread, before the prompt is rendered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Range = tuple[int, int]
-"""Begin and end of a piece of text, in characters."""
+"""Start and end of a piece of text, in characters."""
 
 
 @frozen(kw_only=True)
@@ -32,14 +32,14 @@ class CompressibleText:
     """A text of a prompt, such as the content of a message.
 
     Attributes:
-        protected: what stays whatever happens; in order, apart from each other, none of them empty.
+        protected: ranges that are always kept; in order, disjoint, none of them empty.
     """
 
     text: str
     protected: tuple[Range, ...] = ()
 
     def free(self) -> list[Range]:
-        """What is not protected, in order."""
+        """Return the ranges that are not protected, in order."""
         borders = [0, *(border for range_ in self.protected for border in range_), len(self.text)]
         pairs = zip(borders[::2], borders[1::2], strict=True)
         return [(start, end) for start, end in pairs if start < end]
@@ -47,13 +47,13 @@ class CompressibleText:
 
 @frozen(kw_only=True)
 class CompressionTask:
-    """What is to be compressed, and how far.
+    """Texts to be compressed, and the token budget.
 
     Attributes:
-        texts: in the order of the prompt; at least one of them has something that is not protected.
-        question: what is asked about them, perhaps nothing. It stands in the prompt anyway.
-        max_tokens: most tokens that all of the texts together should have when they are cut. What is protected stays,
-            even where it alone has more.
+        texts: in the order of the prompt; at least one of them has an unprotected range.
+        question: the question asked about them, possibly empty. It is in the prompt in any case.
+        max_tokens: maximum number of tokens of all texts together after cutting. Protected ranges stay even if they
+            alone exceed it.
     """
 
     texts: tuple[CompressibleText, ...]
@@ -66,8 +66,9 @@ class ScoredToken:
     """A token of a text that was scored.
 
     Attributes:
-        end: where it ends in that text, in characters; of several tokens that make one character, behind it.
-        logprob: natural logarithm of the probability that the model gave to it.
+        end: end position in that text, in characters; for several tokens that form one character, the position after
+            it.
+        logprob: natural logarithm of the probability that the model assigned to it.
     """
 
     end: int
@@ -75,25 +76,25 @@ class ScoredToken:
 
 
 class CompressionTools(Protocol):
-    """What a compressor may ask a model for. Each call waits for the model, and is cancelled with the request."""
+    """Model queries available to a compressor. Each call waits for the model, and is cancelled with the request."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text, in the vocabulary of the model that will answer."""
+        """Count the tokens of each text, in the vocabulary of the model that will answer."""
         ...
 
     def token_ends(self, text: str) -> list[int]:
-        """Where each token of a text ends, in characters; of several tokens that make one character, behind it."""
+        """Return the end of each token of a text, in characters; tokens that form one character all end after it."""
         ...
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
-        """How probable texts are.
+        """Compute the log-probabilities of texts.
 
         Args:
-            pairs: what stands before a text, which must not be empty, and the text. Several pairs in one call are
-                computed at the same time.
+            pairs: the context before a text, which must not be empty, and the text. The pairs of one call are computed
+                concurrently.
 
         Returns:
-            The tokens of each text. One that began before the text counts as its first.
+            The tokens of each text. A token that began before the text counts as its first.
 
         Raises:
             RequestError: a pair is longer than the model's context.
@@ -103,12 +104,12 @@ class CompressionTools(Protocol):
 
 @runtime_checkable
 class Compressor(Protocol):
-    """What ``register_compressors`` hands over. One object for all requests, used by several threads at once.
+    """A compressor for ``register_compressors``. One object serves all requests, from several threads concurrently.
 
     Attributes:
         name: unique; settings and requests name it as their ``method``.
-        is_budgeted: it keeps to ``max_tokens``; else it takes out what it can whatever that says.
-        is_idempotent: compressing what is left, with the same budget, takes nothing more out.
+        is_budgeted: it honours ``max_tokens``; otherwise it removes what it can regardless of the budget.
+        is_idempotent: compressing the result with the same budget removes nothing more.
         needs_scores: it calls :meth:`CompressionTools.score`.
     """
 
@@ -119,17 +120,17 @@ class Compressor(Protocol):
     needs_scores: bool
 
     def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
-        """What to keep of each text: ranges in order, apart from each other; what is protected need not be named.
+        """Return the ranges of each text to keep: in order and disjoint; protected ranges may be omitted.
 
-        It must be a function of its arguments: the same task with the same model gives the same ranges. It never
-        takes words out of a sentence that it keeps, unless it is sure that these are no numbers, negations,
-        conditions, names, quotations, code or addresses.
+        The result must be a function of the arguments: the same task with the same model gives the same ranges. Words
+        are never removed from a sentence that is kept, unless they are certainly not numbers, negations, conditions,
+        names, quotations, code or addresses.
         """
         ...
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same characters as the fewest ranges, in order."""
+    """Merge ranges into the smallest number of ranges that cover the same characters, in order."""
     whole: list[Range] = []
     for start, end in sorted(ranges):
         if start >= end:
@@ -142,10 +143,10 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def cut(text: CompressibleText, kept: Iterable[Range]) -> str:
-    """What is left of a text: the kept ranges and the protected ones, one behind the other.
+    """Return the kept and the protected ranges of a text, concatenated.
 
     Raises:
-        ValueError: a range lies outside of the text.
+        ValueError: a range is outside the text.
     """
     ranges = joined([*kept, *text.protected])
     if ranges and not (ranges[0][0] >= 0 and ranges[-1][1] <= len(text.text)):

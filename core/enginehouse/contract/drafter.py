@@ -1,9 +1,8 @@
-"""The contract of drafter plugins: guesses of what a model writes next, which core verifies.
+"""The contract of drafter plugins, which propose tokens for core to verify (speculative decoding).
 
-Core computes the proposed tokens behind the last one in one forward pass, draws at each position exactly as it would
-without them, and keeps those that agree. What is drawn depends on the seed, the position and the logits only, so a
-drafter changes how soon a text is there, never which one. How many tokens are worth computing is core's choice as well
-(``engine/draft_length.py``): a drafter only proposes.
+Core computes the proposed tokens in one forward pass after the last token, draws at each position exactly as it would
+without them, and keeps those that match. A draw depends only on seed, position and logits, so a drafter changes the
+speed, never the text. The draft length is core's choice as well (``engine/draft_length.py``): a drafter only proposes.
 
 A drafter is bound to a model in the process that runs it, and used on the engine's thread.
 """
@@ -31,7 +30,7 @@ __all__ = [
 ]
 
 NUM_GRADES = 8
-"""How many levels of confidence drafts have: grades are 0, the least sure, to 7."""
+"""Number of confidence levels of drafts: grades are 0 (least confident) to 7."""
 
 
 @frozen(eq=False)
@@ -39,10 +38,10 @@ class DraftContext:
     """The model that a drafter is bound to.
 
     Attributes:
-        runner: of the model. A drafter may open sequences of its own in it; those of others it must leave alone.
-        slots: sequences that decode at once.
-        open_second: opens the model that the drafter's ``source`` names in the settings, or what a
-            :class:`LayerDrafter` has chosen, on this thread; the drafter closes it. None where there is neither.
+        runner: the model's runner. A drafter may open sequences of its own in it and must not change any others.
+        slots: sequences that decode concurrently.
+        open_second: opens, on this thread, the model of the drafter's ``source`` setting or the layers that a
+            :class:`LayerDrafter` has chosen; the drafter closes it. None if there is neither.
     """
 
     runner: Runner
@@ -52,15 +51,15 @@ class DraftContext:
 
 @frozen(eq=False)
 class DraftTask:
-    """One sequence for which tokens are wanted.
+    """A request for draft tokens for one sequence.
 
     Attributes:
-        session: what :meth:`BoundDrafter.open` gave for it.
-        token_ids: (num_tokens,) int32, prompt and answer so far; not to be changed, valid during the call. From one
-            call to the next it only grows, by any number of tokens.
+        session: the result of :meth:`BoundDrafter.open` for this sequence.
+        token_ids: (num_tokens,) int32, prompt and answer so far; read-only, valid during the call. It only grows from
+            one call to the next, by any number of tokens.
         sequence: its handle in the model's runner, which holds all tokens but the last. A drafter that appends to it
-            must truncate it to what it was before it returns.
-        max_tokens: more are of no use; at least 1.
+            must truncate it to its previous length before returning.
+        max_tokens: maximum number of useful tokens; at least 1.
     """
 
     session: Any
@@ -71,12 +70,12 @@ class DraftTask:
 
 @frozen(eq=False)
 class Draft:
-    """What a sequence may go on with.
+    """Proposed continuation of a sequence.
 
     Attributes:
-        token_ids: at least one, the next one first.
-        grade: how sure the drafter is, 0 to ``NUM_GRADES - 1``. Core learns for each grade how often its tokens agree,
-            so only that equal grades mean equally sure matters.
+        token_ids: at least one, in order.
+        grade: confidence of the drafter, 0 to ``NUM_GRADES - 1``. Core measures the acceptance rate of each grade, so
+            the only requirement is that equal grades mean equal confidence.
     """
 
     token_ids: Sequence[int]
@@ -84,12 +83,12 @@ class Draft:
 
 
 class BoundDrafter(Protocol):
-    """A drafter at work for one model.
+    """A drafter bound to one model.
 
     Attributes:
-        is_free: proposing costs next to nothing. Core then compares drafts with what is written even while it does not
-            use them, and so knows when they begin to pay.
-        prior: share of its tokens that agree, as far as anybody can tell beforehand; in (0, 1).
+        is_free: proposing costs almost nothing. Core then compares drafts with the generated text even while it does
+            not use them, to detect when they begin to pay.
+        prior: a-priori estimate of the acceptance rate; in (0, 1).
     """
 
     is_free: bool
@@ -100,33 +99,33 @@ class BoundDrafter(Protocol):
 
         Args:
             prompt: (num_prompt_tokens,) int32.
-            prediction: tokens that the client expects as the answer; often none.
+            prediction: tokens that the client expects as the answer; often empty.
 
         Returns:
-            The session that tasks then name; None when there will be nothing to propose.
+            The session that tasks refer to; None if there will be nothing to propose.
         """
         ...
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Draft | None]:
-        """One draft for each task, in order; None where there is none now."""
+        """Return one draft for each task, in order; None if there is none now."""
         ...
 
     def close(self, session: Any) -> None:
-        """The sequence has ended."""
+        """End a session: its sequence has ended."""
         ...
 
     def shutdown(self) -> None:
-        """The model is closed."""
+        """Release all resources: the model is being closed."""
         ...
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """What ``register_drafters`` hands over.
+    """A drafter for ``register_drafters``.
 
     Attributes:
         name: unique; models name it in ``drafters``.
-        options: attrs class of what a model may set for it, beside its name.
+        options: attrs class of its settings per model, besides its name.
     """
 
     name: str
@@ -134,39 +133,39 @@ class Drafter(Protocol):
     options: type[Any]
 
     def bind(self, context: DraftContext, options: Any) -> BoundDrafter:
-        """The drafter for one model; called once while it loads, may take as long as a second model needs.
+        """Bind the drafter to one model; called once while it loads, and may take as long as a second model needs.
 
         Raises:
-            ModelLoadError: it cannot draft for this model; the message says why.
+            ModelLoadError: the drafter does not support this model; the message says why.
         """
         ...
 
 
 @runtime_checkable
 class LayerDrafter(Drafter, Protocol):
-    """A drafter that writes ahead with the first layers of the model itself.
+    """A drafter that uses the first layers of the model itself (self-speculation).
 
-    Where the backend is a :class:`LayerBackend`, ``DraftContext.open_second`` opens these layers, with the settings of
-    the model; elsewhere the runner may offer to leave a forward pass after them.
+    If the backend is a :class:`LayerBackend`, ``DraftContext.open_second`` opens these layers, with the settings of the
+    model; otherwise the runner may support exiting a forward pass after them.
     """
 
     def choose_layers(self, options: Any, num_layers: int) -> int:
-        """How many of a model's ``num_layers`` layers draft; core refuses what is not at least one of them, or all."""
+        """Choose the number of draft layers; core refuses values below 1 and values of ``num_layers`` or more."""
         ...
 
 
 @runtime_checkable
 class LayerBackend(Backend, Protocol):
-    """A backend that opens the first layers of a model as a model of their own: what drafters write ahead with.
+    """A backend that can open the first layers of a model as a model of their own, for drafting.
 
-    For runners that cannot leave a forward pass after some layers (``RunnerCapabilities.exit_layers``). ``options`` has
-    the field ``num_layers: int | None = None``; ``estimate`` and ``open`` honour it, and None is all layers.
+    For runners that cannot exit a forward pass early (``RunnerCapabilities.exit_layers``). ``options`` has the field
+    ``num_layers: int | None = None``; ``estimate`` and ``open`` honour it, and None is all layers.
     """
 
     def count_layers(self, source: ModelSource) -> int:
-        """How many layers the model has, found without the backend's library.
+        """Return the model's number of layers, determined without the backend's library.
 
         Raises:
-            ModelLoadError: the source cannot be read, or its first layers are no model of their own; says why.
+            ModelLoadError: the source cannot be read, or its first layers do not form a model of their own; says why.
         """
         ...

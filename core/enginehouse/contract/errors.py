@@ -1,4 +1,4 @@
-"""Every error that Enginehouse raises on purpose.
+"""The exceptions that Enginehouse raises deliberately.
 
 ::
 
@@ -6,37 +6,37 @@
     ├── ConfigError                 the configuration file, environment or command line is wrong
     ├── PluginError                 a plugin could not be loaded or misbehaved; names the plugin
     │   └── MissingDependency       says which extra to install
-    ├── RequestError                the request is at fault; it was refused and nothing was lost
+    ├── RequestError                the request is wrong; it was refused and nothing was lost
     │   ├── InvalidRequest          a field has a wrong type, range or combination
     │   ├── UnsupportedParameter    a known field that this model or version cannot honour
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   ├── ModelNotFound           no model is served under that name
-    │   └── ReloadRefused           a new configuration is wrong; the old one stays
-    ├── ReloadFailed                a new configuration could not be planned; the old one stays
+    │   └── ReloadRefused           a new configuration is invalid; the old one stays active
+    ├── ReloadFailed                a new configuration could not be planned; the old one stays active
     ├── RequestCancelled            the server's operator has cancelled the request
-    ├── RateLimited                 the caller has used up what it may use for now; try again later
-    ├── Overloaded                  the queue is full of the caller's own requests; try again later
-    │   ├── ModelOverloaded         it is full of others' requests, or the wait would be too long
-    │   └── ServerOverloaded        the server as a whole has too much to do
+    ├── RateLimited                 the caller has reached a rate limit; try again later
+    ├── Overloaded                  the caller's own requests fill the queue; try again later
+    │   ├── ModelOverloaded         other requests fill the queue, or the wait would be too long
+    │   └── ServerOverloaded        the server as a whole is overloaded
     ├── TimedOut                    the request took longer than the settings allow
-    │   ├── QueueTimeout            it did not get a place in time; try again later
-    │   ├── FirstTokenTimeout       its answer did not begin in time
-    │   └── TotalTimeout            its answer did not end in time
+    │   ├── QueueTimeout            it did not start in time; try again later
+    │   ├── FirstTokenTimeout       no output in time
+    │   └── TotalTimeout            the answer was not complete in time
     ├── ModelConflict               a model cannot be loaded or unloaded now
-    ├── ServerStopping              the server shuts down; try again on another or later
-    └── EngineError                 the engine is at fault
+    ├── ServerStopping              the server is shutting down; try another server, or later
+    └── EngineError                 the engine failed
         ├── ModelLoadError          a model could not be opened
-        │   ├── ModelTooLarge       it needs more memory than all that may be given to it
-        │   ├── ResourcesExhausted  the system has no descriptors or processes left for its worker now
-        │   └── DownloadError       it could not be fetched from its hub
+        │   ├── ModelTooLarge       it needs more memory than the budget can provide
+        │   ├── ResourcesExhausted  the system has no file descriptors or processes left for a worker
+        │   └── DownloadError       it could not be downloaded from its hub
         ├── ModelNotReady           the model is loading or restarting; try again later
-        ├── InsufficientMemory      other models hold the memory, and are busy; try again later
-        ├── ModelUnloaded           the model was taken away while it answered
+        ├── InsufficientMemory      busy models hold the memory; try again later
+        ├── ModelUnloaded           the model was unloaded while it answered
         ├── EngineDead              the worker process died; try again
-        │   ├── WorkerDied          it died by itself: what it held can be replayed in the next one
-        │   └── WorkerNotBack       there was no next one in time
-        ├── RequestKillsWorker      the worker died of this request, twice; trying again would kill the next one
+        │   ├── WorkerDied          it died unexpectedly: its requests can be replayed in a new worker
+        │   └── WorkerNotBack       no new worker was available in time
+        ├── RequestKillsWorker      this request crashed the worker twice; a retry would crash the next one
         ├── GenerationFailed        one request failed inside the engine
         └── RunnerError             raised by runners, handled by the scheduler
             ├── CacheFull           no KV positions left for this step
@@ -44,12 +44,12 @@
             ├── InvalidSpan         a span breaks the runner's contract
             └── StateRefused        a saved sequence is damaged or of another model
 
-What an engine, a plugin or the configuration says may quote libraries and paths of the machine. It is for the log;
-callers read :attr:`EnginehouseError.public_message`.
+Messages of engines, plugins and the configuration may quote libraries and paths of the machine. They are for the log;
+clients get :attr:`EnginehouseError.public_message`.
 
 Each error carries fields and survives the worker link: :meth:`EnginehouseError.to_fields` and
 :func:`error_from_fields` convert to and from plain data. This module does not know HTTP; the API
-layer decides status codes.
+layer chooses the status codes.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ __all__ = [
 
 
 class EnginehouseError(Exception):
-    """Base of all errors. Keyword fields become attributes and travel over the worker link."""
+    """Base class of all errors. Keyword fields become attributes and are sent over the worker link."""
 
     retryable: ClassVar[bool] = False
     generic: ClassVar[str | None] = None
-    """What callers are told instead of the message, where that may quote libraries, plugins or paths of the machine."""
+    """Replaces the message for clients where the message may quote libraries, plugins or paths of the machine."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
@@ -117,7 +117,7 @@ class EnginehouseError(Exception):
 
     @property
     def public_message(self) -> str:
-        """The message as callers may read it."""
+        """The message that is safe to show to clients."""
         return self.message if self.generic is None else self.generic
 
     def to_fields(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class EnginehouseError(Exception):
 
 
 class ConfigError(EnginehouseError):
-    """The configuration is wrong. ``path`` is the dotted path of the setting, e.g. ``server.port``."""
+    """The configuration is invalid. ``path`` is the dotted path of the setting, e.g. ``server.port``."""
 
     generic = "The server's configuration is wrong."
 
@@ -136,7 +136,7 @@ class ConfigError(EnginehouseError):
 
 
 class PluginError(EnginehouseError):
-    """A plugin could not be loaded, broke a rule, or raised where it was called."""
+    """A plugin could not be loaded, broke a rule, or raised an exception when called."""
 
     generic = "A plugin of the server failed."
 
@@ -146,7 +146,7 @@ class PluginError(EnginehouseError):
 
 
 class MissingDependency(PluginError):
-    """A plugin's library is not installed; ``extra`` names the extra that brings it."""
+    """A plugin's library is not installed; ``extra`` names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'enginehouse[{extra}]'", plugin=extra)
@@ -155,7 +155,7 @@ class MissingDependency(PluginError):
 
 
 class RequestError(EnginehouseError):
-    """The request is at fault. ``param`` is the path of the field, e.g. ``messages[0].content``."""
+    """The request is wrong. ``param`` is the path of the field, e.g. ``messages[0].content``."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -171,7 +171,7 @@ class UnsupportedParameter(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt does not fit the context. Both counts are in tokens; that of the prompt may be a lower bound."""
+    """The prompt does not fit the context. Counts are in tokens; the prompt's may be a lower bound."""
 
     def __init__(
         self, num_prompt_tokens: int, max_context: int, param: str | None = None, is_lower_bound: bool = False
@@ -192,7 +192,7 @@ class ContextLengthExceeded(RequestError):
 
 
 class RenderError(RequestError):
-    """The chat template refused the messages, failed, or exceeded its time, memory or output bound."""
+    """The chat template refused the messages, failed, or exceeded its time, memory or output limit."""
 
 
 class ModelNotFound(RequestError):
@@ -205,19 +205,19 @@ class ModelNotFound(RequestError):
 
 
 class ReloadRefused(RequestError):
-    """A new configuration is wrong, so the old one stays. ``param`` is the dotted path of the setting."""
+    """A new configuration is invalid, so the old one stays active. ``param`` is the dotted path of the setting."""
 
 
 class ReloadFailed(EnginehouseError):
-    """A plugin, or this server, failed over a new configuration, so the old one stays."""
+    """A plugin, or this server, failed to apply a new configuration, so the old one stays active."""
 
 
 class RequestCancelled(EnginehouseError):
-    """The server's operator has cancelled the request; trying again would only be cancelled again."""
+    """The server's operator has cancelled the request; a retry would be cancelled again."""
 
 
 class Overloaded(EnginehouseError):
-    """The queue is full. ``retry_after_s`` (seconds) is when trying again makes sense."""
+    """The queue is full. ``retry_after_s`` is the recommended delay before a retry, in seconds."""
 
     retryable = True
 
@@ -227,19 +227,19 @@ class Overloaded(EnginehouseError):
 
 
 class ModelConflict(EnginehouseError):
-    """A model cannot be loaded or unloaded as asked, because of what it is doing or how it is configured."""
+    """A model cannot be loaded or unloaded now, because of its current state or its configuration."""
 
 
 class ModelOverloaded(Overloaded):
-    """The model has so much to do for others that this request would have to wait too long."""
+    """The model is so busy with other requests that this one would have to wait too long."""
 
 
 class ServerOverloaded(Overloaded):
-    """The server as a whole has too much to do."""
+    """The server as a whole is overloaded."""
 
 
 class RateLimited(EnginehouseError):
-    """The caller has used up a limit. ``limit`` names it: ``requests``, ``tokens`` or ``concurrent``."""
+    """The caller has reached a limit. ``limit`` names it: ``requests``, ``tokens`` or ``concurrent``."""
 
     retryable = True
 
@@ -249,13 +249,13 @@ class RateLimited(EnginehouseError):
 
 
 class TimedOut(EnginehouseError):
-    """The request took longer than the settings allow; it was ended and its slot is free."""
+    """The request exceeded a configured time limit; it was ended and its slot is free."""
 
     retryable = True
 
 
 class QueueTimeout(TimedOut):
-    """The request did not get a place in the batch in time. ``retry_after_s`` as in :class:`Overloaded`."""
+    """The request was not scheduled in time. ``retry_after_s`` as in :class:`Overloaded`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -263,11 +263,11 @@ class QueueTimeout(TimedOut):
 
 
 class FirstTokenTimeout(TimedOut):
-    """The answer did not begin in time."""
+    """The first output was not produced in time."""
 
 
 class TotalTimeout(TimedOut):
-    """The answer did not end in time."""
+    """The answer was not complete in time."""
 
 
 class ServerStopping(EnginehouseError):
@@ -277,7 +277,7 @@ class ServerStopping(EnginehouseError):
 
 
 class EngineError(EnginehouseError):
-    """The engine is at fault, not the request."""
+    """The engine failed; the request is not the cause."""
 
     generic: ClassVar[str | None] = "The model failed on this request."
 
@@ -289,21 +289,21 @@ class ModelLoadError(EngineError):
 
 
 class DownloadError(ModelLoadError):
-    """A model could not be fetched from its hub; what has arrived is kept, so that trying again goes on from there."""
+    """A model could not be downloaded from its hub; partial data is kept, so a retry resumes the download."""
 
 
 class ModelTooLarge(ModelLoadError):
-    """It needs more memory than the budget leaves to it, even if every model that may go is gone."""
+    """The model needs more memory than the budget has left for it, even after all evictable models are unloaded."""
 
     generic = None
 
 
 class ResourcesExhausted(ModelLoadError):
-    """The system refused what a worker process needs, such as file descriptors; there may be some again in a moment."""
+    """The system refused a resource that a worker process needs, such as file descriptors; possibly temporary."""
 
 
 class InsufficientMemory(EngineError):
-    """Other models hold the memory that this one needs, and none of them could make way in time."""
+    """Other models hold the memory that this one needs, and none of them could be evicted in time."""
 
     retryable = True
     generic = None
@@ -314,7 +314,7 @@ class InsufficientMemory(EngineError):
 
 
 class ModelUnloaded(EngineError):
-    """The model was taken away, by its operator or a new configuration, while it answered."""
+    """The model was unloaded, by its operator or a new configuration, while it answered."""
 
     retryable = True
     generic = None
@@ -332,24 +332,24 @@ class ModelNotReady(EngineError):
 
 
 class EngineDead(EngineError):
-    """The worker process died while it held the request."""
+    """The worker process died while it processed the request."""
 
     retryable = True
     generic: ClassVar[str | None] = "The model stopped working before the answer was complete."
 
 
 class WorkerDied(EngineDead):
-    """The worker ended without being asked to; what it held can be replayed in the next one."""
+    """The worker ended unexpectedly; its requests can be replayed in a new worker."""
 
 
 class WorkerNotBack(EngineDead):
-    """The worker died, and there was none to go on in time."""
+    """The worker died, and no new worker was available in time."""
 
     generic = None
 
 
 class RequestKillsWorker(EngineError):
-    """The worker died of this request, twice. It is refused; others that ran beside it are not."""
+    """The request crashed the worker twice. It is refused; other requests that ran with it are not."""
 
     generic = (
         "The model's worker died twice while it worked on this request, the second time on nothing else. The request "
@@ -358,7 +358,7 @@ class RequestKillsWorker(EngineError):
 
 
 class GenerationFailed(EngineError):
-    """One request failed inside the engine; the others are not affected. ``plugin`` names the culprit."""
+    """One request failed inside the engine; others are not affected. ``plugin`` names the plugin at fault."""
 
     def __init__(self, message: str, plugin: str | None = None) -> None:
         super().__init__(message, plugin=plugin)
@@ -378,7 +378,7 @@ class CacheFull(RunnerError):
 
 
 class StepAborted(RunnerError):
-    """``forward`` was interrupted by ``abort()``; ``lengths`` maps each sequence of the batch to its length now."""
+    """``forward`` was interrupted by ``abort()``; ``lengths`` maps each sequence of the batch to its current length."""
 
     def __init__(self, lengths: Mapping[int, int]) -> None:
         super().__init__("the forward pass was aborted")
@@ -386,7 +386,7 @@ class StepAborted(RunnerError):
 
 
 class InvalidSpan(RunnerError):
-    """A span breaks the runner's contract; nothing was changed."""
+    """A span violates the runner's contract; nothing was changed."""
 
 
 class StateRefused(RunnerError):

@@ -1,11 +1,11 @@
-"""The contract of early exit: policies that say when a model's next token is sure enough to leave its layers early.
+"""The contract of early exit policies, which decide after which layer a token may exit the model.
 
-Early exit changes what a model writes. A runner that can be left between layers asks the bound policy behind some of
-them about every token that it decodes; a token that leaves gets the logits of that layer, and the layers above take
-their keys and values from its state there. Prompts run through all layers. The layer that a token left at comes back
-with its row of logits, so what is reported is what happened.
+Early exit changes the generated text. A runner that supports it asks the bound policy after some of its layers about
+every token that it decodes; a token that exits gets the logits of that layer, and the layers above compute their keys
+and values from its hidden state there. Prompts run through all layers. The exit layer of each token is returned with
+its row of logits, so reported values are the actual ones.
 
-A policy is bound to a model in the process that runs it, and asked on the engine's thread.
+A policy is bound to a model in the process that runs it, and called on the engine's thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ExitContext:
     """The model that a policy is bound to.
 
     Attributes:
-        num_layers: of the whole model.
-        exit_layers: numbers of layers behind which the policy can be asked, rising.
+        num_layers: number of layers of the whole model.
+        exit_layers: numbers of layers after which the policy can be asked, ascending.
     """
 
     num_layers: int
@@ -34,57 +34,57 @@ class ExitContext:
 
 
 class ExitView(Protocol):
-    """What a policy may read behind one layer, for each token that has not left before.
+    """Model state after one layer, for each token that has not exited before.
 
-    Arrays are float32, of the runner's own library and where its memory is; ``numpy.asarray`` reads those on the CPU
-    without a copy. They are not to be changed, and valid during the call.
+    Arrays are float32, of the runner's own library and in its memory; ``numpy.asarray`` reads those on the CPU without
+    a copy. They are read-only, and valid during the call.
     """
 
     @property
     def layer(self) -> int:
-        """How many layers have run."""
+        """Number of layers that have run."""
         ...
 
     @property
     def hidden(self) -> Any:
-        """(num_rows, hidden_size), the states behind that layer."""
+        """(num_rows, hidden_size), the hidden states after that layer."""
         ...
 
     @property
     def previous_hidden(self) -> Any:
-        """(num_rows, hidden_size), the states before it."""
+        """(num_rows, hidden_size), the hidden states before that layer."""
         ...
 
     def logits(self) -> Any:
         """(num_rows, vocab_size): the model's own output norm and projection of ``hidden``.
 
-        Costs as much as at the end of a forward pass; a token that leaves here need not pay it a second time.
+        Costs as much as at the end of a forward pass; a token that exits here need not pay for it twice.
         """
         ...
 
 
 class BoundExitPolicy(Protocol):
-    """A policy at work for one model.
+    """A policy bound to one model.
 
     Attributes:
-        layers: numbers of layers behind which it is asked, some of ``ExitContext.exit_layers``. Every question costs
-            time, also where the answer is no.
+        layers: numbers of layers after which it is asked, a subset of ``ExitContext.exit_layers``. Every call costs
+            time, even if no token exits.
     """
 
     layers: tuple[int, ...]
 
     def leaves(self, view: ExitView) -> Any:
-        """Which tokens leave now: (num_rows,) bool, any array that numpy reads."""
+        """Return a mask of the tokens that exit now: (num_rows,) bool, any array that numpy reads."""
         ...
 
 
 @runtime_checkable
 class ExitPolicy(Protocol):
-    """What ``register_exit_policies`` hands over.
+    """An exit policy for ``register_exit_policies``.
 
     Attributes:
         name: unique; a model names it in ``exit_policy``.
-        options: attrs class of what a model may set for it, beside its name.
+        options: attrs class of its settings per model, besides its name.
     """
 
     name: str
@@ -92,20 +92,20 @@ class ExitPolicy(Protocol):
     options: type[Any]
 
     def bind(self, context: ExitContext, options: Any) -> BoundExitPolicy:
-        """The policy for one model; called once while it loads.
+        """Bind the policy to one model; called once while it loads.
 
         Raises:
-            ModelLoadError: it cannot decide for this model; the message says why.
+            ModelLoadError: the policy does not support this model; the message says why.
         """
         ...
 
 
 @runtime_checkable
 class ExitOutput(ForwardOutput, Protocol):
-    """Rows of a runner that a policy is at work in.
+    """Rows of logits from a runner with an active exit policy.
 
     Attributes:
-        exit_layers: for each row, how many layers its token ran through.
+        exit_layers: for each row, the number of layers that its token ran through.
     """
 
     exit_layers: Sequence[int]
@@ -113,21 +113,21 @@ class ExitOutput(ForwardOutput, Protocol):
 
 @runtime_checkable
 class LayerAccess(Runner, Protocol):
-    """A runner that can be left between layers.
+    """A runner that supports exiting between layers.
 
-    Its ``forward`` asks the policy about spans of one token with ``may_exit``, and returns :class:`ExitOutput` then.
-    Positions that left early count as computed by all layers: later spans build on them.
+    Its ``forward`` asks the policy about spans of one token with ``may_exit``, and then returns :class:`ExitOutput`.
+    Positions that exited early count as computed by all layers: later spans build on them.
 
     Attributes:
-        num_layers: of the whole model.
+        num_layers: number of layers of the whole model.
     """
 
     num_layers: int
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """Ask this policy from the next forward pass on; None asks none.
+        """Use this policy from the next forward pass on; None uses none.
 
         Raises:
-            ModelLoadError: this model's layers cannot be left; the message says why.
+            ModelLoadError: this model does not support early exit; the message says why.
         """
         ...

@@ -1,7 +1,7 @@
-"""The container format of GGUF files: keys with their values, then what the file holds of tensors, with places.
+"""Reader of the GGUF container format: key-value pairs, then tensor descriptions, with file offsets.
 
-For backends, which estimate memory in the server itself: so what is kept and what is looked at is bounded. Knows the
-bytes, not what keys mean. Long texts and arrays (the vocabulary) are skipped.
+For backends, which estimate memory in the server process, so the amount of data read and kept is bounded. Knows the
+binary format, not the meaning of keys. Long strings and arrays (the vocabulary) are skipped.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
 """
@@ -48,20 +48,20 @@ _MAX_TEXT_BYTES = 4 * 2**20
 _MAX_KEPT_BYTES = 8 * 2**20
 _MAX_ENTRIES = 65536
 _MAX_TENSORS = 2**18
-_MAX_TEXTS = 2**21  # in all arrays; the largest vocabularies have less than half of that, merges included
+_MAX_TEXTS = 2**21  # over all arrays; the largest vocabularies have less than half of that, merges included
 _MAX_DIMENSIONS = 8
-_READ_BYTES = 256  # less is read faster than skipped
+_READ_BYTES = 256  # reading fewer bytes is faster than seeking
 
 
 @frozen
 class Entry:
-    """One key with its value, and where the two lie in the file.
+    """One key-value pair and its position in the file.
 
     Attributes:
-        kind: number of the value's type; ``ARRAY`` is an array, then ``item_kind`` is that of its items.
-        value: None for texts that are long, and for arrays that are long or not of integers.
-        length: items of an array; 1 for everything else.
-        begin, value_begin, end: places in the file of the key, of the number of its type, and behind the value.
+        kind: number of the value's type; for ``ARRAY``, ``item_kind`` is the type of its items.
+        value: None for long strings, and for arrays that are long or not of integers.
+        length: number of items of an array; 1 for all other values.
+        begin, value_begin, end: file offsets of the key, of the type number, and of the first byte after the value.
     """
 
     key: str
@@ -76,11 +76,11 @@ class Entry:
 
 @frozen
 class TensorPlace:
-    """What the file says of one tensor.
+    """Description of one tensor in the file.
 
     Attributes:
-        description: name, shape and type as they stand in the file.
-        offset: of its data, behind the place where all data begins.
+        description: name, shape and type as stored in the file.
+        offset: of its data, relative to the start of the data section.
     """
 
     name: str
@@ -89,7 +89,7 @@ class TensorPlace:
 
     @property
     def num_elements(self) -> int:
-        """Numbers in the tensor: the product of its dimensions."""
+        """Number of elements of the tensor: the product of its dimensions."""
         (name_bytes,) = struct.unpack_from("<Q", self.description)
         (num_dimensions,) = struct.unpack_from("<I", self.description, 8 + name_bytes)
         return math.prod(struct.unpack_from(f"<{num_dimensions}Q", self.description, 12 + name_bytes))
@@ -97,10 +97,10 @@ class TensorPlace:
 
 @contextmanager
 def reading(path: Path) -> Iterator[BufferedReader]:
-    """The open file; what is wrong with it becomes an error that names it.
+    """Open the file for reading; errors of its format become a ModelLoadError that names it.
 
     Raises:
-        ModelLoadError: the file cannot be read, is no GGUF file, or ends too early.
+        ModelLoadError: the file cannot be read, is not a GGUF file, or is truncated.
     """
     try:
         with open_regular(path) as file:
@@ -108,14 +108,15 @@ def reading(path: Path) -> Iterator[BufferedReader]:
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, OverflowError) as error:
-        raise ModelLoadError(f"{path}: not a valid GGUF file: {error}") from error
+        said = "it ends too early" if isinstance(error, struct.error) else error
+        raise ModelLoadError(f"{path}: not a valid GGUF file: {said}") from error
 
 
 def check_gguf(path: Path) -> None:
-    """Read everything that a file says of itself, before a library does that has no bounds.
+    """Read all metadata of a file, before a library without limits reads it.
 
     Raises:
-        ModelLoadError: see :func:`reading`, or it has no measure.
+        ModelLoadError: see :func:`reading`, or the file exceeds a limit.
     """
     with reading(path) as file:
         reader = GgufReader(file)
@@ -126,7 +127,7 @@ def check_gguf(path: Path) -> None:
 
 
 def layout_of(kind: int) -> str:
-    """The ``struct`` format of a number of this type; raises ValueError for another type."""
+    """Return the ``struct`` format of a number of this type. Raises ValueError for any other type."""
     layout = _SCALARS.get(kind)
     if layout is None:
         raise ValueError(f"values of type {kind} are not supported")
@@ -134,16 +135,16 @@ def layout_of(kind: int) -> str:
 
 
 def item_bytes(kind: int) -> int:
-    """Size of a number of this type."""
+    """Size of a number of this type in bytes."""
     return struct.calcsize(layout_of(kind))
 
 
 class GgufReader:
-    """A cursor over a file; raises ValueError or struct.error on anything that is not GGUF, or has no measure.
+    """A cursor over a file. Raises ValueError or struct.error if it is not valid GGUF or exceeds a limit.
 
     Attributes:
         version: of the format.
-        num_tensors: that the file says it holds.
+        num_tensors: number of tensors that the file claims to hold.
     """
 
     def __init__(self, file: BufferedReader) -> None:
@@ -161,11 +162,11 @@ class GgufReader:
 
     @property
     def position(self) -> int:
-        """Where the next byte is read."""
+        """File offset of the next byte to be read."""
         return self._file.tell()
 
     def entries(self) -> Iterator[Entry]:
-        """All keys, once; they come first."""
+        """Yield all key-value pairs; call it once, before :meth:`tensors`."""
         for _ in range(self._num_entries):
             begin = self._file.tell()
             key = self._name()
@@ -181,7 +182,7 @@ class GgufReader:
             yield Entry(key, kind, item_kind, value, length, begin, value_begin, self._file.tell())
 
     def tensors(self) -> Iterator[TensorPlace]:
-        """What is said of each tensor, once, behind the keys."""
+        """Yield the description of each tensor; call it once, after :meth:`entries`."""
         for _ in range(self.num_tensors):
             begin = self._file.tell()
             name = self._name()
@@ -196,7 +197,7 @@ class GgufReader:
             self._file.seek(end + 8)
 
     def _array(self) -> tuple[int, int, list[int] | None]:
-        """Type and number of an array's items, and the items when these are few integers."""
+        """Return type and number of an array's items, and the items if they are few and integers."""
         kind, length = self._number(4), self._number(10)
         if kind == _STRING:
             self._num_texts += length
@@ -229,7 +230,7 @@ class GgufReader:
         return self._read(length).decode(errors="replace")
 
     def _text(self) -> str | None:
-        """A value; None, and skipped, where it is long: some files hold a whole tokenizer.json."""
+        """Return a string value, or None (skipped) if it is long: some files hold a whole tokenizer.json."""
         length = self._number(10)
         if length > _MAX_TEXT_BYTES:
             self._skip(length)
@@ -249,7 +250,7 @@ class GgufReader:
         return data
 
     def _skip_texts(self, count: int) -> None:
-        """The vocabulary is most of what is read of a file, so this does nothing twice."""
+        """Skip strings. The vocabulary is most of the data read from a file, so this loop is kept minimal."""
         read, unpack = self._file.read, struct.Struct("<Q").unpack
         for _ in range(count):
             (length,) = unpack(read(8))

@@ -1,18 +1,18 @@
 """Hook specifications. A plugin implements any of these hooks with ``@enginehouse.hookimpl``.
 
-Hooks collect: ``register_*`` hooks hand over plain objects, which core then calls directly. No hook runs in the decode
-loop. An implementation may leave out any argument. What follows holds for every ``register_*`` hook.
+``register_*`` hooks register plain objects, which core then calls directly. No hook runs in the decode loop. An
+implementation may omit any argument. The following applies to every ``register_*`` hook.
 
 When: once in each process that loads plugins, at its start and on its main thread: the server process, each worker
-process, and commands that need plugins. Where nothing else is said, the objects are used in the server process.
+process, and commands that need plugins. Unless stated otherwise, the objects are used in the server process.
 
 Args:
     register: call it once per object. An object that is incomplete, has an unknown ``api_version`` or a name that is
-        taken is refused and recorded as a load error; the plugin's other objects stay.
-    options: the plugin's settings from ``[plugins.<name>]``, an instance of the attrs class that the plugin holds as
-        ``options``; None if it holds none.
-    add_plugin: call it with a name and a plugin to bring a further plugin. The hooks of that plugin are called after
-        the running round of calls, each exactly once.
+        already in use is refused and recorded as a load error; the plugin's other objects stay.
+    options: the plugin's settings from ``[plugins.<name>]``, an instance of the attrs class in the plugin's attribute
+        ``options``; None without that attribute.
+    add_plugin: call it with a name and a plugin to add a further plugin. The hooks of that plugin are called after the
+        current round of calls, each exactly once.
 
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 """
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 API_VERSION = 1
-"""Version of the objects that hooks hand over; objects of this and the previous version are accepted."""
+"""Version of the registered objects; objects of this and the previous version are accepted."""
 
 AddPlugin = Callable[[str, object], None]
 """Called with a name that no plugin has and an object that implements hooks."""
@@ -68,14 +68,14 @@ hookspec = pluggy.HookspecMarker("enginehouse")
 
 @hookspec
 def register_backends(register: Callable[[Backend], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over backends, which open models.
+    """Register backends, which open models.
 
     A backend opens either a runner, which core's engine drives in a worker process, or an engine of its own, which
-    lives in the server process. An engine whose ``info.engine`` says ``takes_messages`` gets chats that are not
-    rendered (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
+    lives in the server process. An engine with ``takes_messages`` in its ``info.engine`` gets unrendered chats
+    (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
 
-    An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences run one by one,
-    and those that fail again fail their requests.
+    An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
+    one, and the requests of those that fail again fail.
 
     Example::
 
@@ -89,12 +89,12 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
 def register_model_sources(
     register: Callable[[str, Callable[[], ModelSource | None]], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Offer models that need no path, under a name.
+    """Register named model sources, for models that need no path.
 
     Args:
         register: call it with a name and a function that finds the model, or returns None if it is not installed. The
-            function is called when a user asks for that name; it must not load anything. ``enginehouse serve``
-            without arguments serves the name ``starter``.
+            function is called when a user asks for that name; it must not load anything. ``enginehouse serve`` without
+            arguments serves the name ``starter``.
 
     An exception in the function fails the load of that model.
 
@@ -108,10 +108,10 @@ def register_model_sources(
 
 @hookspec
 def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over sampling steps (penalties, a temperature, truncations) with the request fields that control them.
+    """Register sampling steps (penalties, a temperature, truncations) with the request fields that control them.
 
     The server process validates the request fields; the steps run in worker processes, on the engine's thread. A
-    request field that core or another plugin has is a load error.
+    request field that core or another plugin already defines is a load error.
 
     An exception while sampling fails that request only and names the sampler.
 
@@ -127,7 +127,7 @@ def register_samplers(register: Callable[[SamplerPlugin], None], options: Any, a
 def register_structured_decoders(
     register: Callable[[StructuredDecoder], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Hand over decoders, which make answers follow a JSON Schema, a regular expression or a grammar.
+    """Register decoders, which make answers follow a JSON Schema, a regular expression or a grammar.
 
     A decoder is bound to the model's tokenizer in each worker process. If several decoders enforce the same kind of
     constraint, the first one registered serves it.
@@ -147,11 +147,11 @@ def register_structured_decoders(
 def register_logits_processors(
     register: Callable[[LogitsProcessor], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Hand over logits processors, which change rows of logits (see ``enginehouse.contract.logits_processor``).
+    """Register logits processors, which change rows of logits (see ``enginehouse.contract.logits_processor``).
 
-    The ``request_fields`` of a processor become top-level request fields; one that core or another plugin has is a load
-    error. For each sequence whose request sets one of them, the worker process creates a session, which the engine's
-    thread calls for each token.
+    The ``request_fields`` of a processor become top-level request fields; one that core or another plugin already
+    defines is a load error. For each sequence whose request sets one of them, the worker process creates a session,
+    which the engine's thread calls for each token.
 
     An exception in a session fails that request only and names the processor.
 
@@ -165,10 +165,10 @@ def register_logits_processors(
 
 @hookspec
 def register_drafters(register: Callable[[Drafter], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over drafters, which propose tokens for speculative decoding (see ``enginehouse.contract.drafter``).
+    """Register drafters, which propose tokens for speculative decoding (see ``enginehouse.contract.drafter``).
 
-    The drafters that a model's ``drafters`` setting names are bound to it in its worker process and asked before steps,
-    on the engine's thread.
+    The drafters that a model's ``drafters`` setting names are bound to it in its worker process and called before
+    steps, on the engine's thread.
 
     An exception in ``bind`` fails the load of the model. One in ``propose`` is logged, and the requests concerned
     continue without the drafter; the text never depends on a drafter.
@@ -183,13 +183,13 @@ def register_drafters(register: Callable[[Drafter], None], options: Any, add_plu
 
 @hookspec
 def register_exit_policies(register: Callable[[ExitPolicy], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over exit policies, which let a token leave a model before its last layer (see ``exit_policy``).
+    """Register exit policies, which let a token exit a model before its last layer (see ``exit_policy``).
 
-    The policy that a model's ``exit_policy`` setting names is bound to it in its worker process and asked during
+    The policy that a model's ``exit_policy`` setting names is bound to it in its worker process and called during
     forward passes, on the engine's thread.
 
     An exception in ``bind`` fails the load of the model. One in a decision, or a result that is not a mask of the rows,
-    is logged, and the model runs all layers from then on.
+    is logged, and from then on the model runs all layers.
 
     Example::
 
@@ -201,7 +201,7 @@ def register_exit_policies(register: Callable[[ExitPolicy], None], options: Any,
 
 @hookspec
 def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over tool parsers, which find the tool calls in a model's output.
+    """Register tool parsers, which find the tool calls in a model's output.
 
     The parser with the highest confidence for the model's chat template wins; ties go to the first registered.
 
@@ -219,7 +219,7 @@ def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, 
 def register_reasoning_parsers(
     register: Callable[[ReasoningParser], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Hand over reasoning parsers, which separate a model's reasoning from its answer.
+    """Register reasoning parsers, which separate a model's reasoning from its answer.
 
     The parser with the highest confidence for the model's chat template wins; ties go to the first registered.
 
@@ -235,11 +235,11 @@ def register_reasoning_parsers(
 
 @hookspec
 def register_routers(register: Callable[[Router], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over routers, which choose and order the models that may answer a request for the model ``auto``.
+    """Register routers, which choose and order the models that may answer a request for the model ``auto``.
 
     The setting ``router.strategy`` names the router in use. A router whose settings name models, or depend on their
-    number, also has ``check_models`` (see ``ChecksModels``), which is called once at start if
-    that router is in use, and may raise ConfigError.
+    number, also has ``check_models`` (see ``ChecksModels``), which is called once at start if that router is in use,
+    and may raise ConfigError.
 
     An exception while routing is logged with the router's name, and the default model answers.
 
@@ -253,7 +253,7 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
 
 @hookspec
 def register_compressors(register: Callable[[Compressor], None], options: Any, add_plugin: AddPlugin) -> None:
-    """Hand over compressors, which shorten prompts (see ``enginehouse.contract.compressor``).
+    """Register compressors, which shorten prompts (see ``enginehouse.contract.compressor``).
 
     A model's ``compressor`` setting, or the ``compression`` of a request, names the compressor in use. It is called
     before the prompt is rendered, on one of several threads for this purpose, so it may block and ask a model.
@@ -272,12 +272,10 @@ def register_compressors(register: Callable[[Compressor], None], options: Any, a
 def register_commands(register: Callable[[Command], None], options: Any, add_plugin: AddPlugin) -> None:
     """Add commands to ``enginehouse``.
 
-    The hook also runs for ``enginehouse --help``, which imports no command: a
-    ``Command`` says where the click command is, and that module is imported to run it, in the
-    process of the command line.
+    The hook also runs for ``enginehouse --help``, which imports no command: a ``Command`` contains the location of the
+    click command, whose module is imported to run it, in the process of the command line.
 
-    An exception in the command propagates to the user; an ``EnginehouseError`` is shown as one
-    line.
+    An exception in the command propagates to the user; an ``EnginehouseError`` is shown as one line.
 
     Example::
 
@@ -289,10 +287,10 @@ def register_commands(register: Callable[[Command], None], options: Any, add_plu
 
 @hookspec(firstresult=True)
 def authenticate(credentials: Credentials, options: Any) -> Identity | None:
-    """Identify the caller of a request whose key is not one of the server's own.
+    """Identify the caller of a request without one of the server's own keys.
 
     When: once per request that needs a caller and has no key of the settings or the key file, before its body is read.
-    In the server process, on a thread of a pool: it may block briefly, and several threads may call it at once. The
+    In the server process, in a thread pool: it may block briefly, and is called from several threads concurrently. The
     plugins that ``auth.authenticators`` lists are asked in that order until one answers.
 
     Args:
@@ -300,8 +298,8 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
         options: the plugin's settings, as above.
 
     Returns:
-        The caller's name and permissions, or None if the plugin does not know the caller. Logs and limits show the
-        name after the plugin's name, so it cannot be mistaken for a key or another plugin's caller.
+        The caller's name and permissions, or None if the plugin does not know the caller. Logs and limits show the name
+        after the plugin's name, so it cannot be mistaken for a key or another plugin's caller.
 
     An exception is logged with the plugin's name and the caller is refused, without asking further plugins. The same
     happens to a result that is not an Identity or has expired.
@@ -319,8 +317,8 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
 def on_event(event: ServerEvent, options: Any) -> object:
     """Receive every server event: server start and stop, request end, model state change.
 
-    When: once per event (see ``server_events``), from ``ServerStarted`` to ``ServerStopped``, in order. In the
-    server process, on a thread of this plugin's own: it may block, and no request waits for it. Once 10,000 events are
+    When: once per event (see ``server_events``), from ``ServerStarted`` to ``ServerStopped``, in order. In the server
+    process, on a thread of its own per plugin: it may block, and no request waits for it. Once 10,000 events are
     waiting, further ones are dropped and counted.
 
     Args:

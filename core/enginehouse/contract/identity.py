@@ -1,7 +1,7 @@
-"""Who sends a request: what a caller shows, and what is granted to whoever it turns out to be.
+"""Identity of callers: the credentials that a request presents, and the permissions granted to its caller.
 
-Made by ``keys`` from API keys and by plugins from anything else (the hook ``authenticate``); read by the HTTP layer.
-Knows neither keys nor HTTP.
+Created by ``keys`` from API keys and by plugins from other credentials (the hook ``authenticate``); read by the HTTP
+layer. Knows neither keys nor HTTP.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from attrs import field, frozen
 __all__ = ["Credentials", "Identity", "Scope", "read_moment"]
 
 Scope = Literal["infer", "metrics", "admin"]
-"""What a caller may do: use models, read figures of the server, change what it serves."""
+"""Permissions of a caller: use models, read metrics, administer the server."""
 
 
 @frozen(kw_only=True)
 class Credentials:
-    """What came with a request to say who sends it.
+    """Credentials presented with a request.
 
     Attributes:
-        token: of ``Authorization: Bearer``, else the header ``x-api-key``; empty when neither is there.
-        headers: all headers, names in lower case; of repeated ones the first.
-        client: address of the peer, perhaps a proxy's; empty when there is none.
+        token: of ``Authorization: Bearer``, else the header ``x-api-key``; empty if there is neither.
+        headers: all headers, names in lower case; for repeated ones the first value.
+        client: address of the peer, possibly a proxy's; empty if there is none.
     """
 
     token: str = field(default="", repr=False)
@@ -35,19 +35,19 @@ class Credentials:
 
 @frozen(kw_only=True)
 class Identity:
-    """A caller and what it may do.
+    """A caller and its permissions.
 
     Attributes:
-        name: who it is; in the log, and callers of different names take turns in queues.
-        scopes: what it may do.
-        models: names and aliases of the models it may use; None is all.
+        name: used in the log and for fairness: callers with different names take turns in queues.
+        scopes: permissions.
+        models: names and aliases of the models that it may use; None is all.
         profile: the API profile of its requests; None is the server's.
-        namespace: callers of one namespace share the prefix cache; empty is one of its own.
-        requests_per_minute: None is what ``[limits]`` says for each key; so are the following two.
+        namespace: callers of one namespace share the prefix cache; empty is a namespace of its own.
+        requests_per_minute: None is the default limit per key in ``[limits]``; so are the following two.
         tokens_per_minute: of prompts and answers together.
-        max_concurrent: requests at once.
+        max_concurrent: maximum number of concurrent requests.
         priority: the most urgent (lowest) ``priority`` that its requests may ask for.
-        expires: from then on it is refused; None is never.
+        expires: time from which it is refused; None is never.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Identity:
     expires: datetime | None = None
 
     def is_expired(self, now: datetime) -> bool:
-        """Whether it counts no more at ``now``."""
+        """True if the identity is no longer valid at ``now``."""
         return self.expires is not None and now >= self.expires
 
 
 def read_moment(text: str) -> datetime:
-    """A day or a moment in ISO 8601; without a time zone it is UTC.
+    """Parse a date or a time in ISO 8601; without a time zone it is UTC.
 
     Raises:
         ValueError: the text is neither.

@@ -1,9 +1,9 @@
-"""What an engine shows of its inside: to whoever operates it, and to metrics. Values that cross the worker link.
+"""Engine snapshots and statistics, for operators and metrics. These values cross the worker link.
 
-An engine need not show anything: ``isinstance`` tells which are :class:`Inspectable`. Tokens and texts are not shown.
+Support is optional: ``isinstance`` tells which engines are :class:`Inspectable`. Tokens and texts are not included.
 """
 
-# Annotations are resolved by msgspec when a message is encoded, so no name may hide in TYPE_CHECKING.
+# msgspec resolves annotations when a message is encoded, so no name may be imported under TYPE_CHECKING.
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 Phase = Literal["queued", "prefill", "decode", "paused"]
-"""Where a request or a choice is. *Paused* is one that ran, lost its place, and will go on."""
+"""State of a request or a choice. *Paused* is one that was preempted and will continue."""
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper bounds of the buckets that steps are counted in by their number of sequences; one more holds the rest."""
+"""Upper bounds of the batch size buckets, in sequences per step; one more bucket holds larger steps."""
 
 
 def batch_size_bucket(num_sequences: int) -> int:
-    """Which bucket a step of ``num_sequences`` (at least 1) belongs to."""
+    """Return the bucket index of a step of ``num_sequences`` (at least 1)."""
     return min((num_sequences - 1).bit_length(), len(BATCH_SIZES))
 
 
@@ -38,7 +38,7 @@ class SequenceView(msgspec.Struct, frozen=True, array_like=True):
     """One choice of a request.
 
     Attributes:
-        num_kv_tokens: positions that it holds in the KV cache; shared beginnings count for each.
+        num_kv_tokens: positions that it holds in the KV cache; shared prefixes count for each sequence.
         is_thinking: its next token belongs to its reasoning.
     """
 
@@ -50,7 +50,7 @@ class SequenceView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, array_like=True):
-    """A request that the engine holds; of its choices those that have not ended. Times in seconds."""
+    """A request in the engine, with those of its choices that have not ended. Times in seconds."""
 
     request_id: str
     age_s: float
@@ -61,7 +61,7 @@ class RequestView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefixView(msgspec.Struct, frozen=True, array_like=True):
-    """A finished sequence that the prefix cache keeps. ``num_hits``: how often a prompt has reused some of it."""
+    """A finished sequence in the prefix cache. ``num_hits`` counts the prompts that have reused some of it."""
 
     namespace: str
     num_tokens: int
@@ -69,12 +69,12 @@ class PrefixView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineView(msgspec.Struct, frozen=True, array_like=True):
-    """A picture of an engine between two steps.
+    """Snapshot of an engine between two steps.
 
     Attributes:
-        num_cache_tokens: KV positions in all.
-        num_free_tokens: of these, how many are free; the prefix cache's count as taken.
-        prefixes: entries of the prefix cache, the last used first.
+        num_cache_tokens: KV positions in total.
+        num_free_tokens: free KV positions; those of the prefix cache count as taken.
+        prefixes: entries of the prefix cache, most recently used first.
     """
 
     num_slots: int
@@ -85,13 +85,13 @@ class EngineView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineFigures(msgspec.Struct, frozen=True, array_like=True):
-    """What an engine has counted since it was opened. A worker sends this about once a second while it works.
+    """Counters of an engine since it was opened. A worker sends them about once a second while it works.
 
     Attributes:
-        num_cache_tokens: KV positions in all.
-        steps_by_size: number of steps in each bucket of :data:`BATCH_SIZES`, and in one above.
-        num_batched: sequences over all steps.
-        rss_bytes: memory of the worker process; 0 where it is not known or the worker is a thread.
+        num_cache_tokens: KV positions in total.
+        steps_by_size: number of steps per bucket of :data:`BATCH_SIZES`, and of larger steps.
+        num_batched: sum over all steps of their sequences.
+        rss_bytes: memory of the worker process; 0 if unknown or if the worker is a thread.
     """
 
     stats: EngineStats = EngineStats()
@@ -103,15 +103,15 @@ class EngineFigures(msgspec.Struct, frozen=True, array_like=True):
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """An engine that shows its inside. Used from the server's event loop only."""
+    """An engine that supports inspection. Used only from the server's event loop."""
 
     figures: EngineFigures
-    """The last that were heard; never waits."""
+    """The last counters received; reading them never blocks."""
 
     async def view(self) -> EngineView:
-        """A picture, after the running step."""
+        """Take a snapshot, after the running step."""
         ...
 
     async def stop_thinking(self, request_id: str) -> int:
-        """Close the reasoning of a request's choices by force; returns of how many, 0 when none is thinking."""
+        """Force the end of reasoning of a request's choices. Returns the number of choices, 0 if none is reasoning."""
         ...

@@ -1,8 +1,9 @@
-"""The contract of logits processors: they change a whole row of logits before anything is drawn from it.
+"""The contract of logits processors, which modify a whole row of logits before a token is sampled from it.
 
-They run first, behind the logit bias and before penalties, masks and truncations, in the order of their names, whatever
-order of steps a request asks for: what a processor bans stays banned. A processor sees tokens and numbers only, so it
-works on every backend. It must do the same for the same arguments, for a token can be drawn again.
+They run first, after the logit bias and before penalties, masks and truncations, in the order of their names,
+regardless of the order of steps that a request asks for: a token that a processor bans stays banned. A processor sees
+only tokens and numbers, so it works on every backend. It must be deterministic for the same arguments, because a token
+can be drawn again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _ORDER = -1000  # before every step
 
 @runtime_checkable
 class ProcessorSession(Protocol):
-    """What a processor does for one sequence."""
+    """The state of a processor for one sequence."""
 
     def process(self, logits: NDArray[np.float32], history: History) -> None:
         """Change the row; called at most once per position.
 
         Args:
-            logits: (vocab_size,) float32, changed in place: ``-inf`` bans a token; NaN and ``+inf`` are mistakes.
+            logits: (vocab_size,) float32, changed in place: ``-inf`` bans a token; NaN and ``+inf`` are errors.
             history: the tokens before this position.
         """
         ...
@@ -36,12 +37,12 @@ class ProcessorSession(Protocol):
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
-    """What ``register_logits_processors`` hands over.
+    """A logits processor for ``register_logits_processors``.
 
     Attributes:
         name: unique among processors and samplers; the key of its fields in ``SamplingParams.extensions``.
-        request_fields: attrs class; each attribute is a top-level request field whose default means "off".
-            Ranges are attrs validators; metadata ``description`` goes to the API document.
+        request_fields: attrs class; each attribute is a top-level request field whose default means "off". Ranges are
+            attrs validators; metadata ``description`` goes to the API document.
     """
 
     name: str
@@ -49,7 +50,7 @@ class LogitsProcessor(Protocol):
     request_fields: type[Any]
 
     def create(self, fields: Any) -> ProcessorSession | None:
-        """The session of one sequence, or None when ``fields`` (an instance of ``request_fields``) is off."""
+        """Create the session of one sequence, or None if ``fields`` (an instance of ``request_fields``) is off."""
         ...
 
 
@@ -65,7 +66,7 @@ class ProcessorSampler:
     request_fields: type[Any] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """All else is the processor's."""
+        """Copy the remaining attributes from the processor."""
         self.name, self.api_version = self.processor.name, self.processor.api_version
         self.request_fields = self.processor.request_fields
 

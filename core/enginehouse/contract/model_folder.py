@@ -1,7 +1,7 @@
-"""A Hugging Face style model folder: ``config.json`` beside ``*.safetensors``, read without any library.
+"""Hugging Face style model folders: ``config.json`` and ``*.safetensors``, read without any library.
 
-Called by backends that load such folders, to match a source and to estimate memory before their library
-is imported. It knows names and sizes of files and a few keys of the configuration, nothing of weights.
+Called by backends that load such folders, to match a source and to estimate memory before their library is imported. It
+knows names and sizes of files and a few keys of the configuration; it does not know the weights.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 DEFAULT_CONTEXT = 4096
-"""Longest sequence in tokens when neither the user nor a shorter model says so."""
+"""Default longest sequence in tokens, unless the user sets one or the model's is shorter."""
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p")
-"""What ``generation_config.json`` calls as request fields do, and applies to drawing only."""
+"""Keys of ``generation_config.json`` that apply to sampling only and have the names of request fields."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -43,7 +43,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_LAYERS = 10_000
 _MAX_SIZE = 2**31
 _MIB = 2**20
-_MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; those of models with 60,000 tensors have half of that
+_MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; headers of models with 60,000 tensors have half of that
 _MAX_FILE_BYTES = {
     "config.json": 4 * _MIB,
     "generation_config.json": 4 * _MIB,
@@ -54,19 +54,19 @@ _MAX_FILE_BYTES = {
     ".txt": 64 * _MIB,
     ".jinja": 4 * _MIB,
 }
-"""Of a file of that name, else of that suffix. The largest in use have about a quarter of it."""
+"""Limit by file name, else by suffix. The largest files in use have about a quarter of it."""
 
 
 @frozen
 class ModelFolder:
-    """A folder that holds a model. ``config`` is the decoded ``config.json``."""
+    """A folder that contains a model. ``config`` is the decoded ``config.json``."""
 
     path: Path
     config: dict[str, Any] = field(repr=False)
 
     @classmethod
     def find(cls, source: ModelSource) -> ModelFolder | None:
-        """The folder of ``source``, or None when it is anything else.
+        """Return the folder of ``source``, or None if it is anything else.
 
         Raises:
             ModelLoadError: there is a ``config.json`` but it cannot be read, or see :func:`check_model_files`.
@@ -85,14 +85,14 @@ class ModelFolder:
 
     @property
     def is_mlx_quantized(self) -> bool:
-        """Whether the weights are packed in MLX's own format, which only MLX reads."""
+        """True if the weights are quantized in MLX's own format, which only MLX reads."""
         return "quantization" in self.config
 
     def estimate(self, context_tokens: int, dtype: str | None) -> MemoryEstimate:
-        """Memory of the weights in ``dtype`` (None: as stored) and of ``context_tokens`` KV positions.
+        """Estimate memory for weights in ``dtype`` (None: as stored) and ``context_tokens`` KV positions.
 
         Raises:
-            ModelLoadError: the configuration lacks the sizes.
+            ModelLoadError: the configuration does not contain the sizes.
         """
         text = self.config.get("text_config") or self.config
         if not isinstance(text, dict):
@@ -109,7 +109,7 @@ class ModelFolder:
         return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
 
     def _size(self, text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-        """A size of the configuration, checked before it is computed with: Python multiplies texts, too."""
+        """Return a size of the configuration, checked before any arithmetic: Python multiplies strings, too."""
         value = text.get(key)
         if value is None or (value == 0 and default is not None):
             if default is None:
@@ -122,16 +122,16 @@ class ModelFolder:
 
 
 def check_model_files(path: Path) -> None:
-    """Check that what a library will open in a model's folder can be opened, and has an end.
+    """Check that all files a library will open in a model's folder are regular and within their size limits.
 
     Raises:
-        ModelLoadError: there is a pipe, a socket or a device in it, or a settings file that is too large.
+        ModelLoadError: it contains a pipe, a socket or a device, or a file over its limit.
     """
     for folder in (path, path / "additional_chat_templates"):
         for file in folder.iterdir() if folder.is_dir() else ():
             try:
                 found = file.stat()
-            except OSError:  # a link that leads nowhere
+            except OSError:  # a broken link
                 continue
             if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
                 raise ModelLoadError(f"{file} is not a regular file; remove it from the model's folder")
@@ -143,7 +143,7 @@ def check_model_files(path: Path) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Check the headers of the safetensors files in a folder, before a library makes objects of what they list.
+    """Check the header sizes of the safetensors files in a folder, before a library parses them.
 
     Raises:
         ModelLoadError: a header is longer than any model needs.
@@ -159,14 +159,14 @@ def check_weights(path: Path) -> None:
 
 
 def _read_json(file: Path) -> Any:
-    """A JSON file of a model. Raises OSError, ValueError or RecursionError."""
+    """Read a JSON file of a model. Raises OSError, ValueError or RecursionError."""
     return json.loads(read_regular_text(file, _MAX_FILE_BYTES["config.json"]))
 
 
 def pickled_weights(path: Path | None) -> tuple[str, ...]:
-    """Names of the files with weights in a model's folder that are pickles, where it has no safetensors; else none.
+    """Return the names of pickled weight files in a model's folder, if it has no safetensors; else none.
 
-    Reading a pickle runs whatever code its author put into it.
+    Reading a pickle runs arbitrary code from its author.
     """
     if path is None or not (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return ()
@@ -174,21 +174,21 @@ def pickled_weights(path: Path | None) -> tuple[str, ...]:
 
 
 def describe_pickles(names: tuple[str, ...]) -> str:
-    """Why such weights are not read."""
+    """Explain why such weights are not read."""
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"its weights ({shown}) are pickles, which run code when they are read; convert them to safetensors"
 
 
 def recommended_parameters(folder: Path) -> dict[str, Any]:
-    """Request fields that the folder's ``generation_config.json`` recommends; empty where it says nothing.
+    """Return request fields that the folder's ``generation_config.json`` recommends; may be empty.
 
-    With ``do_sample`` off the values for drawing have no effect in transformers either. Lengths are not taken: how
-    long an answer may be is for the server and its clients to say.
+    With ``do_sample`` off the sampling values have no effect in transformers either. Length limits are not taken: the
+    server and its clients decide the length of an answer.
     """
     try:
         config = _read_json(folder / "generation_config.json")
     except (OSError, ValueError, RecursionError):
-        return {}  # an optional file, which other programs read as carefully
+        return {}  # the file is optional
     if not isinstance(config, dict):
         return {}
     names = ("repetition_penalty", *(() if config.get("do_sample") is False else _RECOMMENDED))
@@ -196,15 +196,15 @@ def recommended_parameters(folder: Path) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that every part of the server can pass on."""
+    """True if the value is a number that every part of the server can handle."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_SIZE
 
 
 def served_context(config: Mapping[str, Any], wanted: int | None) -> int:
-    """The context to serve for a model with this configuration, in tokens.
+    """Return the context to serve for a model with this configuration, in tokens.
 
-    Rotary embeddings that change with the longest sequence of a batch (``dynamic``, ``longrope``) would let
-    one request change another's text; such models are served up to the length where they do not change.
+    Rotary embeddings that depend on the longest sequence of a batch (``dynamic``, ``longrope``) would let one request
+    change another's text; such models are limited to the length below which they are constant.
 
     Raises:
         ModelLoadError: ``wanted`` is more than the model supports.
@@ -225,7 +225,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _tokens(values: Mapping[str, Any], key: str) -> int | None:
-    """A number of tokens, at most 2^31; None where there is none. Raises ModelLoadError for what cannot be one."""
+    """Return a token count, at most 2^31, or None if absent. Raises ModelLoadError for an invalid value."""
     value = values.get(key)
     if value is None:
         return None

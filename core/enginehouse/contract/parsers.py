@@ -1,11 +1,11 @@
-"""The contracts of parser plugins: how a model's text shows reasoning and tool calls.
+"""The contracts of parser plugins, which find reasoning and tool calls in a model's text.
 
-A *parser* recognises models by their chat template. Bound to a model it is a *format*, which says what the
-prompt must hold and opens one *session* per choice. Sessions take text in whatever pieces it comes and return
-parts; the same text gives the same parts, joined, however it is cut. Streamed and whole answers are made of
-these parts. Parsers see text only: they know neither tokens nor wire formats.
+A *parser* recognises models by their chat template. Bound to a model it is a *format*, which defines what the prompt
+must contain and opens one *session* per choice. Sessions accept text in chunks of any size and return parts; the
+concatenated parts do not depend on the chunking. Streamed and whole answers are built from these parts. Parsers see
+text only: they know neither tokens nor wire formats.
 
-A session holds back only what may be markup. It never returns a piece of a tag.
+A session holds back only text that may be markup. It never returns part of a tag.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
 
 @frozen
 class ChatFormat:
-    """What a parser may know of a model.
+    """Model data available to parsers.
 
     Attributes:
-        template: Jinja source of its chat template; foreign code, only ever searched for words.
+        template: Jinja source of its chat template; untrusted code, which is only searched for strings.
         special_tokens: control-token string to id.
     """
 
@@ -52,7 +52,7 @@ class ChatFormat:
 
 
 class AnswerText(msgspec.Struct, frozen=True, gc=False):
-    """Text for the reader; not empty."""
+    """Visible text; not empty."""
 
     text: str
 
@@ -64,19 +64,19 @@ class ReasoningText(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
-    """A call of a known function begins; its arguments and its end follow before anything else."""
+    """Start of a call of a known function; its arguments and its end follow before any other part."""
 
     name: str
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
-    """A piece of the arguments of the call that is open: JSON text, joined an object if the model wrote one."""
+    """A fragment of the open call's arguments: JSON text, concatenated an object if the model wrote one."""
 
     text: str
 
 
 class CallFinished(msgspec.Struct, frozen=True, gc=False):
-    """The call that is open ends."""
+    """End of the open call."""
 
 
 ToolPart = AnswerText | CallStarted | CallArguments | CallFinished
@@ -86,11 +86,11 @@ AnswerPart = AnswerText | ReasoningText | CallStarted | CallArguments | CallFini
 
 @frozen
 class PreparedChat:
-    """A chat in the form in which the model's template can show it.
+    """A chat in a form that the model's template supports.
 
     Attributes:
-        messages: a message with ``tool_calls`` or of the role ``tool`` only where the template knows these.
-        tools: what the template gets as ``tools``; empty where the messages describe them.
+        messages: messages with ``tool_calls`` or of the role ``tool`` only if the template supports these.
+        tools: value of the template's ``tools``; empty if the messages describe the tools.
     """
 
     messages: tuple[Message, ...]
@@ -98,48 +98,48 @@ class PreparedChat:
 
 
 class ToolSession(Protocol):
-    """Follows one choice's text behind its reasoning."""
+    """Incremental parser of one choice's text after its reasoning."""
 
     def push(self, text: str) -> Sequence[ToolPart]:
-        """What ``text`` makes certain."""
+        """Add ``text`` and return the parts that are now certain."""
         ...
 
     def flush(self, is_cut: bool) -> Sequence[ToolPart]:
-        """The rest, when the text has ended: a call that is open is finished as it stands.
+        """Return the remaining parts at the end of the text; an open call is finished as it is.
 
         Args:
-            is_cut: a limit has ended the text, so that a call that had not started is no damaged one.
+            is_cut: a limit has ended the text, so a call that had not started is not reported as damaged.
         """
         ...
 
 
 class ToolFormat(Protocol):
-    """A tool parser bound to a model. Several threads plan chats with it at once: it keeps nothing of them."""
+    """A tool parser bound to a model. Stateless: several threads use it concurrently to prepare chats."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Strings that may be control tokens of the model and must be seen in its answers."""
+        """Strings that may be control tokens of the model and must be visible in its answers."""
         ...
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
-        """The chat as the template can show it.
+        """Convert a chat to a form that the template supports.
 
         Args:
-            messages: the chat; calls and results in it may be damaged, as clients repeat what models wrote.
-            tools: what the model may call now; may be empty.
+            messages: the chat; calls and results in it may be malformed, because clients repeat what models wrote.
+            tools: tools that the model may call now; may be empty.
         """
         ...
 
     def constraint(
         self, tools: Sequence[Tool], parallel: bool | None, answer: Constraint | Literal["any"] | None = None
     ) -> Constraint:
-        """What an answer must look like in which every call matches the parameters of its tool.
+        """Return a constraint for answers in which every call matches the parameters of its tool.
 
         Args:
             tools: with at least one.
-            parallel: whether several calls are allowed, where the format knows that; None is what suits the model.
-            answer: what an answer without a call must look like; None is that there must be a call. ``any`` is
-                any text, also in front of the first call; then only tools that are ``strict`` must be matched.
+            parallel: whether several calls are allowed, for formats that support this; None is the model's default.
+            answer: constraint of an answer without a call; None means that a call is required. ``any`` is any text,
+                also before the first call; then only tools that are ``strict`` must be matched.
 
         Raises:
             RequestError: this cannot be expressed.
@@ -147,13 +147,13 @@ class ToolFormat(Protocol):
         ...
 
     def open(self, tools: Sequence[Tool]) -> ToolSession:
-        """A session. Whatever calls a function that is not among ``tools`` is text, without its tags."""
+        """Open a session. A call of a function that is not among ``tools`` becomes text, without its tags."""
         ...
 
 
 @runtime_checkable
 class ToolParser(Protocol):
-    """What ``register_tool_parsers`` hands over.
+    """A tool parser for ``register_tool_parsers``.
 
     Attributes:
         name: unique.
@@ -163,23 +163,23 @@ class ToolParser(Protocol):
     api_version: int
 
     def match(self, model: ChatFormat) -> float:
-        """How sure it is that this model calls tools in this way, 0 (not at all) to 1. The surest parser serves."""
+        """Return the confidence, 0 to 1, that this model calls tools in this format; the highest one wins."""
         ...
 
     def bind(self, model: ChatFormat) -> ToolFormat:
-        """The format for this model."""
+        """Return the format for this model."""
         ...
 
 
 class ReasoningSession(Protocol):
-    """Follows one choice's text from its beginning."""
+    """Incremental parser of one choice's text from its beginning."""
 
     def push(self, text: str) -> Sequence[ReasoningPart]:
-        """What ``text`` makes certain."""
+        """Add ``text`` and return the parts that are now certain."""
         ...
 
     def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
-        """The rest, when the text has ended; ``is_cut``: by a limit."""
+        """Return the remaining parts at the end of the text; ``is_cut``: a limit has ended it."""
         ...
 
 
@@ -193,30 +193,30 @@ class ReasoningFormat(Protocol):
 
     @property
     def end(self) -> str:
-        """The marker that closes it."""
+        """The marker that closes reasoning."""
         ...
 
     @property
     def has_switch(self) -> bool:
-        """Whether the template can be told to start without reasoning."""
+        """True if template variables can turn reasoning off."""
         ...
 
     def variables(self, enabled: bool | None, effort: str | None) -> dict[str, Any]:
-        """Template variables that switch reasoning on or off and say how hard to think; None is "as usual"."""
+        """Return template variables that set reasoning on or off and its effort; None is the default."""
         ...
 
     def is_open(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends inside reasoning, so that the answer begins with it."""
+        """True if a rendered prompt ends inside reasoning, so that the answer begins with it."""
         ...
 
     def open(self, is_open: bool) -> ReasoningSession:
-        """A session; ``is_open``: the answer begins inside reasoning."""
+        """Open a session; ``is_open``: the answer begins inside reasoning."""
         ...
 
 
 @runtime_checkable
 class ReasoningParser(Protocol):
-    """What ``register_reasoning_parsers`` hands over.
+    """A reasoning parser for ``register_reasoning_parsers``.
 
     Attributes:
         name: unique.
@@ -226,9 +226,9 @@ class ReasoningParser(Protocol):
     api_version: int
 
     def match(self, model: ChatFormat) -> float:
-        """How sure it is that this model marks reasoning in this way, 0 (not at all) to 1. The surest one serves."""
+        """Return the confidence, 0 to 1, that this model marks reasoning in this format; the highest one wins."""
         ...
 
     def bind(self, model: ChatFormat) -> ReasoningFormat:
-        """The format for this model."""
+        """Return the format for this model."""
         ...

@@ -1,7 +1,7 @@
-"""Files that others may have placed: opened only if they are regular, and read to a size.
+"""Safe reading of untrusted paths: only regular files are opened, and sizes are limited.
 
-Opening a named pipe waits for ever, and devices have no end. Used wherever files of models, caches and keys are read.
-Knows nothing of what is in them.
+Opening a named pipe blocks forever, and devices have no end. Used for all files of models, caches and keys. Knows
+nothing of their contents.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """What the system says of a regular file; links are followed.
+    """Return the stat result of a regular file; links are followed.
 
     Raises:
-        OSError: there is none, or it is a folder, a pipe, a socket or a device.
+        OSError: the path does not exist, or it is a folder, a pipe, a socket or a device.
     """
     found = path.stat()
     _check(found, path)
@@ -29,8 +29,8 @@ def check_regular(path: Path) -> os.stat_result:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The open file. Raises OSError as :func:`check_regular`."""
-    check_regular(path)  # some devices do something when they are opened
+    """Open a regular file for reading. Raises OSError as :func:`check_regular`."""
+    check_regular(path)  # opening some devices has side effects
     descriptor = os.open(path, _FLAGS)
     try:
         _check(os.fstat(descriptor), path)
@@ -41,7 +41,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """All of the file. Raises OSError as :func:`check_regular`, and for a file of more than ``max_bytes``."""
+    """Read the whole file. Raises OSError as :func:`check_regular`, and for more than ``max_bytes``."""
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -50,7 +50,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def read_regular_text(path: Path, max_bytes: int) -> str:
-    """All of the file as UTF-8. Raises OSError as :func:`read_regular`, and UnicodeDecodeError."""
+    """Read the whole file as UTF-8. Raises OSError as :func:`read_regular`, and UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
 
 

@@ -1,7 +1,7 @@
-"""Names of request fields: which ones core owns, and which one plugin declares what.
+"""Names of request fields: the ones that core owns, and the ones that plugins declare.
 
-A sampler plugin declares its fields as the attributes of an attrs class. A name can mean one thing only,
-whatever is installed, so a collision refuses the sampler at start.
+A sampler plugin declares its fields as the attributes of an attrs class. A name has only one meaning, whatever is
+installed, so a name collision refuses the sampler at start.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ CORE_FIELDS = frozenset(
         "user",
     }
 )
-"""Request fields of core's own endpoints, those of planned features too: a plugin may not redefine them."""
+"""Request fields of core's endpoints, including planned ones; plugins cannot redefine them."""
 
 
 @frozen
@@ -92,8 +92,8 @@ class RequestField:
 
     Attributes:
         name: the field in the request body.
-        sampler: name of the sampler that reads it; the key of its fields in ``GenerateRequest.extensions``.
-        plugin: name of the plugin that brought the sampler.
+        sampler: name of the sampler that uses it; the key of its fields in ``GenerateRequest.extensions``.
+        plugin: name of the plugin that registered the sampler.
         attribute: its type, default and validator.
     """
 
@@ -104,10 +104,10 @@ class RequestField:
 
 
 def fields_of(fields_class: type[Any], sampler: str, plugin: str) -> list[RequestField]:
-    """The request fields that ``fields_class`` declares.
+    """Return the request fields that ``fields_class`` declares.
 
     Raises:
-        ValueError: it is no attrs class, or an attribute has no default (the default means "off").
+        ValueError: it is not an attrs class, or an attribute has no default (the default means "off").
     """
     if not attrs.has(fields_class):
         raise ValueError("request_fields must be an attrs class")

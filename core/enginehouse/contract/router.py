@@ -1,7 +1,8 @@
-"""What a router is: it orders the models that could answer a request. Written by plugin authors, called by ``routing``.
+"""The contract of routers, which rank the models that could answer a request. Called by ``routing``.
 
-A router only proposes. Core asks it before anything is rendered, tries the models in its order, and never changes the
-model once an answer has begun; so a router needs to know nothing of engines, streams or failures.
+Implemented by plugin authors. A router only proposes. Core asks it before anything is rendered, tries the models in its
+order, and never changes the model once an answer has begun; a router therefore needs no knowledge of engines, streams
+or failures.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ __all__ = [
 ]
 
 MAX_PROBE_TOKENS = 16
-"""Most tokens of an answer that are held back to judge it by."""
+"""Maximum number of answer tokens that are held back for evaluation."""
 
 
 @frozen(kw_only=True)
 class Candidate:
-    """A model that can serve the request as far as can be known before it is tried.
+    """A model that can serve the request, as far as is known before it is tried.
 
     Attributes:
-        rank: its place in ``router.models``, from 0: the operator lists the weakest and cheapest model first.
-        state: what it is doing. Core tries models that are not ready, or have failed lately, after all others.
-        has_failed: it failed so often lately that it is only tried when nothing else is left.
-        num_running: requests that use it now.
+        rank: its index in ``router.models``: the operator lists the weakest and cheapest model first.
+        state: lifecycle state. Core tries models that are not ready, or have failed recently, after all others.
+        has_failed: it has failed so often recently that it is only tried if no other model is left.
+        num_running: requests that currently use it.
         num_waiting: requests that wait for it to be loaded.
-        slots: requests that it answers at once.
+        slots: maximum number of requests answered concurrently.
         max_context: longest sequence in tokens; None before its first load.
-        first_token_s: time to the first token of its last routed requests, averaged; None before the first one.
+        first_token_s: mean time to the first token over its last routed requests; None before the first one.
     """
 
     name: str
@@ -59,12 +60,12 @@ class Candidate:
 
 @frozen(kw_only=True)
 class RouteQuestion:
-    """A request, and who could answer it.
+    """A request and the candidate models for it.
 
     Attributes:
-        candidates: at least one, by rank. Models that cannot do what the request needs (tools, a constraint, images)
-            or that its caller may not use are not among them.
-        default: the model to take where nothing speaks for another one.
+        candidates: at least one, by rank. Excludes models that lack a feature the request needs (tools, a constraint,
+            images) and models that its caller may not use.
+        default: the model to use unless there is a reason for another one.
     """
 
     request: GenerateRequest
@@ -74,10 +75,10 @@ class RouteQuestion:
 
 @frozen
 class Probe:
-    """How an answer begins.
+    """The beginning of an answer.
 
     Attributes:
-        logprobs: natural logarithms of the probabilities of its tokens, as the model gives them before sampling.
+        logprobs: natural-log probabilities of its tokens, as computed by the model before sampling.
         is_whole: the answer has ended already.
     """
 
@@ -88,11 +89,11 @@ class Probe:
 
 @frozen
 class Acceptance:
-    """A test of how an answer begins; when it says no, the beginning is thrown away and the next model is tried.
+    """A test of the beginning of an answer; if it fails, the beginning is discarded and the next model is tried.
 
     Attributes:
-        num_tokens: of the beginning; fewer where the answer ends before.
-        is_good: called once, on the event loop; must return at once.
+        num_tokens: number of tokens to test; fewer if the answer ends earlier.
+        is_good: called once, on the event loop; must return immediately.
     """
 
     num_tokens: int = field(validator=[ge(1), le(MAX_PROBE_TOKENS)])
@@ -101,7 +102,7 @@ class Acceptance:
 
 @frozen
 class Attempt:
-    """One model to try. Of the last attempt the acceptance is not asked: its answer is taken."""
+    """One model to try. The acceptance of the last attempt is not called: its answer is always used."""
 
     model: str
     accept: Acceptance | None = None
@@ -113,9 +114,9 @@ class Route:
 
     Attributes:
         attempts: the models in the order in which they are tried; at least one.
-        reason: why, in a few words; shown to clients that ask.
-        scores: of candidates, larger is better; whatever the router means by it.
-        features: what it saw in the request, by name.
+        reason: short explanation; shown to clients that ask.
+        scores: score by candidate, larger is better; the scale is the router's own.
+        features: features of the request that the router used, by name.
     """
 
     attempts: tuple[Attempt, ...]
@@ -125,27 +126,27 @@ class Route:
 
 
 class Router(Protocol):
-    """A strategy. ``name`` is what ``router.strategy`` says."""
+    """A routing strategy. ``name`` is the value of ``router.strategy``."""
 
     name: str
     api_version: int
 
     def route(self, question: RouteQuestion) -> Route:
-        """Decide, without waiting for anything and within a millisecond or two; called on the event loop."""
+        """Choose the models; must not block and must return within 1 to 2 ms; called on the event loop."""
         ...
 
 
 @runtime_checkable
 class ChecksModels(Protocol):
-    """What a router may have besides: settings of its own that name models or depend on their number."""
+    """Optional interface of routers whose settings name models or depend on their number."""
 
     def check_models(self, models: Sequence[str]) -> None:
-        """Refuse settings that could not be followed; called at the start, only where this router decides.
+        """Validate the settings; called at the start, only if this router is in use.
 
         Args:
-            models: what ``auto`` may mean, the weakest first.
+            models: the models of ``auto``, the weakest first.
 
         Raises:
-            ConfigError: names the setting.
+            ConfigError: a setting is invalid; names the setting.
         """
         ...

@@ -1,10 +1,10 @@
-"""Saved sequences as bytes: the head that every runner's data begins with, and what it refuses.
+"""Serialized sequences: the header at the start of every runner's data, and its validation.
 
-For backend authors: a runner that implements :class:`enginehouse.contract.backend.StateKeeper` makes room for
-:data:`HEAD_BYTES`, writes what it knows of the sequence behind them and lets :func:`write_head` fill in the rest.
-Before it believes a byte of what it is to load it asks :func:`check_head`. So data that was cut short, is of other
-settings or no state at all never reaches a library that trusts it. The disk tier has a checksum over whole files;
-here only the head has one, and as much of the data behind it as a runner asks for.
+For backend authors: a runner that implements :class:`enginehouse.contract.backend.StateKeeper` reserves
+:data:`HEAD_BYTES`, writes its own data after them and calls :func:`write_head` to complete the header. Before it uses
+any data to be loaded it calls :func:`check_head`, so truncated data, data of other settings or data that is not a saved
+state never reaches a library that trusts it. The disk tier has a checksum over whole files; here the checksum covers
+the header and as much of the following data as a runner asks for.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from enginehouse.contract.errors import StateRefused
 
 __all__ = ["HEAD_BYTES", "check_head", "state_body", "write_head"]
 
-_FIELDS = struct.Struct("<4s16sIQQ")  # magic, digest of the settings, tokens, bytes of the body, how many are checked
+_FIELDS = struct.Struct(
+    "<4s16sIQQ"
+)  # magic, digest of the settings, tokens, bytes of the body, bytes covered by the checksum
 _CHECKSUM = struct.Struct("<I")
 _MAGIC = b"EHs1"
 HEAD_BYTES = _FIELDS.size + _CHECKSUM.size
-"""The body begins here."""
+"""Size of the header and offset of the body."""
 
 
 def write_head(data: memoryview, state_format: str, num_tokens: int, *, num_checked: int = 0) -> None:
-    """Complete the data of a sequence, whose first ``HEAD_BYTES`` are free.
+    """Write the header of a sequence's data into its first ``HEAD_BYTES`` bytes.
 
     Args:
-        data: writable bytes, head and body.
+        data: writable bytes, header and body.
         state_format: see :class:`enginehouse.contract.backend.StateKeeper`.
-        num_tokens: that the sequence holds, at least one.
-        num_checked: so many bytes at the beginning of the body get a checksum, for libraries that end the process when
-            numbers in it do not add up; more than there are is all.
+        num_tokens: length of the sequence, at least one.
+        num_checked: number of bytes at the start of the body that the checksum covers, for libraries that crash the
+            process on inconsistent numbers; values above the size of the body cover all of it.
     """
     body = state_body(data)
     num_checked = min(num_checked, body.nbytes)
@@ -41,10 +43,10 @@ def write_head(data: memoryview, state_format: str, num_tokens: int, *, num_chec
 
 
 def check_head(data: memoryview, state_format: str) -> int:
-    """The number of tokens that the data holds.
+    """Validate the header and return the number of tokens in the data.
 
     Raises:
-        StateRefused: it is cut short, too long, damaged in what is checked, or of other settings.
+        StateRefused: the data is truncated, too long, damaged in its checked part, or of other settings.
     """
     if data.nbytes < HEAD_BYTES:
         raise StateRefused("the data is shorter than its head")
@@ -58,7 +60,7 @@ def check_head(data: memoryview, state_format: str) -> int:
 
 
 def state_body(data: memoryview) -> memoryview:
-    """The runner's own part."""
+    """Return the runner's own part of the data."""
     return data[HEAD_BYTES:]
 
 

@@ -1,6 +1,6 @@
-"""What a server tells plugins that listen (hook ``on_event``): values, made when something has happened.
+"""Server events for plugins that implement the hook ``on_event``: immutable values, created after the fact.
 
-No prompt and no answer is in them. Times are in seconds unless the name says otherwise.
+They contain no prompts and no answers. Times are in seconds unless the name says otherwise.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ __all__ = ["ModelChanged", "RequestEnded", "ServerEvent", "ServerStarted", "Serv
 
 @frozen(kw_only=True)
 class ServerStarted:
-    """The first event."""
+    """The first event: the server has started."""
 
     version: str
 
 
 @frozen(kw_only=True)
 class ServerStopped:
-    """The last event: what waits to be sent must be sent now, within a few seconds."""
+    """The last event. Pending data must be sent now, within a few seconds."""
 
 
 @frozen(kw_only=True)
 class ModelChanged:
-    """Something happened to a model.
+    """A state change of a model.
 
     Attributes:
-        kind: what, such as ``ready``, ``failed``, ``restarting`` or ``unloaded``.
-        text: why.
-        instance: number of the model among all that this server has had: two of them have the same name while a new
-            configuration replaces one by the other. ``replaced`` tells of the new one.
+        kind: the change, such as ``ready``, ``failed``, ``restarting`` or ``unloaded``.
+        text: the reason.
+        instance: number of the model among all that this server has had: two have the same name while a new
+            configuration replaces one by the other. ``replaced`` refers to the new one.
     """
 
     model: str
@@ -44,21 +44,22 @@ class ModelChanged:
 
 @frozen(kw_only=True)
 class RequestEnded:
-    """The response to a request has ended, however it did. None is "does not apply".
+    """The end of the response to a request, successful or not. None is "does not apply".
 
     Attributes:
-        endpoint: the route's address without its prefix, such as ``/chat/completions``; None where there is no route.
-        status: of the HTTP response; 0 when none was sent.
-        outcome: finish reasons (``stop``, ``length``), ``cancelled`` when the client left, ``ok``, or an error code.
-        request_id: as in the header ``X-Request-Id`` of the response.
-        answer_id: the id inside the answer.
+        endpoint: the route without its prefix, such as ``/chat/completions``; None if there is no route.
+        status: of the HTTP response; 0 if none was sent.
+        outcome: finish reasons (``stop``, ``length``), ``cancelled`` if the client disconnected, ``ok``, or an error
+            code.
+        request_id: value of the response header ``X-Request-Id``.
+        answer_id: the id in the response body.
         key: name of the API key.
-        model: the configured name of the model that answered; ``asked_model`` is what the request said.
-        replays: how often the answer was taken up again after its worker died.
+        model: the configured name of the model that answered; ``asked_model`` is the name in the request.
+        replays: number of times that the answer was resumed after its worker died.
         first_token_s: from the arrival to the first text.
-        figures: what optimisations report, by name.
-        parameters: sampling and stopping parameters in effect, by the name that clients write.
-        began_ns: Unix time of the request's arrival, in nanoseconds; ``total_s`` later it ended.
+        figures: metrics of optimisations, by name.
+        parameters: sampling and stopping parameters in effect, by their names in requests.
+        began_ns: Unix time of the request's arrival, in nanoseconds; it ended ``total_s`` later.
         traceparent: the header of that name, of W3C Trace Context; not checked.
         tracestate: the header of that name.
     """

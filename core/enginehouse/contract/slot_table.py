@@ -1,8 +1,8 @@
-"""Bookkeeping for runners: handles, lengths, room, valid spans.
+"""Bookkeeping for runners: handles, lengths, free positions, span validation.
 
-For backend authors: a runner asks its table before it touches its KV memory and tells it afterwards what
-grew. :class:`SlotTable` is for runners in which every sequence owns one slot; runners that share positions between
-sequences build on :class:`SequenceTable`. Tables hold no tensors, know no library, and run on the runner's thread.
+For backend authors: a runner asks its table before it changes its KV memory and records afterwards what grew.
+:class:`SlotTable` is for runners in which every sequence owns one slot; runners that share positions between sequences
+build on :class:`SequenceTable`. Tables hold no tensors, know no library, and run on the runner's thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _OUTPUTS = ("none", "last", "all")
 
 
 class SequenceTable(ABC):
-    """Open sequences, their lengths, and the spans that may be appended to them.
+    """Open sequences, their lengths, and validation of the spans to append to them.
 
     Positions that a span computed with ``num_layers`` have no keys and values in the layers above. Until they are
-    truncated away, spans of more layers are refused on their sequence: nothing reads what was never written.
+    truncated, spans with more layers are refused on their sequence: values that were never written are never read.
 
     Attributes:
-        takes_sampled: whether :class:`enginehouse.contract.backend.LastSampled` is a span's input, too.
+        takes_sampled: True if :class:`enginehouse.contract.backend.LastSampled` is accepted as the input of a span.
     """
 
     takes_sampled = False
@@ -38,10 +38,10 @@ class SequenceTable(ABC):
         self._vocab_size = vocab_size
         self._lengths: dict[int, int] = {}
         self._shallow: dict[int, list[tuple[int, int]]] = {}
-        """Per sequence, where spans of fewer layers begin and how many they ran; both in order, layers falling."""
+        """Start and number of layers of spans with fewer layers, per sequence; starts ascending, layers descending."""
 
     def length(self, sequence: int) -> int:
-        """Number of tokens that the sequence holds. Raises InvalidSpan when it is not open."""
+        """Return the number of tokens in the sequence. Raises InvalidSpan if it is not open."""
         try:
             return self._lengths[sequence]
         except KeyError:
@@ -49,16 +49,16 @@ class SequenceTable(ABC):
 
     @abstractmethod
     def free_tokens(self) -> int:
-        """KV positions that no sequence holds."""
+        """Return the number of free KV positions."""
 
     def check(self, spans: Sequence[Span]) -> list[int]:
-        """Find out whether the batch may run; nothing is changed.
+        """Validate a batch; nothing is changed.
 
         Returns:
             The number of tokens of each span.
 
         Raises:
-            InvalidSpan: a span breaks the runner's contract.
+            InvalidSpan: a span violates the runner's contract.
             CacheFull: there are fewer free positions than tokens.
         """
         if not spans:
@@ -74,7 +74,7 @@ class SequenceTable(ABC):
         return sizes
 
     def saved_length(self, sequence: int) -> int:
-        """The length of a sequence that is to be saved. Raises InvalidSpan when it is not whole, or holds nothing."""
+        """Return the length of a sequence to be saved. Raises InvalidSpan if it is incomplete or empty."""
         if sequence in self._shallow:
             raise InvalidSpan(f"sequence {sequence} holds positions that only some layers have seen")
         if not (length := self.length(sequence)):
@@ -82,7 +82,7 @@ class SequenceTable(ABC):
         return length
 
     def _check_adopted(self, num_tokens: int) -> None:
-        """Raise what :meth:`enginehouse.contract.backend.StateKeeper.load` does when so many tokens find no place."""
+        """Raise as :meth:`enginehouse.contract.backend.StateKeeper.load` if ``num_tokens`` tokens do not fit."""
         longest = self._capabilities.max_context
         if num_tokens > longest:
             raise StateRefused(f"the sequence has {num_tokens} tokens, and the context is {longest}")
@@ -97,13 +97,13 @@ class SequenceTable(ABC):
                 self._shallow.setdefault(span.sequence, []).append((span.start, span.num_layers))
 
     def _shorten(self, sequence: int, length: int) -> None:
-        """Record that only the first ``length`` tokens are left."""
+        """Record that only the first ``length`` tokens remain."""
         self._lengths[sequence] = length
         if sequence in self._shallow:
             self._inherit(sequence, sequence, length)
 
     def _inherit(self, source: int, sequence: int, length: int) -> None:
-        """Record which of the first ``length`` positions of ``source``, now those of ``sequence``, are shallow."""
+        """Copy the entries of ``_shallow`` for the first ``length`` positions of ``source`` to ``sequence``."""
         kept = [entry for entry in self._shallow.get(source, ()) if entry[0] < length]
         if kept:
             self._shallow[sequence] = kept
@@ -145,7 +145,7 @@ class SequenceTable(ABC):
     def _checked_ids(self, sequence: int, token_ids: NDArray[np.int32]) -> int:
         if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu" or not token_ids.size:
             raise InvalidSpan(f"sequence {sequence}: the input must be a non-empty row of token ids")
-        if token_ids.size == 1:  # as in nearly every step
+        if token_ids.size == 1:  # the case of nearly every step
             low = high = int(token_ids[0])
         else:
             low, high = int(token_ids.min()), int(token_ids.max())
@@ -155,13 +155,13 @@ class SequenceTable(ABC):
 
 
 class SlotTable(SequenceTable):
-    """A handle is the number of its slot, ``0 <= handle < max_sequences``.
+    """A table in which a handle is the number of its slot, ``0 <= handle < max_sequences``.
 
     Invariant: ``free_tokens() + sum of all lengths == capabilities.cache_tokens``.
     """
 
     def open(self) -> int:
-        """A new, empty sequence in the lowest free slot, which keeps touched memory small.
+        """Open an empty sequence in the lowest free slot, which keeps the touched memory small.
 
         Raises:
             CacheFull: ``max_sequences`` are open.
@@ -173,25 +173,25 @@ class SlotTable(SequenceTable):
         raise CacheFull(1, 0)
 
     def free(self, sequence: int) -> None:
-        """Close the sequence; its slot and positions can be used again."""
+        """Close the sequence; its slot and positions can be reused."""
         self.length(sequence)
         self._shorten(sequence, 0)
         del self._lengths[sequence]
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Keep at most the first ``length`` tokens; returns the length kept."""
+        """Keep at most the first ``length`` tokens. Returns the new length."""
         kept = min(self.length(sequence), checked_length(length))
         self._shorten(sequence, kept)
         return kept
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """A new sequence that will hold the first ``length`` tokens of ``source``; the caller copies them.
+        """Open a sequence that will hold the first ``length`` tokens of ``source``; the caller copies them.
 
         Returns:
-            The new handle and its length (less than asked when the source is shorter).
+            The new handle and its length (less than ``length`` if the source is shorter).
 
         Raises:
-            CacheFull: no slot or no positions left; nothing was changed.
+            CacheFull: no free slot or not enough free positions; nothing was changed.
         """
         kept = min(self.length(source), checked_length(length))
         if kept > self.free_tokens():
@@ -202,11 +202,11 @@ class SlotTable(SequenceTable):
         return sequence, kept
 
     def adopt(self, num_tokens: int) -> int:
-        """A new sequence of so many tokens, whose positions the caller fills with what was saved.
+        """Open a sequence of ``num_tokens`` tokens, whose positions the caller fills with saved data.
 
         Raises:
             StateRefused: it is longer than the context.
-            CacheFull: no slot or no positions left; nothing was changed.
+            CacheFull: no free slot or not enough free positions; nothing was changed.
         """
         self._check_adopted(num_tokens)
         sequence = self.open()
@@ -214,7 +214,7 @@ class SlotTable(SequenceTable):
         return sequence
 
     def free_tokens(self) -> int:
-        """KV positions that no sequence holds."""
+        """Return the number of free KV positions."""
         return self._capabilities.cache_tokens - sum(self._lengths.values())
 
     def advance(self, spans: Sequence[Span]) -> None:
@@ -223,14 +223,14 @@ class SlotTable(SequenceTable):
 
 
 def num_tokens(span: Span) -> int:
-    """Number of tokens of a span given as ids; raises InvalidSpan for anything else."""
+    """Return the number of tokens of a span with token ids. Raises InvalidSpan for other inputs."""
     if isinstance(span.input, LastSampled):
         raise InvalidSpan(f"sequence {span.sequence}: this runner needs token ids")
     return int(span.input.size)
 
 
 def checked_length(length: int) -> int:
-    """``length`` itself; raises InvalidSpan when it is negative."""
+    """Return ``length``. Raises InvalidSpan if it is negative."""
     if length < 0:
         raise InvalidSpan(f"a length must not be negative, got {length}")
     return length

@@ -1,8 +1,8 @@
-"""The contract of structured decoder plugins: from a constraint to the tokens that may come next.
+"""The contract of structured decoder plugins, which restrict the next token to those a constraint allows.
 
-A decoder is bound to a model's tokenizer while it loads, compiles constraints into grammars (off the engine
-thread, cached by the decoder), and starts one matcher per sequence. Matchers say which tokens are allowed; core
-applies that, so constraints work on every backend and together with every sampler.
+A decoder is bound to a model's tokenizer while it loads, compiles constraints into grammars (off the engine thread,
+cached by the decoder), and creates one matcher per sequence. Matchers compute the allowed tokens; core applies the
+masks, so constraints work on every backend and together with every sampler.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Grammar", "GrammarCompiler", "Matcher", "StructuredDecoder"]
 
 
 class Matcher(Protocol):
-    """Follows one sequence. Used by one thread at a time; ``fill_bitmask`` should release the GIL."""
+    """Matching state of one sequence. Used by one thread at a time; ``fill_bitmask`` should release the GIL."""
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
-        """Write which tokens may come next: bit ``i % 32`` of word ``i // 32`` is set when id ``i`` may.
+        """Write the allowed next tokens: bit ``i % 32`` of word ``i // 32`` is set if id ``i`` is allowed.
 
         End tokens are allowed exactly where the text may end.
 
@@ -33,19 +33,19 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """The sequence grew by an allowed token.
+        """Advance by an allowed token that was appended to the sequence.
 
         Raises:
-            GenerationFailed: the token is not allowed here, or the matcher ran out of its time or memory bound.
+            GenerationFailed: the token is not allowed here, or the matcher exceeded its time or memory limit.
         """
         ...
 
     def forced_token_ids(self) -> Sequence[int]:
-        """Tokens that must come next whatever the model thinks, often none. Changes nothing."""
+        """Return the tokens that must come next regardless of the logits; often none. Changes nothing."""
         ...
 
     def is_finished(self) -> bool:
-        """Whether the text is complete and nothing but an end token may follow."""
+        """Return True if the text is complete and only an end token may follow."""
         ...
 
 
@@ -53,7 +53,7 @@ class Grammar(Protocol):
     """A compiled constraint."""
 
     def start(self) -> Matcher:
-        """A matcher at the beginning of the text."""
+        """Create a matcher at the beginning of the text."""
         ...
 
 
@@ -61,22 +61,22 @@ class GrammarCompiler(Protocol):
     """A decoder bound to one tokenizer. Thread-safe; compiling the same constraint again is cheap."""
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Compile, within bounds of size, depth and time.
+        """Compile a constraint, within limits of size, depth and time.
 
         Raises:
-            InvalidRequest: the constraint is malformed, too large, or uses what cannot be enforced; the
-                message names the keyword and its place (for schemas the JSON pointer).
+            InvalidRequest: the constraint is malformed, too large, or uses a feature that cannot be enforced; the
+                message names the keyword and its location (for schemas the JSON pointer).
         """
         ...
 
 
 @runtime_checkable
 class StructuredDecoder(Protocol):
-    """What ``register_structured_decoders`` hands over.
+    """A structured decoder for ``register_structured_decoders``.
 
     Attributes:
         name: unique.
-        kinds: the constraints that this decoder can enforce.
+        kinds: the constraint kinds that this decoder can enforce.
     """
 
     name: str
@@ -84,7 +84,7 @@ class StructuredDecoder(Protocol):
     kinds: frozenset[ConstraintKind]
 
     def bind(self, tokenizer: Tokenizer) -> GrammarCompiler:
-        """A compiler for this vocabulary; may take a second, called once per model while it loads.
+        """Create a compiler for this vocabulary; called once per model while it loads, may take a second.
 
         Raises:
             MissingDependency: the library is not installed.

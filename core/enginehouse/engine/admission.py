@@ -1,7 +1,7 @@
-"""Admission: validates a request, makes its sequences, and brings resumed ones back to where they were.
+"""Admission: validates a request, creates its sequences, and restores the state of resumed ones.
 
-Called by the loop when a request is added. A resumed sequence follows its known tokens once more: text, penalties,
-grammar, reasoning and samplers; nothing that was reported is reported again.
+Called by the loop when a request is added. A resumed sequence replays its known tokens through text, penalties,
+grammar, reasoning and samplers; outputs reported before are not reported again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Entrance", "restore"]
 
 
 def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
-    """Bring a request's new sequences, one for each choice of ``resume``, to where that says they were.
+    """Replay the tokens in ``resume`` into a request's new sequences, one sequence per resumed choice.
 
     Raises:
-        Exception: whatever a grammar or a sampler raises on a token that it allowed before.
+        Exception: any exception of a grammar or sampler for a token that it allowed before.
     """
     for sequence, told in zip(owner.sequences, resume.choices, strict=True):
         _restore(sequence, told, is_thinking_stopped=resume.is_thinking_stopped)
@@ -49,10 +49,10 @@ def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bo
     probabilities = told.probabilities or (None,) * len(told.token_ids)
     for index, (token_id, probability) in enumerate(zip(told.token_ids, probabilities, strict=True)):
         if reasoning is not None and reasoning.is_closed_by(told.token_ids[index:]):
-            reasoning.close_now()  # it was here that somebody stopped it
+            reasoning.close_now()  # reasoning was stopped by request at this point
         if not forced:
             forced.extend(sequence.forced_token_ids())
-        if forced:  # it was not drawn then, and is not counted as drawn now
+        if forced:  # the token was forced originally, so it counts as forced again
             forced.popleft()
             sequence.num_forced += 1
         sequence.sampler.recall(token_id, probability)
@@ -63,11 +63,11 @@ def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bo
 
 
 class Entrance:
-    """Makes sequences of requests, with everything that follows their tokens.
+    """Validates requests and creates their sequences, with samplers, text streams and constraints.
 
     Args:
-        runner: asked for its tokenizer and capabilities only.
-        samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
+        runner: used only for its tokenizer and capabilities.
+        samplers: plugins whose fields requests may set in ``sampling.extensions``, by name.
         decoders: plugins that enforce ``EngineRequest.constraint``.
     """
 
@@ -81,7 +81,7 @@ class Entrance:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What requests may ask for: core draws what the runner does not, and stops; plugins do the rest."""
+        """Supported request features: sampling fields of the runner, sampler plugins, constraint kinds."""
         return EngineCapabilities(
             native=tuple(sorted(self._runner.capabilities.sampling)),
             samplers=tuple(sorted(self._samplers)),
@@ -90,20 +90,20 @@ class Entrance:
         )
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
-        """Refuse a prompt that does not fit the context. Any thread.
+        """Reject a prompt that does not fit the context. Any thread.
 
         Raises:
-            ContextLengthExceeded: prompt and one token do not fit.
+            ContextLengthExceeded: the prompt and one more token do not fit.
         """
         max_context = self._runner.capabilities.max_context
         if num_prompt_tokens + 1 > max_context:
             raise ContextLengthExceeded(num_prompt_tokens, max_context, is_lower_bound=is_lower_bound)
 
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
-        """Refuse what cannot be served. Any thread.
+        """Reject a request that cannot be served. Any thread.
 
         Raises:
-            ContextLengthExceeded: prompt and one token do not fit.
+            ContextLengthExceeded: the prompt and one more token do not fit.
             InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
         """
         vocab_size = self._tokenizer.vocab_size
@@ -126,10 +126,10 @@ class Entrance:
     def make(
         self, request: EngineRequest, prompt_token_ids: list[int], arrival: int, now_s: float, resume: Resume | None
     ) -> ActiveRequest:
-        """A checked request with its sequences; with ``resume``, at the point where it goes on.
+        """Create a checked request with its sequences; ``resume`` restores the state where they continue.
 
         Raises:
-            Exception: whatever a plugin raises.
+            Exception: any exception of a plugin.
         """
         prompt = np.array(prompt_token_ids, np.int32)
         room = self._runner.capabilities.max_context - len(prompt)
@@ -157,7 +157,7 @@ class Entrance:
         )
         text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
         sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
-        # A prompt that is only scored leaves no room for a token that would be drawn.
+        # A prompt that is only scored leaves no space for a sampled token.
         sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
         stopping = request.stopping
         own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
@@ -172,7 +172,7 @@ class Entrance:
         return sequence
 
     def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
-        """Control tokens, except the markers of reasoning and calls, which the client's side must see."""
+        """Return the control tokens, except reasoning and call markers, which must be visible in the output."""
         markers = request.shown_tokens
         if request.reasoning is not None:
             markers = (*markers, request.reasoning.start, request.reasoning.end)

@@ -1,6 +1,6 @@
-"""Constraints of a sequence in the engine: token bitmasks, the end of reasoning, and matchers over both.
+"""Constraints of a sequence in the engine: token bitmasks, the end of reasoning, and grammar matchers.
 
-Called by admission, the sampler and the loop. Knows no decoder library: matchers come from
+Called by admission, the sampler and the loop. Does not know decoder libraries: matchers come from
 :mod:`enginehouse.contract.structured`.
 """
 
@@ -37,8 +37,8 @@ class TokenMask:
     Attributes:
         bitmask: (ceil(vocab_size / 32),) int32, as :meth:`enginehouse.contract.structured.Matcher.fill_bitmask` writes
             it; None allows every token.
-        banned: ids that are not allowed either, unless the bitmask allows nothing else: a text that is complete can
-            only end, however few tokens it has.
+        banned: ids that are not allowed either, unless the bitmask allows no other token: a complete text can only end,
+            even before ``min_tokens``.
     """
 
     bitmask: NDArray[np.int32] | None = None
@@ -46,13 +46,13 @@ class TokenMask:
 
     @classmethod
     def only(cls, token_id: int, vocab_size: int) -> TokenMask:
-        """Allows a single token."""
+        """Return a mask that allows a single token."""
         bitmask = np.zeros((vocab_size + 31) // 32, np.uint32)
         bitmask[token_id >> 5] = 1 << (token_id & 31)
         return cls(bitmask.view(np.int32))
 
     def permits(self, token_id: int) -> bool:
-        """Whether one token is allowed."""
+        """Return True if the token is allowed."""
         if token_id in self.banned:
             return False
         return self.bitmask is None or bool((int(self.bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
@@ -80,15 +80,15 @@ class TokenMask:
 
 
 class ReasoningGate:
-    """Follows the text of one sequence up to the end of its reasoning.
+    """Tracks the text of one sequence up to the end of its reasoning.
 
     Args:
         params: markers and budget.
-        closing_token_ids: the closing marker as tokens, for closing by force.
-        detokenizer: this sequence's own; shows the markers even where they are control tokens.
+        closing_token_ids: the closing marker as tokens, for a forced closing.
+        detokenizer: used by this sequence only; shows the markers even if they are control tokens.
 
     Attributes:
-        num_tokens: tokens of reasoning so far, markers not counted.
+        num_tokens: number of reasoning tokens so far, without markers.
     """
 
     def __init__(self, params: ReasoningParams, closing_token_ids: tuple[int, ...], detokenizer: Detokenizer) -> None:
@@ -97,22 +97,22 @@ class ReasoningGate:
         self._detokenizer = detokenizer
         self._closing_token_ids = closing_token_ids
         self._phase: Literal["opening", "inside", "after"] = "inside" if params.is_open else "opening"
-        self._tail = ""  # text that may belong to a marker
-        self._num_closing = 0  # tokens of the closing marker taken by force
+        self._tail = ""  # text that may be part of a marker
+        self._num_closing = 0  # forced tokens of the closing marker so far
         self.num_tokens = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer proper has begun."""
+        """True if the reasoning has ended, or the text began without it."""
         return self._phase == "after"
 
     @property
     def is_inside(self) -> bool:
-        """Whether the next token is reasoning, or part of its end."""
+        """True if the next token is reasoning, or part of its closing marker."""
         return self._phase == "inside"
 
     def accept(self, token_id: int, is_forced: bool = False) -> None:
-        """The sequence grew by one token; ``is_forced``: as part of a closing by force, so it is no reasoning."""
+        """Process an appended token; with ``is_forced`` it belongs to a forced closing and is not reasoning."""
         text = self._detokenizer.push(token_id)
         self._num_closing += is_forced
         if self._phase == "opening":
@@ -134,18 +134,18 @@ class ReasoningGate:
             self._phase = "after"  # an answer without reasoning
 
     def forced_token_ids(self) -> tuple[int, ...]:
-        """What is left of the closing marker when the budget is used up, else nothing."""
+        """Return the rest of the closing marker if the budget is used up, else nothing."""
         if self._phase != "inside" or self._budget is None or self.num_tokens < self._budget:
             return ()
         return self._closing_token_ids[self._num_closing :]
 
     def is_closed_by(self, token_ids: Sequence[int]) -> bool:
-        """Whether the next tokens close the reasoning: the closing marker, or as much of it as there are."""
+        """Return True if the next tokens are the closing marker, or a prefix of it if there are fewer."""
         closing = self._closing_token_ids[: len(token_ids)]
         return self._phase == "inside" and bool(closing) and tuple(token_ids[: len(closing)]) == closing
 
     def close_now(self) -> bool:
-        """Use the budget up at once; False when no reasoning is open, or it is being closed already."""
+        """Set the remaining budget to 0; returns False if no reasoning is open or it is already being closed."""
         if self._phase != "inside" or self.forced_token_ids():
             return False
         self._budget = 0
@@ -158,15 +158,15 @@ _NO_DECODER = "no installed plugin enforces this; run: pip install 'enginehouse[
 
 
 class Constraints:
-    """Compiles constraints with whichever decoder enforces their kind.
+    """Compiles constraints with the first decoder that supports their kind.
 
-    Decoders are bound when this is created, while the model loads: building their view of a vocabulary may hold
-    up every thread for a second, which running streams would feel. One that cannot be bound costs nothing until
-    a request asks for it. ``compile`` may be called from any thread.
+    Decoders are bound when this is created, while the model loads: building their index of a vocabulary may block every
+    thread for a second, which would delay running streams. A decoder that cannot be bound has no effect until a request
+    needs it. ``compile`` may be called from any thread.
 
     Args:
         decoders: in order of preference.
-        tokenizer: the model's.
+        tokenizer: tokenizer of the model.
     """
 
     def __init__(self, decoders: Iterable[StructuredDecoder], tokenizer: Tokenizer) -> None:
@@ -174,21 +174,21 @@ class Constraints:
 
     @property
     def kinds(self) -> tuple[ConstraintKind, ...]:
-        """The kinds that can be enforced."""
+        """Constraint kinds that can be enforced."""
         able = [decoder.kinds for decoder, compiler in self._bound if not isinstance(compiler, PluginError)]
         return tuple(sorted(frozenset().union(*able)))
 
     @property
     def problem(self) -> str:
-        """Why other kinds cannot be enforced."""
+        """Reason why other kinds cannot be enforced."""
         broken = [compiler.message for _, compiler in self._bound if isinstance(compiler, PluginError)]
         return broken[0] if broken else _NO_DECODER
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """The grammar of a constraint.
+        """Compile a constraint to a grammar.
 
         Raises:
-            UnsupportedParameter: no decoder enforces this kind, or it could not be bound.
+            UnsupportedParameter: no decoder supports this kind, or it could not be bound.
             InvalidRequest: the constraint cannot be enforced.
         """
         for decoder, compiler in self._bound:
@@ -200,12 +200,12 @@ class Constraints:
 
 
 def _bind(decoder: StructuredDecoder, tokenizer: Tokenizer) -> GrammarCompiler | PluginError:
-    """The decoder for this vocabulary, or why there is none: the model is of use without it."""
+    """Bind the decoder to this vocabulary; returns an error on failure, since the model works without it."""
     try:
         return decoder.bind(tokenizer)
     except PluginError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - a decoder's mistake costs constrained requests only
+    except Exception as error:  # noqa: BLE001 - a decoder error affects constrained requests only
         _log.warning("the structured decoder %s cannot be used", decoder.name, exc_info=error)
         return PluginError(f"The structured decoder {decoder.name!r} cannot be used; the log says why.", decoder.name)
 
@@ -215,14 +215,14 @@ def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: 
         return compiler.compile(constraint)
     except EnginehouseError:
         raise
-    except Exception as error:  # refused rather than unconstrained
+    except Exception as error:  # rejected, instead of generating without the constraint
         _log.warning("the structured decoder %s failed to compile", decoder.name, exc_info=error)
         message = f"{constraint.param}: the structured decoder {decoder.name!r} failed; the server's log says why"
         raise InvalidRequest(message, constraint.param) from error
 
 
 class ConstraintState:
-    """One sequence's place in its grammar, and the mask of the next token there."""
+    """Grammar state of one sequence, and the mask of its next token."""
 
     def __init__(self, matcher: Matcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -239,32 +239,32 @@ class ConstraintState:
             self._matcher.fill_bitmask(self._bitmask)
         except EnginehouseError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - a decoder's mistake costs its own request only
+        except Exception as error:  # noqa: BLE001 - a decoder error must fail only its own request
             self._error = GenerationFailed(f"The structured decoder failed: {error!r}")
 
     def bitmask(self) -> NDArray[np.int32]:
-        """(ceil(vocab_size / 32),) int32, of the next token; raises what went wrong with it."""
-        self.fill()  # nobody has where the sequence came into its step late, or this is not its first token in it
+        """Return the mask of the next token, (ceil(vocab_size / 32),) int32; raises an error from computing it."""
+        self.fill()  # not filled ahead if the sequence joined the step late, or after its first token in a step
         if self._error is not None:
             raise self._error
         return self._bitmask
 
     def accept(self, token_id: int) -> None:
-        """The sequence grew."""
+        """Advance the grammar by an appended token."""
         self._is_filled = False
         self._matcher.accept(token_id)
 
     def forced_token_ids(self) -> Sequence[int]:
-        """Tokens that must follow."""
+        """Return the tokens that must follow."""
         return self._matcher.forced_token_ids()
 
     def is_finished(self) -> bool:
-        """Whether the text is complete."""
+        """Return True if the text is complete."""
         return self._matcher.is_finished()
 
 
 class Masks:
-    """Fills bitmasks during the forward pass, on one thread of its own."""
+    """Fills bitmasks during the forward pass, on a separate thread."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "masks")
@@ -274,7 +274,7 @@ class Masks:
         return self._executor.submit(_fill_all, states) if states else None
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._executor.shutdown()
 
 

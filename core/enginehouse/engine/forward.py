@@ -1,7 +1,7 @@
-"""One forward pass with its failures: full caches, interruptions, and runners that raise.
+"""One forward pass with error handling: full caches, aborted passes, and runners that raise.
 
-Whatever goes wrong, at most the requests at fault end; the others go on. Called by the loop on the engine
-thread; knows nothing of sampling or text.
+An error ends at most the requests that cause it; the others continue. Called by the loop on the engine thread; does not
+know sampling or text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Computed", "Fail", "Rows", "forward"]
 _log = logging.getLogger(__name__)
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]
-"""Sequences that got logits, each with its rows in order of position: (num_rows, vocab_size) float32."""
+"""Sequences with logits, each with its rows in order of position: (num_rows, vocab_size) float32."""
 
 Fail = Callable[[ActiveRequest, EnginehouseError], None]
 """Ends a request with an error."""
@@ -32,13 +32,13 @@ Fail = Callable[[ActiveRequest, EnginehouseError], None]
 
 @frozen(eq=False)
 class Computed:
-    """What one forward pass gave.
+    """Results of one forward pass.
 
     Attributes:
-        on_host: rows that core reads: to draw from, or to score a prompt.
-        on_device: sequences whose next tokens the runner draws, each with its rows of ``output``, and how many layers
-            these ran through, where a model is left early.
-        output: all rows; None when none stay on the device.
+        on_host: rows read by the host, to sample from or to score a prompt.
+        on_device: sequences whose next tokens the runner samples, each with its rows of ``output`` and the number of
+            layers computed for them (None without early exit).
+        output: all rows; None if no rows stay on the device.
     """
 
     on_host: Rows = field(factory=list)
@@ -47,13 +47,13 @@ class Computed:
 
 
 def forward(scheduler: Scheduler, batch: Batch, fail: Fail, end_drafting: Callable[[Sequence], None]) -> Computed:
-    """Run ``batch``, or what can be run of it, and return the rows to sample from."""
+    """Run ``batch``, or the part of it that can run, and return the rows to sample from."""
     while batch.spans:
         try:
             return _collect(batch, scheduler.runner.forward(batch.spans))
-        except Exception as error:  # noqa: BLE001 - a runner's fault must not end the other requests
+        except Exception as error:  # noqa: BLE001 - a runner error must not end the other requests
             if scheduler.has_pending:
-                # Tried again in the next step, when the tokens still on the device are known.
+                # Retried in the next step, when the tokens still on the device are known.
                 scheduler.is_in_doubt = not isinstance(error, CacheFull)
                 break
             if isinstance(error, CacheFull):
@@ -79,7 +79,7 @@ def forward(scheduler: Scheduler, batch: Batch, fail: Fail, end_drafting: Callab
 
 
 def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
-    """After a failed batch: find out which sequences the runner fails on, and fail only those."""
+    """Run a failed batch one span at a time, and fail only the sequences for which the runner raises."""
     rows: Rows = []
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
         if sequence.num_computed != span.start or sequence not in scheduler.running:
@@ -90,14 +90,14 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Compu
             rows += [(s, some.copy()) for s, some in alone.on_host]
         except CacheFull:
             continue
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - as in ``forward``
             scheduler.resync()
             fail(sequence.owner, _runner_failure(error))
     return Computed(rows)
 
 
 def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Computed:
-    """Record what was computed, and share out the rows; ``reads_all``: core draws every token."""
+    """Update the computed lengths and assign the rows; with ``reads_all`` the host samples every token."""
     on_host: list[tuple[Sequence, range]] = []
     on_device: list[tuple[Sequence, range, int | None]] = []
     start = 0
@@ -119,14 +119,14 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
 
 
 def _can_stay(sequence: Sequence, span: Span) -> bool:
-    """Whether the device can draw all that the rows of a span are for."""
+    """Return True if the device can sample everything that the rows of a span are needed for."""
     if sequence.num_surplus:
-        return not sequence.looks_back  # else drafts are drawn one after the other
+        return not sequence.looks_back  # otherwise drafts must be sampled one after the other
     return span.outputs == "last"
 
 
 def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]]) -> Rows:
-    """Rows in host memory; where they come from a device, only those that are wanted."""
+    """Return the wanted rows in host memory; from a device output, only these are copied."""
     if not wanted:
         return []
     num_rows = sum(len(rows) for _, rows in wanted)

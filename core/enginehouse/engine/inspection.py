@@ -1,4 +1,4 @@
-"""Pictures and counts of a running engine, for people and metrics. Called between steps; changes nothing."""
+"""Snapshots and statistics of a running engine. Called between steps; changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["StepCounts", "phase_of", "view_engine"]
 
 
 class StepCounts:
-    """How many steps there were, by their number of sequences."""
+    """Number of steps by batch size."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -35,12 +35,12 @@ class StepCounts:
         self._by_size[batch_size_bucket(num_sequences)] += 1
 
     def figures(self, stats: EngineStats, num_cache_tokens: int) -> EngineFigures:
-        """Together with what else is counted."""
+        """Return the statistics, combined with ``stats``."""
         return EngineFigures(stats, num_cache_tokens, tuple(self._by_size), self._num_batched)
 
 
 def view_engine(scheduler: Scheduler, requests: Iterable[ActiveRequest], now_s: float) -> EngineView:
-    """What runs and waits, and what the prefix cache keeps."""
+    """Return a snapshot of running and waiting requests and of the prefix cache."""
     runner = scheduler.runner
     return EngineView(
         num_slots=scheduler.slots,
@@ -73,7 +73,7 @@ def _view_request(owner: ActiveRequest, scheduler: Scheduler, now_s: float) -> R
 
 
 def phase_of(sequence: Sequence) -> Phase:
-    """Where a sequence is that has not ended."""
+    """Return the phase of a sequence that has not ended."""
     if sequence.handle is None:
         return "paused" if sequence.num_generated else "queued"
     is_prefilled = sequence.num_computed >= len(sequence.owner.prompt)

@@ -1,8 +1,8 @@
-"""StepEngine: makes an engine of any runner. The serving loop is ``step``.
+"""The serving loop: ``StepEngine`` turns any runner into an engine, driven by calls of ``step``.
 
 One thread (the engine thread) calls ``add``, ``cancel``, ``step`` and ``close``; ``check``, ``is_full`` and
-``interrupt`` may be called from any thread. Text, token ids and log-probabilities leave as events; nothing here knows
-HTTP, messages, templates or processes.
+``interrupt`` may be called from any thread. Text, token ids and log-probabilities leave as events. Does not know HTTP,
+messages, templates or processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from enginehouse.engine.text.text_stream import Piece
 __all__ = ["EngineOutput", "StepEngine"]
 
 EngineOutput = tuple[str, Event | EnginehouseError]
-"""A request id and what happened to it; an error is the last thing that happens."""
+"""A request id with an event or error of that request; an error is always the last output of a request."""
 
 
 class StepEngine:
@@ -55,13 +55,13 @@ class StepEngine:
 
     Args:
         runner: an opened model; closed by ``close``.
-        settings: slots, queue and chunk sizes.
-        samplers: plugins whose fields requests may carry in ``sampling.extensions``, by name.
+        settings: number of slots, queue and chunk sizes.
+        samplers: plugins whose fields requests may set in ``sampling.extensions``, by name.
         decoders: plugins that enforce ``EngineRequest.constraint``.
         clock: seconds, monotonic.
-        drafters: what proposes tokens for sequences, by name, in order of preference; shut down by ``close``.
-        on_started: called with a request that leaves the queue, before anything of it is computed.
-        disk: where finished sequences are saved; closed by ``close``.
+        drafters: drafters by name, in order of preference; shut down by ``close``.
+        on_started: called when a request leaves the queue, before any of it is computed.
+        disk: disk tier that saves finished sequences; closed by ``close``.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StepEngine:
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> list[EngineOutput]:
-        """One scheduler turn: launch at most one forward pass, then use the tokens of the one before it."""
+        """Run one scheduler turn: launch at most one forward pass, then process the tokens of the previous one."""
         if self._scheduler.is_in_doubt:
             self._scheduler.resync()
         self._admit()
@@ -117,7 +117,7 @@ class StepEngine:
         return outputs
 
     def _launch(self, batch: Batch) -> Flight:
-        """Run the forward pass, and let the device draw where it can; core draws on landing."""
+        """Run the forward pass and start sampling on the device where possible; the host samples in ``_land``."""
         if not batch.spans:
             return Flight()
         self._steps.add(len(batch.sequences))
@@ -130,7 +130,7 @@ class StepEngine:
         return launch(self._runner, computed, self._fail)
 
     def _land(self, flight: Flight) -> None:
-        """Use what a forward pass gave; of sequences that have left meanwhile nothing is used."""
+        """Process the results of a forward pass; results of sequences that have ended since are discarded."""
         if flight.drawn is not None:
             tokens = iter(flight.drawn.host())
             for draws in flight.on_device:
@@ -151,10 +151,10 @@ class StepEngine:
     # -- one token ---------------------------------------------------------------------------------
 
     def _read(self, draws: DeviceDraws, sampled: list[Sampled]) -> None:
-        """Take what the device drew."""
+        """Accept tokens sampled on the device."""
         sequence = draws.sequence
         if sequence.handle is None or not (draws.is_checking or sequence.num_pending):
-            return  # it has ended since
+            return  # the sequence has ended since
         sequence.exit_layer = draws.exit_layer
         try:
             if draws.is_checking:
@@ -164,27 +164,27 @@ class StepEngine:
             self._accept(sequence, _valid(sampled[0]))
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
-        except Exception as error:  # noqa: BLE001 - as for tokens that core draws
+        except Exception as error:  # noqa: BLE001 - as for tokens sampled on the host
             self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
 
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
-        """Use the logits of a sequence: score its prompt, draw its next token."""
+        """Process the logits of a sequence: score its prompt, sample its next token."""
         if sequence.handle is None:
-            return  # its request failed earlier in this step
+            return  # the request failed earlier in this step
         try:
             if sequence.scores_prompt:
                 self._score(sequence, rows)
             if sequence.num_remaining:
                 return
             if sequence.length == sequence.max_length:
-                self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt to be scored only
+                self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt that is only scored
             elif sequence.num_surplus:
                 self._verify(sequence, lambda ahead: self._sample(sequence, rows[ahead]))
             else:
                 self._sample(sequence, rows[-1])
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
-        except Exception as error:  # noqa: BLE001 - one request's sampling must not end the others
+        except Exception as error:  # noqa: BLE001 - a sampling error of one request must not end the others
             self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
 
     def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
@@ -192,7 +192,7 @@ class StepEngine:
         start = sequence.num_computed - len(rows)
         end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
         if end <= sequence.num_scored:
-            return  # computed again after a preemption, and reported before
+            return  # recomputed after a preemption, already reported
         scored = score_tokens(
             rows[sequence.num_scored - start : end - start],
             sequence.owner.prompt[sequence.num_scored + 1 : end + 1],
@@ -203,22 +203,22 @@ class StepEngine:
         self._outputs.append((sequence.owner.request.request_id, scored))
 
     def _verify(self, sequence: Sequence, take: Callable[[int], None]) -> None:
-        """Take token after token, for as long as they are those that were drafted and are computed already."""
+        """Accept tokens one by one while they match the drafted tokens, whose logits are already computed."""
         first = sequence.num_computed
         while not sequence.num_remaining:
             take(sequence.num_computed - first)
             if sequence.handle is None:
-                return  # it has ended
+                return  # the sequence has ended
             sequence.confirm_drafts()
         if not self._scheduler.trim(sequence):
-            self._speculation.close(sequence)  # this model cannot take single tokens back
+            self._speculation.close(sequence)  # this model cannot drop single tokens
 
     def _sample(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
-        """Draw the next token of a sequence."""
+        """Sample the next token of a sequence."""
         self._accept(sequence, sequence.sampler.sample(row, sequence.num_generated, sequence.mask()))
 
     def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
-        """Take a drawn token, and those that a constraint then forces."""
+        """Accept a sampled token, then the tokens that a constraint forces after it."""
         if sampled.logprob is not None:
             sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
         exit_layer = sequence.exit_layer
@@ -229,7 +229,7 @@ class StepEngine:
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
-        """Append what must follow whatever the model thinks; the next step computes it all at once."""
+        """Append all forced tokens, whatever the logits are; the next step computes them in one span."""
         while forced := sequence.forced_token_ids():
             for token_id in forced:
                 sequence.owner.num_forced_tokens += 1
@@ -238,7 +238,7 @@ class StepEngine:
                     return
 
     def _take(self, sequence: Sequence, token_id: int, exit_layer: int | None = None) -> bool:
-        """Append a token and pass on what it makes visible; False when the sequence ended with it."""
+        """Append a token and emit the text it makes visible; returns False if it ended the sequence."""
         owner = sequence.owner
         sequence.pending_exits.append(exit_layer)
         if owner.first_token_s is None:
@@ -262,7 +262,7 @@ class StepEngine:
             self._outputs.append((sequence.owner.request.request_id, event))
 
     def _finish(self, sequence: Sequence, piece: Piece, reason: FinishReason, stop_reason: str | int | None) -> bool:
-        """End a sequence, and its request with the last one; False, for :meth:`_take` to pass on."""
+        """End a sequence, and its request if it was the last one. Returns False, the result of :meth:`_take`."""
         self._emit(sequence, piece)
         owner = sequence.owner
         request_id = owner.request.request_id
@@ -283,51 +283,54 @@ class StepEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What requests may ask for."""
+        """Request features that this engine supports."""
         return self._entrance.capabilities
 
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
-        """Refuse what cannot be served; see :meth:`Entrance.check`. Any thread."""
+        """Reject a request that cannot be served; see :meth:`Entrance.check`. Any thread."""
         self._entrance.check(request, num_prompt_tokens)
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
-        """Refuse a prompt that does not fit; see :meth:`Entrance.check_length`. Any thread."""
+        """Reject a prompt that is too long; see :meth:`Entrance.check_length`. Any thread."""
         self._entrance.check_length(num_prompt_tokens, is_lower_bound)
 
     def is_full(self, num_more: int = 1) -> bool:
-        """Whether ``num_more`` further requests would overflow the free slots and the queue. Any thread."""
+        """Return True if ``num_more`` further requests would exceed the free slots and the queue. Any thread."""
         scheduler = self._scheduler
         num_places = self._settings.max_queue + max(0, scheduler.slots - len(scheduler.running))
         return scheduler.num_waiting_requests + num_more > num_places
 
     def is_full_of_tokens(self, num_entering: int, num_more: int) -> bool:
-        """Whether a prompt of ``num_more`` tokens would make too many wait, besides those that enter. Any thread."""
+        """Return True if a prompt of ``num_more`` tokens would exceed ``max_queue_tokens``. Any thread.
+
+        Waiting tokens and ``num_entering`` tokens count; with none of either, a prompt of any length is accepted.
+        """
         num_waiting = self._scheduler.num_waiting_tokens + num_entering
         return num_waiting > 0 and num_waiting + num_more > self._settings.max_queue_tokens
 
     def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:
-        """Queue a checked request; with ``resume``, one that was answered in part before."""
+        """Queue a checked request; ``resume`` continues a request that was partly answered before."""
         owner = self._entrance.make(request, prompt_token_ids, self._num_arrivals, self._clock(), resume)
         self._num_arrivals += 1
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
         try:
             for sequence in owner.sequences:
-                if sequence.length < sequence.max_length:  # it is only scored, or has come to its end elsewhere
+                if sequence.length < sequence.max_length:  # False: only scored, or already complete
                     self._take_forced(sequence)
         except Exception:
-            self.cancel(request.request_id)  # whoever is told of the failure expects nothing more
+            self.cancel(request.request_id)  # the caller expects no further outputs after an error
             raise
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request in any phase; what it has computed stays in the prefix cache. Unknown ids are ignored."""
+        """Cancel a request in any phase; its computed tokens stay in the prefix cache. Unknown ids are ignored."""
         owner = self._requests.pop(request_id, None)
         if owner is not None:
             self._drop(owner, keep=True)
         self._leaving.intersection_update(self._requests)
 
     def stop_thinking(self, request_id: str) -> int:
-        """Close the reasoning of every choice that is inside it, by force; returns of how many."""
+        """Force the reasoning of every choice that is inside it to close; return the number of such choices."""
         owner = self._requests.get(request_id)
         num_stopped = 0
         for sequence in owner.sequences if owner is not None else ():
@@ -336,15 +339,15 @@ class StepEngine:
             num_stopped += 1
             try:
                 self._take_forced(sequence)
-            except Exception as error:  # noqa: BLE001 - as for tokens that are drawn
+            except Exception as error:  # noqa: BLE001 - as for sampled tokens
                 self._fail(sequence.owner, GenerationFailed(f"Closing the reasoning failed: {error!r}"))
         return num_stopped
 
     def interrupt(self, request_id: str) -> None:
-        """Give up the running forward pass if it computes nothing but requests that leave. Any thread.
+        """Abort the running forward pass if it computes only requests that are being cancelled. Any thread.
 
-        A pass over a long prompt may take seconds, and the request that comes next would have to wait for it. Called
-        when :meth:`cancel` is due; that follows on the engine thread.
+        A pass over a long prompt may take seconds, and the next request would have to wait for it. Called when a
+        cancellation is due; :meth:`cancel` follows on the engine thread.
         """
         if request_id in self._requests:
             self._leaving.add(request_id)
@@ -364,11 +367,11 @@ class StepEngine:
         self._scheduler.drop(owner, keep)
 
     def has_work(self) -> bool:
-        """Whether ``step`` would do anything."""
+        """Return True if ``step`` would do anything."""
         return bool(self._requests or self._outputs)
 
     def stats(self) -> EngineStats:
-        """What is going on now."""
+        """Return the current state as counts."""
         scheduler = self._scheduler
         return EngineStats(
             num_waiting=scheduler.num_waiting_requests,
@@ -381,11 +384,11 @@ class StepEngine:
         )
 
     def figures(self) -> EngineFigures:
-        """What has been counted so far."""
+        """Return the statistics since the start."""
         return self._steps.figures(self.stats(), self._runner.capabilities.cache_tokens)
 
     def view(self) -> EngineView:
-        """A picture of what runs, waits and is kept."""
+        """Return a snapshot of running and waiting requests and of the prefix cache."""
         return view_engine(self._scheduler, self._requests.values(), self._clock())
 
     def close(self) -> list[EngineOutput]:

@@ -1,4 +1,4 @@
-"""What leaves the engine for one sequence: text with its tokens and log-probabilities, ends, figures.
+"""Output events of a sequence: text deltas with tokens and log-probabilities, and the request summary.
 
 Called by the loop; builds events and decides nothing.
 """
@@ -30,7 +30,7 @@ __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
 
 def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
-    """The log-probability entry of a token that was drawn with log-probabilities."""
+    """Return the log-probability entry of a token that was sampled with log-probabilities."""
     assert sampled.logprob is not None
     top: tuple[TopLogprob, ...] = ()
     if sampled.top_ids is not None and sampled.top_logprobs is not None:
@@ -42,7 +42,7 @@ def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
 def score_tokens(
     rows: NDArray[np.float32], token_ids: NDArray[np.int32], num_top: int, token_bytes: Tokens[bytes]
 ) -> PromptLogprobs:
-    """How probable given tokens are, and which place they have among all; of equals, the lower id comes first.
+    """Return log-probability and rank of each given token; of equal logits, the lower id ranks first.
 
     Args:
         rows: (num_tokens, vocab_size) float32, the raw logits that predict each token.
@@ -51,7 +51,7 @@ def score_tokens(
         token_bytes: bytes of each id.
 
     Raises:
-        GenerationFailed: a row holds NaN or infinity.
+        GenerationFailed: a row contains NaN or infinity.
     """
     entries, ranks = [], []
     for row, token_id in zip(rows, token_ids.tolist(), strict=True):
@@ -67,7 +67,7 @@ def score_tokens(
 
 
 def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
-    """The event of a piece of text, with the log-probabilities that wait for its tokens; None when empty."""
+    """Return the event of a piece of text with the pending log-probabilities of its tokens; None if empty."""
     if not piece.token_ids and not piece.text:
         return None
     logprobs = None
@@ -94,7 +94,7 @@ def _work(owner: ActiveRequest) -> WorkCounts | None:
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
-    """The last event of a request."""
+    """Return the last event of a request."""
     started_s = owner.started_s if owner.started_s is not None else now_s
     first_s = owner.first_token_s if owner.first_token_s is not None else now_s
     return RequestFinished(

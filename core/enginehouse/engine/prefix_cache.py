@@ -1,4 +1,4 @@
-"""Prefix cache: a tree of kept sequences, which new ones with the same beginning are forked from.
+"""Prefix cache: a tree of finished sequences, from which new ones with the same prefix are forked.
 
 Called by the scheduler. Knows token ids and sequence handles; the runner forks and truncates.
 """
@@ -18,28 +18,28 @@ __all__ = ["Cuts", "Divergence", "PrefixCache", "PrefixMatch", "Save", "common_p
 
 
 class Cuts:
-    """Answers for one runner.
+    """Truncation capabilities of one runner.
 
     Attributes:
-        anywhere: every cut keeps what is asked for.
-        possible: some cuts keep something.
+        anywhere: every truncation keeps the requested length.
+        possible: some truncations keep at least some tokens.
     """
 
     def __init__(self, runner: Runner) -> None:
         capabilities = runner.capabilities
         self.anywhere = capabilities.truncate == "any"
-        # Without forks a cut would be paid for with the rest of the sequence, which may be worth more.
+        # Without forks a cut would cost the rest of the sequence, which may be worth more.
         may_plan = capabilities.truncate == "bounded" and capabilities.fork != "none"
         self._planner = runner if may_plan and isinstance(runner, CutPlanner) else None
         self.possible = self.anywhere or self._planner is not None
 
     def kept(self, sequence: int, num_held: int, length: int) -> int:
-        """Tokens that a fork would start with.
+        """Return the number of tokens that a fork would start with.
 
         Args:
             sequence: its handle.
-            num_held: tokens that it holds.
-            length: where to cut; what lies behind the end keeps it whole.
+            num_held: number of its tokens.
+            length: where to cut; a length beyond the end keeps all tokens.
         """
         if length >= num_held:
             return num_held
@@ -49,11 +49,11 @@ class Cuts:
 
 
 Save = Callable[[NDArray[np.int32], str, int], bool]
-"""Keeps the sequence of these token ids, namespace and handle elsewhere; False when it cannot now."""
+"""Saves a sequence (token ids, namespace, handle) elsewhere; returns False if that is not possible now."""
 
 
 def common_prefix_length(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """How many leading token ids the two arrays share."""
+    """Return the number of leading token ids that the two arrays share."""
     num = min(len(a), len(b))
     differs = a[:num] != b[:num]
     return int(differs.argmax()) if differs.any() else num
@@ -61,8 +61,8 @@ def common_prefix_length(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 
 @define(eq=False)
 class _Node:
-    edge: NDArray[np.int32]  # token ids from the parent to here
-    depth: int  # token ids from the root to here
+    edge: NDArray[np.int32]  # token ids from the parent to this node
+    depth: int  # number of token ids from the root to this node
     parent: _Node | None
     namespace: str
     handle: int | None = None
@@ -72,14 +72,14 @@ class _Node:
     children: dict[int, _Node] = field(factory=dict)
 
     def walk(self, without: _Node | None = None) -> Iterator[_Node]:
-        """This node and all below it; perhaps without a child and what is below that."""
+        """Iterate over this node and its descendants, except the subtree of the child ``without``."""
         yield self
         for child in self.children.values():
             if child is not without:
                 yield from child.walk()
 
     def path(self) -> NDArray[np.int32]:
-        """All token ids from the root to here."""
+        """Return all token ids from the root to this node."""
         edges, node = [self.edge], self.parent
         while node is not None:
             edges.append(node.edge)
@@ -89,7 +89,7 @@ class _Node:
 
 @frozen(eq=False)
 class PrefixMatch:
-    """A reusable beginning: ``length`` tokens held by the node's handle."""
+    """A reusable prefix: the first ``length`` tokens of the node's handle."""
 
     node: _Node
     length: int
@@ -97,11 +97,11 @@ class PrefixMatch:
 
 @frozen
 class Divergence:
-    """Where a prompt leaves the kept sequence that it shares the most with.
+    """The position where a prompt diverges from the cached sequence with the longest shared prefix.
 
     Attributes:
-        index: of the first token that differs, 0-based.
-        expected: the token id that the kept sequence has there; None: it ends there.
+        index: index of the first token that differs, 0-based.
+        expected: token id of the cached sequence at this index; None if it ends there.
     """
 
     index: int
@@ -109,11 +109,11 @@ class Divergence:
 
 
 class PrefixCache:
-    """Finished sequences by their token ids. Owns the handles that it holds.
+    """Finished sequences by their token ids. Owns their runner handles.
 
     Args:
-        runner: whose sequences are kept.
-        enabled: when False nothing is kept and nothing matches.
+        runner: owner of the sequences.
+        enabled: if False, nothing is stored and nothing matches.
         save: called before a sequence is evicted, and by :meth:`save_next`.
     """
 
@@ -132,19 +132,19 @@ class PrefixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens reachable in all trees; shared beginnings count once."""
+        """Number of tokens in all trees; shared prefixes count once."""
         return sum(len(node.edge) for root in self._roots.values() for node in root.walk())
 
     def entries(self) -> Iterator[PrefixView]:
-        """What is held, the last used first."""
+        """Iterate over the cached sequences, most recently used first."""
         for node in sorted(self._holders, key=lambda node: -node.last_used):
             yield PrefixView(node.namespace, node.depth, node.num_hits)
 
     def match(self, token_ids: NDArray[np.int32], namespace: str) -> PrefixMatch | None:
-        """The longest reusable beginning of ``token_ids``; changes nothing but its last use.
+        """Return the longest reusable prefix of ``token_ids``; updates only its last use.
 
         Returns:
-            None when not even one token can be reused.
+            None if not even one token can be reused.
         """
         root = self._roots.get(namespace)
         if root is None:
@@ -155,7 +155,7 @@ class PrefixCache:
         return found
 
     def divergence(self, token_ids: NDArray[np.int32], namespace: str) -> Divergence | None:
-        """Where ``token_ids`` leaves what is kept in this namespace; None when it does not, or nothing is kept."""
+        """Return where ``token_ids`` diverges from this namespace's tree; None if it does not or the tree is empty."""
         root = self._roots.get(namespace)
         if root is None:
             return None
@@ -170,7 +170,10 @@ class PrefixCache:
         return Divergence(depth, int(newest.edge[0]))
 
     def _longest(self, node: _Node, depth: int) -> PrefixMatch | None:
-        """Of the handles at and below the path to ``depth``, which ends in ``node``, the one that keeps most of it."""
+        """Return the handle that keeps the longest prefix of the path to ``depth``, which ends in ``node``.
+
+        Considers all handles on the path and below it.
+        """
         best, below, upper = None, None, node
         while depth > (best.length if best is not None else 0):
             for holder in upper.walk(without=below):
@@ -188,7 +191,7 @@ class PrefixCache:
 
     @staticmethod
     def _descend(root: _Node, token_ids: NDArray[np.int32]) -> tuple[_Node, int]:
-        """The node that the tokens lead into, and how many of them are in the tree."""
+        """Follow the tokens down the tree; return the last node and the number of tokens matched."""
         node, depth = root, 0
         while depth < len(token_ids):
             child = node.children.get(int(token_ids[depth]))
@@ -201,12 +204,12 @@ class PrefixCache:
         return node, depth
 
     def open(self, match: PrefixMatch) -> tuple[int, int]:
-        """A runner sequence that starts with the match: (handle, length really reused).
+        """Open a runner sequence that starts with the match; return (handle, length actually reused).
 
-        A handle that lies wholly inside the match is moved out of the cache when forking would copy it.
+        Where forking would copy it, a handle that is a prefix of the match is moved out of the cache instead.
 
         Raises:
-            CacheFull: no room for a fork.
+            CacheFull: no space for a fork.
         """
         node, fork = match.node, self._runner.capabilities.fork
         assert node.handle is not None
@@ -219,11 +222,11 @@ class PrefixCache:
         return handle, self._runner.truncate(handle, match.length)
 
     def store(self, token_ids: NDArray[np.int32], handle: int, namespace: str, *, is_saved: bool = False) -> None:
-        """Take over a sequence that holds exactly ``token_ids``; frees handles that this makes redundant.
+        """Take over a sequence that holds exactly ``token_ids``; frees handles that become redundant.
 
         Args:
             token_ids, handle, namespace: the sequence.
-            is_saved: it is kept elsewhere, too.
+            is_saved: True if it is also saved elsewhere.
         """
         if not self._enabled or not len(token_ids):
             self._runner.free_sequence(handle)
@@ -239,11 +242,11 @@ class PrefixCache:
         node.handle, node.is_saved = handle, is_saved
         self._holders.add(node)
         self._touch(node)
-        if self._cuts.anywhere:  # else the next pass may take away what a cut here needs
+        if self._cuts.anywhere:  # otherwise the next pass may drop state that a cut here needs
             self._free_ancestors(node)
 
     def evict(self, keep: PrefixMatch | None = None) -> bool:
-        """Free the least recently used handle other than ``keep``'s; False when there is none."""
+        """Free the least recently used handle other than ``keep``'s; returns False if there is none."""
         victims = [node for node in self._holders if keep is None or node is not keep.node]
         if not victims:
             return False
@@ -255,11 +258,11 @@ class PrefixCache:
         return True
 
     def has_unsaved(self, min_tokens: int) -> bool:
-        """Whether a sequence of at least so many tokens is kept here only."""
+        """Return True if an unsaved sequence has at least ``min_tokens`` tokens."""
         return any(not node.is_saved and node.depth >= min_tokens for node in self._holders)
 
     def save_next(self, min_tokens: int) -> bool:
-        """Save the last used sequence that is kept here only; False when there is none, or it cannot be saved now."""
+        """Save the most recently used unsaved sequence; returns False if there is none or it cannot be saved now."""
         unsaved = [node for node in self._holders if not node.is_saved and node.depth >= min_tokens]
         if self._save is None or not unsaved:
             return False
@@ -269,7 +272,7 @@ class PrefixCache:
         return node.is_saved
 
     def clear(self) -> None:
-        """Free everything."""
+        """Free all handles."""
         while self.evict():
             pass
 
@@ -278,7 +281,7 @@ class PrefixCache:
         node.last_used = self._clock
 
     def _insert(self, token_ids: NDArray[np.int32], namespace: str) -> _Node:
-        """The node whose path is ``token_ids``, made and split from others as needed."""
+        """Return the node whose path is ``token_ids``; creates and splits nodes as needed."""
         node = self._roots.setdefault(namespace, _Node(np.empty(0, np.int32), 0, None, namespace))
         while node.depth < len(token_ids):
             rest = token_ids[node.depth :]
@@ -293,7 +296,7 @@ class PrefixCache:
 
     @staticmethod
     def _split(node: _Node, at: int) -> _Node:
-        """Put a node into the middle of the edge that leads to ``node``."""
+        """Insert a node at offset ``at`` of the edge that leads to ``node``."""
         parent = node.parent
         assert parent is not None
         middle = _Node(node.edge[:at], node.depth - len(node.edge) + at, parent, node.namespace)
@@ -313,7 +316,7 @@ class PrefixCache:
             ancestor = ancestor.parent
 
     def _remove(self, node: _Node) -> int:
-        """Take the handle out of ``node`` and prune branches that hold nothing."""
+        """Take the handle out of ``node`` and prune empty branches."""
         handle = node.handle
         assert handle is not None
         node.handle = None

@@ -1,7 +1,7 @@
-"""Where a sequence can start from: a kept prefix, a running neighbour, or nothing.
+"""Prefix reuse: finds the computed tokens that a sequence can start from, cached or running.
 
-Used by the scheduler when a sequence enters. Choices of one request share their prompt the same way as
-unrelated requests share a system prompt: by forking what has been computed.
+Used by the scheduler when a sequence is admitted. Choices of one request share their prompt in the same way as
+unrelated requests share a system prompt: by forking computed tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from enginehouse.engine.sequence import Sequence
 __all__ = ["PrefixReuse", "Source"]
 
 _MIN_DEFERRAL_TOKENS = 32
-"""Waiting for a neighbour's prefill must save at least this many tokens."""
+"""Minimum number of tokens that waiting for another sequence's prefill must save."""
 
 
 @frozen(eq=False)
 class Source:
-    """``length`` computed tokens to start from, held by a kept prefix or by a running sequence."""
+    """``length`` computed tokens to start from, of a cached prefix or a running sequence."""
 
     length: int = 0
     match: PrefixMatch | None = None
@@ -35,8 +35,8 @@ class PrefixReuse:
 
     Args:
         runner: forks sequences.
-        cache: kept prefixes.
-        shares_requests: whether different requests of a namespace may share running sequences.
+        cache: cached prefixes.
+        shares_requests: True if different requests of a namespace may share running sequences.
     """
 
     def __init__(self, runner: Runner, cache: PrefixCache, shares_requests: bool) -> None:
@@ -47,7 +47,7 @@ class PrefixReuse:
         self._cuts = Cuts(runner)
 
     def find(self, sequence: Sequence, running: Neighbours[Sequence]) -> Source:
-        """The longest source; at least one token is always left to compute, so that there are logits."""
+        """Return the longest source; at least one token is always left to compute, so that there are logits."""
         if sequence.scores_prompt:
             return Source()
         request = sequence.owner.request
@@ -60,7 +60,7 @@ class PrefixReuse:
         return best
 
     def should_wait(self, sequence: Sequence, waiting: Neighbours[Sequence], running: Neighbours[Sequence]) -> bool:
-        """Whether a running prefill will soon hold a longer beginning of this sequence than exists now."""
+        """Return True if a running prefill will soon hold a longer prefix of this sequence than any source now."""
         if not (self._can_fork and self._cuts.possible) or sequence.scores_prompt:
             return False
         leader, num_needed = sequence.leader, len(sequence.owner.prompt) - 1
@@ -73,7 +73,7 @@ class PrefixReuse:
         return soon - self.find(sequence, running).length >= _MIN_DEFERRAL_TOKENS
 
     def open(self, source: Source) -> tuple[int, int]:
-        """A runner sequence that starts with the source: (handle, length really reused)."""
+        """Open a runner sequence that starts with the source; return (handle, length actually reused)."""
         try:
             if source.match is not None:
                 return self._cache.open(source.match)
@@ -84,7 +84,7 @@ class PrefixReuse:
         return self._runner.open_sequence(), 0
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
-        """Choices of one request always share, others within a namespace."""
+        """Return True for choices of one request, and for requests of one namespace if both allow it."""
         if other.owner is sequence.owner:
             return True
         mine, its = sequence.owner.request, other.owner.request
@@ -92,7 +92,7 @@ class PrefixReuse:
         return may_share and mine.namespace == its.namespace
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:
-        """Tokens of a running sequence that this one could fork now."""
+        """Return the number of tokens of a running sequence that this one could fork now."""
         if not self._may_share(sequence, other):
             return 0
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])

@@ -1,7 +1,7 @@
-"""Scheduler: which sequences run in the next step, and with which tokens.
+"""Scheduler: selects the sequences of the next step, and their tokens.
 
 Fair queueing by a virtual token counter per caller: a caller that was idle starts at the minimum of the waiting
-callers, so idle time earns no credit. Called by the loop. Knows no tensors and no text.
+callers, so idle time earns no credit. Called by the loop. Does not know tensors or text.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = ["Batch", "FairShares", "Scheduler"]
 
 _PROMPT_WEIGHT = 1
 _ANSWER_WEIGHT = 2
-"""A generated token costs about two of a prompt; the paper's weights, which are those of usual prices."""
+"""A generated token costs about two prompt tokens; the paper's weights, which match usual prices."""
 
 _MAX_CALLERS = 1024
 
 
 class FairShares:
-    """What each caller has been given, in weighted tokens."""
+    """Service received by each caller, in weighted tokens."""
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
-        self._last: str | None = None  # who started last
+        self._last: str | None = None  # the caller that started last
 
     def of(self, caller: str) -> float:
-        """What a caller has been given; the least is next."""
+        """Return the service received by a caller; the caller with the least is next."""
         return self._given.get(caller, 0.0)
 
     def arrive(self, caller: str, waiting: Collection[str]) -> None:
-        """A request of ``caller`` begins to wait beside those of ``waiting``."""
+        """Register a request of ``caller`` that starts to wait while the callers ``waiting`` wait."""
         if caller in waiting:
             return
         if waiting:
@@ -51,16 +51,16 @@ class FairShares:
         self._given[caller] = max(self.of(caller), least)
 
     def start(self, caller: str, num_tokens: int) -> None:
-        """A sequence of ``caller`` starts; so many tokens of its prompt must be computed."""
+        """Charge ``caller`` for a started sequence with ``num_tokens`` prompt tokens to compute."""
         self._given[caller] = self.of(caller) + _PROMPT_WEIGHT * num_tokens
         self._last = caller
 
     def generated(self, caller: str, num_tokens: int) -> None:
-        """So many tokens were generated for ``caller``."""
+        """Charge ``caller`` for ``num_tokens`` generated tokens."""
         self._given[caller] = self.of(caller) + _ANSWER_WEIGHT * num_tokens
 
     def _forget(self, least: float, waiting: Collection[str]) -> None:
-        """Drop the counts that say no more than a new caller's would: names may be ever new ones."""
+        """Drop counters that do not exceed a new caller's start value; the number of caller names is unbounded."""
         if len(self._given) >= _MAX_CALLERS:
             self._given = {
                 name: given
@@ -72,7 +72,7 @@ class FairShares:
 _log = logging.getLogger(__name__)
 
 _HEADROOM_TOKENS = 64
-"""A sequence enters when its tokens and this many more fit, so that it is not preempted at once."""
+"""A sequence is admitted if its tokens and this many more fit, so that it is not preempted at once."""
 
 
 @frozen(eq=False)
@@ -87,7 +87,7 @@ class Scheduler:
     """Owns the waiting and running sequences and their runner handles.
 
     Attributes:
-        is_in_doubt: a pass has failed, and it is not known yet what it has computed.
+        is_in_doubt: True after a failed pass, until ``resync`` reads from the runner what was computed.
     """
 
     def __init__(self, runner: Runner, settings: EngineSettings, disk: DiskTier | None = None) -> None:
@@ -109,12 +109,12 @@ class Scheduler:
 
     @property
     def num_waiting_requests(self) -> int:
-        """Requests of which nothing has started yet."""
+        """Number of requests of which no sequence has started yet."""
         return sum(1 for sequence in self.waiting if sequence is sequence.leader and sequence.owner.started_s is None)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens of the prompts of which nothing has started yet."""
+        """Number of prompt tokens of requests of which no sequence has started yet."""
         return sum(
             len(sequence.owner.prompt)
             for sequence in tuple(self.waiting)
@@ -122,14 +122,14 @@ class Scheduler:
         )
 
     def enqueue(self, sequences: list[Sequence]) -> None:
-        """Put sequences in line: by priority, those that ran before first, then callers in turn, then by arrival."""
+        """Queue sequences by priority, then those with generated tokens, then callers' service, then arrival."""
         for sequence in sequences:
             self._shares.arrive(sequence.owner.request.caller, self._waiting_callers())
             self.waiting.append(sequence)
         self.waiting.sort(key=self._place)
 
     def overdue(self, now: float) -> list[ActiveRequest]:
-        """Requests of which nothing has started in the time that they may wait."""
+        """Return the requests that have waited for their start longer than their queue timeout."""
         return [
             sequence.owner
             for sequence in self.waiting
@@ -137,7 +137,7 @@ class Scheduler:
         ]
 
     def _place(self, sequence: Sequence) -> tuple[float, ...]:
-        """Sort key in the line of those that wait."""
+        """Return the sort key of a waiting sequence."""
         owner = sequence.owner
         given = self._shares.of(owner.request.caller)
         return (owner.request.priority, sequence.num_generated == 0, given, owner.arrival, sequence.choice)
@@ -148,7 +148,7 @@ class Scheduler:
     # -- admission ---------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Start waiting sequences while slots and KV positions last; returns those started."""
+        """Start waiting sequences while slots and KV positions are free; return those started."""
         started: list[Sequence] = []
         while len(self.running) < self.slots and self.waiting:
             several = len(self._waiting_callers()) > 1
@@ -159,13 +159,13 @@ class Scheduler:
         return started
 
     def _put_in_line(self) -> None:
-        """Sort those that wait by what their callers have been given up to now."""
+        """Sort the waiting sequences by the current service of their callers."""
         for sequence in self.running:
             self._count_generated(sequence)
         self.waiting.sort(key=self._place)
 
     def _start_next(self, started: list[Sequence], *, only_one: bool) -> bool:
-        """Start sequences in line, or only one, after which the line may be another; whether more may start."""
+        """Start queued sequences, or one with ``only_one`` (the queue is then sorted again); True if more may start."""
         for sequence in list(self.waiting):
             if len(self.running) >= self.slots:
                 return False
@@ -184,14 +184,14 @@ class Scheduler:
         return False
 
     def _count_generated(self, sequence: Sequence) -> None:
-        """Count what was generated since the last time for its caller."""
+        """Charge the caller for the tokens generated since the last call."""
         more = sequence.num_generated - sequence.num_counted
         sequence.num_counted = sequence.num_generated
         if more:
             self._shares.generated(sequence.owner.request.caller, more)
 
     def _waits_for_disk(self, sequence: Sequence, recall: Recall) -> bool:
-        """Whether a beginning of the sequence is being read; waits for it when nothing else can be done."""
+        """Return True while a prefix of the sequence is being read; blocks if no other sequence is running."""
         request = sequence.owner.request
         if not sequence.has_asked_disk:
             sequence.has_asked_disk = True
@@ -204,13 +204,13 @@ class Scheduler:
         return not recall.is_over(read, request.namespace, len(self.running), waits=not self.running)
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give the sequence a runner handle with as much of it computed as can be reused."""
+        """Open a runner handle for the sequence that reuses as many computed tokens as possible."""
         source = self._reuse.find(sequence, self.running)
         self._explain(sequence.owner)
         if not self._fit(sequence, source):
             if self.running:
                 return False
-            self.cache.clear()  # alone, a sequence fits into an empty cache
+            self.cache.clear()  # a single sequence fits into an empty cache
             source = Source()
         sequence.handle, sequence.num_computed = self._reuse.open(source)
         owner = sequence.owner
@@ -222,7 +222,7 @@ class Scheduler:
         return True
 
     def _explain(self, owner: ActiveRequest) -> None:
-        """Note where the prompt leaves what is kept, once."""
+        """Record once where the prompt diverges from the cached sequences."""
         if owner.num_cached_tokens is not None or not owner.request.cache_prompt:
             return
         found = self.cache.divergence(owner.prompt, owner.request.namespace)
@@ -233,7 +233,7 @@ class Scheduler:
             _log.debug("%s leaves what is kept at its token %d", owner.request.request_id, found.index)
 
     def _fit(self, sequence: Sequence, source: Source) -> bool:
-        """Evict prefixes until the sequence fits; False when it does not fit even so."""
+        """Evict prefixes until the sequence fits; returns False if it does not fit even then."""
         capabilities = self.runner.capabilities
         while len(self.running) + len(self.cache) >= capabilities.max_sequences:
             if not self.cache.evict(keep=source.match):
@@ -248,10 +248,10 @@ class Scheduler:
     # -- one step ----------------------------------------------------------------------------------
 
     def schedule(self) -> Batch:
-        """Plan one forward pass: every decode, then prefill chunks in what is left of the budget.
+        """Plan one forward pass: every decode, then prefill chunks within the rest of the budget.
 
-        While something decodes, prefill gets at most a chunk of ``prefill_chunk_tokens``, so a long prompt delays
-        running streams by one chunk and no more.
+        While a sequence decodes, prefill gets at most a chunk of ``prefill_chunk_tokens``, so a long prompt delays
+        running streams by at most one chunk.
         """
         decodes = [s for s in self.running if s.num_remaining == 1 and not s.is_drawn]
         prefills = [s for s in self.running if s.num_remaining > 1]
@@ -271,7 +271,7 @@ class Scheduler:
 
     @staticmethod
     def _share_budget(prefills: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """Shortest remaining prompt first within a priority; the oldest is sure of a quarter of the budget."""
+        """Share by priority, then shortest remaining prompt; the oldest is guaranteed a quarter of the budget."""
         if not prefills or budget <= 0:
             return []
         oldest = min(prefills, key=lambda s: s.owner.order)
@@ -298,14 +298,14 @@ class Scheduler:
         outputs: Outputs = "last" if end == sequence.length else "none"
         if sequence.scores_prompt:
             outputs = "all"
-        # What is computed again, and has been followed by other tokens, is computed as a prompt is.
+        # A token that is recomputed and already followed by others is computed like a prompt token.
         may_exit = num_tokens == 1 and end == sequence.length and start >= len(sequence.owner.prompt)
         return Span(sequence.handle, start, sequence.buffer[start:end], outputs, may_exit=may_exit)
 
     # -- leaving -----------------------------------------------------------------------------------
 
     def make_room(self) -> bool:
-        """After ``CacheFull``: evict a prefix, else preempt; False when neither is possible."""
+        """After ``CacheFull``: evict a prefix, else preempt; returns False if neither is possible."""
         return self.cache.evict() or self.preempt()
 
     def preempt(self) -> bool:
@@ -322,7 +322,7 @@ class Scheduler:
         return True
 
     def release(self, sequence: Sequence, keep: bool) -> None:
-        """Take a sequence out for good; ``keep`` leaves its computed tokens to the prefix cache."""
+        """Remove a sequence permanently; ``keep`` stores its computed tokens in the prefix cache."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
             return
@@ -332,7 +332,7 @@ class Scheduler:
         assert handle is not None
         sequence.num_pending = 0
         self._drop_surplus(sequence, handle)
-        known = min(sequence.num_computed, sequence.length)  # the last token may be computed, and not read by anybody
+        known = min(sequence.num_computed, sequence.length)  # the last token may be computed but not read
         if self.is_in_doubt or known < sequence.num_computed:
             sequence.num_computed = self.runner.truncate(handle, min(known, self.runner.length(handle)))
         request = sequence.owner.request
@@ -342,7 +342,7 @@ class Scheduler:
             self.runner.free_sequence(handle)
 
     def trim(self, sequence: Sequence) -> bool:
-        """Take drafts that nobody has confirmed out of the runner; False when it gave up more than these."""
+        """Remove unverified drafts from the runner; returns False if the runner dropped more than these."""
         assert sequence.handle is not None
         wanted = sequence.num_computed
         self._drop_surplus(sequence, sequence.handle)
@@ -354,35 +354,35 @@ class Scheduler:
             sequence.num_computed = self.runner.truncate(handle, sequence.num_computed)
 
     def drop_drafts(self) -> bool:
-        """Plan the next step without drafts; False when there are none."""
+        """Plan the next step without drafts; returns False if there are none."""
         drafted = [sequence for sequence in self.running if sequence.drafts]
         for sequence in drafted:
             sequence.drafts = ()
         return bool(drafted)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether a sequence has not ended."""
+        """Return True if the sequence has not ended."""
         return sequence in self.running or sequence in self.waiting
 
     @property
     def has_pending(self) -> bool:
-        """Whether tokens of running sequences are still on the device."""
+        """True if tokens of running sequences are still on the device."""
         return any(sequence.num_pending for sequence in self.running)
 
     def resync(self) -> None:
-        """Believe the runner about what it has computed, after a forward pass that did not finish."""
+        """Resynchronise sequence lengths with the runner after a failed forward pass."""
         self.is_in_doubt = False
         for sequence in self.running:
             assert sequence.handle is not None
             sequence.num_surplus = 0
             sequence.num_computed = min(self.runner.length(sequence.handle), sequence.length - 1)
-            if sequence.scores_prompt:  # rows that nobody received must be computed again
+            if sequence.scores_prompt:  # rows that were never received must be recomputed
                 sequence.num_computed = min(sequence.num_computed, sequence.num_scored)
             if self.runner.length(sequence.handle) > sequence.num_computed:
                 sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
 
     def drop(self, request: ActiveRequest, keep: bool) -> None:
-        """Take out every sequence of a request that is still in."""
+        """Remove every sequence of a request that has not ended."""
         for sequence in request.sequences:
             if self.holds(sequence):
                 self.release(sequence, keep)

@@ -1,8 +1,8 @@
-"""The state of requests and sequences inside the engine.
+"""State of requests and sequences inside the engine.
 
-A sequence *is* its token ids: everything else (KV positions, batch neighbours) can be rebuilt from them,
-which is why preemption and restart only reset ``handle`` and ``num_computed``. The scheduler owns
-``handle`` and ``num_computed``; the loop owns the rest. Nothing here calls a runner.
+A sequence *is* its token ids: all other state (KV positions, batch neighbours) can be rebuilt from them, so preemption
+and restart only reset ``handle`` and ``num_computed``. The scheduler owns ``handle`` and ``num_computed``; the loop
+owns the rest. Nothing here calls a runner.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["ActiveRequest", "Sequence"]
 
 _MAX_SCORED_LOGITS = 1 << 24
-"""Logits that one scored prefill chunk may give (64 MiB of float32)."""
+"""Maximum number of logits in one scored prefill chunk (64 MiB of float32)."""
 
 
 @define(eq=False)
 class ActiveRequest:
-    """A request that the engine holds, from ``add`` to its last event. Times are ``time.monotonic`` seconds."""
+    """A request in the engine, from ``add`` to its last event. Times are ``time.monotonic`` seconds."""
 
     request: EngineRequest
     prompt: NDArray[np.int32]  # (num_prompt_tokens,)
@@ -54,13 +54,13 @@ class ActiveRequest:
     first_token_s: float | None = None
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has waited for its start longer than it may."""
+        """Return True if the request has waited for its start longer than ``queue_timeout_s``."""
         limit_s = self.request.queue_timeout_s
         return limit_s is not None and self.started_s is None and now - self.received_s >= limit_s
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key: served first comes first."""
+        """Sort key: by priority, then arrival."""
         return (self.request.priority, self.arrival)
 
 
@@ -72,25 +72,25 @@ class Sequence:
     while waiting, and then ``num_computed == num_pending == 0``.
 
     Attributes:
-        on_device: whether the runner itself draws this sequence's tokens.
-        num_pending: tokens drawn on the device that have not been read yet.
-        speculation: what its drafters know of it; None when nothing is drafted for it.
-        drafts: guesses that the next step computes behind the last token.
-        num_surplus: tokens that the runner holds beyond ``num_computed``: drafts that nobody has confirmed.
-        num_confirmed: drafts that agreed in the last step.
-        reads_at_once: whether each token must be read before the next step, because drafts go on from it.
-        num_forced: tokens that a constraint forced.
-        num_counted: generated tokens that count for its caller already.
-        untold: probabilities of the tokens since the last event, where a sampler follows its draws.
-        has_asked_disk: whether the disk tier was searched for a beginning of it.
-        disk_read: such a beginning on its way into the prefix cache.
-        exit_layer: how many layers the last row of logits ran through, where a model is left early.
-        pending_exits: the same of each token since the last event; None for those that were not drawn.
+        on_device: True if the runner samples this sequence's tokens.
+        num_pending: tokens sampled on the device that have not been read yet.
+        speculation: state of its drafters; None if it is not drafted for.
+        drafts: draft tokens that the next step computes after the last token.
+        num_surplus: tokens that the runner holds beyond ``num_computed``: unverified drafts.
+        num_confirmed: drafts accepted in the last step.
+        reads_at_once: True if each token must be read before the next step, because drafts continue from it.
+        num_forced: tokens forced by a constraint.
+        num_counted: generated tokens already charged to its caller.
+        untold: probabilities of the tokens since the last event, if a sampler step follows sampled tokens.
+        has_asked_disk: True if the disk tier was searched for a prefix of it.
+        disk_read: such a prefix that is being loaded into the prefix cache.
+        exit_layer: number of layers computed for the last row of logits (None without early exit).
+        pending_exits: ``exit_layer`` of each token since the last event; None for tokens that were not sampled.
     """
 
     owner: ActiveRequest
     choice: int
-    buffer: NDArray[np.int32]  # (max_length,); the first ``length`` hold prompt and answer
+    buffer: NDArray[np.int32]  # (max_length,); the first ``length`` are prompt and generated tokens
     length: int
     sampler: SequenceSampler
     text: TextStream
@@ -118,49 +118,49 @@ class Sequence:
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """(length,) int32 view of prompt and answer so far."""
+        """(length,) int32 view of the prompt and the tokens generated so far."""
         return self.buffer[: self.length]
 
     @property
     def max_length(self) -> int:
-        """Tokens at which the sequence ends with finish reason ``length``."""
+        """Number of tokens at which the sequence ends with finish reason ``length``."""
         return len(self.buffer)
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of tokens generated so far."""
         return self.length - len(self.owner.prompt)
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that the runner has not seen: 1 while decoding, more while prefilling."""
+        """Number of tokens that the runner has not computed: 1 while decoding, more while prefilling."""
         return self.length + self.num_pending - self.num_computed
 
     @property
     def is_drawn(self) -> bool:
-        """Whether its last token is drawn and only has to be read."""
+        """True if its last token is sampled and only has to be read."""
         return self.num_pending > 0 and self.length + self.num_pending == self.max_length
 
     @property
     def looks_back(self) -> bool:
-        """Whether how a token is drawn depends on the tokens before it."""
+        """True if sampling a token depends on the tokens before it."""
         follows = self.sampler.penalties is not None or self.constraint is not None or self.reasoning is not None
         return follows or not self.may_end
 
     @property
     def is_sequential(self) -> bool:
-        """Whether a token must be read before the next step: what may follow, or is drafted, depends on it."""
+        """True if a token must be read before the next step, because sampling or drafting depends on it."""
         return self.looks_back or self.reads_at_once
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of prompt tokens are still owed; only the first choice reports them."""
+        """True if log-probabilities of prompt tokens are still to be reported; only the first choice reports them."""
         wanted = self.owner.request.num_prompt_logprobs is not None and self.choice == 0
         return wanted and self.num_scored < len(self.owner.prompt) - 1
 
     @property
     def max_chunk(self) -> int:
-        """Most tokens of a prefill chunk: few where every token gives a row of logits."""
+        """Maximum number of tokens of a prefill chunk: small if every token gives a row of logits."""
         return max(1, _MAX_SCORED_LOGITS // self.sampler.vocab_size) if self.scores_prompt else len(self.buffer)
 
     @property
@@ -170,23 +170,23 @@ class Sequence:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the answer proper has not begun yet."""
+        """True if reasoning is not over."""
         return self.reasoning is not None and not self.reasoning.is_over
 
     @property
     def is_closing(self) -> bool:
-        """Whether the next token is part of closing the reasoning by force."""
+        """True if the next token is part of a forced closing of the reasoning."""
         return self.reasoning is not None and bool(self.reasoning.forced_token_ids())
 
     @property
     def may_end(self) -> bool:
-        """Whether an end token may be drawn now."""
+        """True if an end token may be sampled now."""
         if self.constraint is not None and self.is_reasoning:
             return False  # the constraint is still to be met
         return self.num_generated >= self.owner.request.stopping.min_tokens
 
     def mask(self) -> TokenMask | None:
-        """What may be drawn next."""
+        """Return the tokens that may be sampled next; None allows every token."""
         if self.reports_logprobs and (forced := self._closing_token_ids()):
             return TokenMask.only(forced[0], self.sampler.vocab_size)
         constraint = None if self.is_reasoning else self.constraint
@@ -196,7 +196,7 @@ class Sequence:
         return TokenMask(constraint.bitmask() if constraint is not None else None, banned)
 
     def forced_token_ids(self) -> Iterable[int]:
-        """Tokens that follow without being drawn, often none; log-probabilities want a draw for every token."""
+        """Return tokens to append without sampling, usually none; none with log-probabilities, which need sampling."""
         if self.reports_logprobs:
             return ()
         if self.is_reasoning or self.constraint is None:
@@ -205,14 +205,14 @@ class Sequence:
 
     @property
     def reports_logprobs(self) -> bool:
-        """Whether every token of the answer is reported with its log-probability."""
+        """True if every generated token is reported with its log-probability."""
         return self.owner.request.sampling.num_logprobs is not None
 
     def _closing_token_ids(self) -> tuple[int, ...]:
         return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
 
     def advance(self, token_id: int) -> Piece | None:
-        """Add a token, which everything that looks back follows; None when the token ends the sequence.
+        """Append a token and update the dependent state; returns None if the token ends the sequence.
 
         Raises:
             GenerationFailed: a plugin's step failed.
@@ -233,7 +233,7 @@ class Sequence:
         return piece
 
     def confirm_drafts(self) -> None:
-        """Count drafted tokens as computed, as far as they are what was written."""
+        """Count drafted tokens as computed while they equal the appended tokens."""
         while self.num_surplus and self.num_computed < self.length:
             if self.drafts[len(self.drafts) - self.num_surplus] != self.buffer[self.num_computed]:
                 return

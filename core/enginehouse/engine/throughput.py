@@ -1,4 +1,4 @@
-"""How fast something is done, measured while there is something to do. ``Retry-After`` is computed from it."""
+"""Throughput measured over the busy time; ``Retry-After`` is computed from it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Throughput"]
 
 _HALF_LIFE_S = 15.0
 _MIN_COUNT = 3
-"""Fewer events say nothing about a rate."""
+"""Minimum number of events for an estimate of the rate."""
 
 
 class Throughput:
-    """Events per second over the busy time, of which the last quarter of a minute counts as much as all before.
+    """Events per second of busy time, exponentially weighted with a half-life of 15 s.
 
     Args:
         clock: seconds, monotonic.
@@ -27,26 +27,26 @@ class Throughput:
         self._num_seen = 0
 
     def run(self, is_busy: bool) -> None:
-        """Say whether there is something to do from now on."""
+        """Set whether there is work from now on."""
         self._advance()
         self._began_s = self._clock() if is_busy else None
 
     def count(self) -> None:
-        """One thing is done."""
+        """Count one finished event."""
         self._advance()
         self._count += 1
         self._num_seen += 1
 
     @property
     def per_s(self) -> float | None:
-        """The rate; None while too little is known."""
+        """Events per second; None until enough events are counted."""
         self._advance()
         if self._num_seen < _MIN_COUNT or self._busy_s <= 0:
             return None
         return self._count / self._busy_s
 
     def _advance(self) -> None:
-        """Bring the busy time up to now and let what was before fade."""
+        """Advance the busy time to now and decay earlier counts and time."""
         if self._began_s is None:
             return
         now = self._clock()

@@ -1,1 +1,1 @@
-"""The pipeline of a request: its model, its parameters, its prompt, and the engine that answers it."""
+"""Request pipeline: resolves the model, merges parameters, renders the prompt and submits it to an engine."""

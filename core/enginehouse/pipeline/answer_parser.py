@@ -1,8 +1,8 @@
-"""From one choice's text to its parts: reasoning, text and tool calls, the same however the text was cut.
+"""Splits the text of one choice into reasoning, text and tool calls, independent of how the stream was chunked.
 
-Used in the server, once per choice, for streamed and whole answers alike. The formats themselves are
-plugins (:mod:`enginehouse.contract.parsers`); here is what holds for all of them: what happens to white space around
-calls, how many calls there may be, and what becomes of an answer when a parser fails.
+Used in the server, once per choice, for streamed and whole answers alike. The formats are plugins
+(:mod:`enginehouse.contract.parsers`); this module implements the rules common to all of them: white space around calls,
+the limit on the number of calls, and the fallback when a parser fails.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _log = logging.getLogger("enginehouse.contract.parsers")
 
 @frozen(kw_only=True)
 class AnswerParsing:
-    """How the answers of one request are parsed; None is "not at all".
+    """Parser configuration for the answers of one request; a parser that is None is not used.
 
     Attributes:
         reasoning_is_open: the prompt ends inside reasoning.
         tools: functions that may be called.
-        max_calls: further calls are dropped; None is no limit.
+        max_calls: further calls are dropped; None means no limit.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -50,7 +50,7 @@ class AnswerParsing:
     max_calls: int | None = None
 
     def open(self) -> AnswerParser | None:
-        """A parser for one choice; None when its text is the answer as it stands."""
+        """Create a parser for one choice; None if its text is the answer unchanged."""
         if self.reasoning is None and self.tool_format is None:
             return None
         reasoning = None if self.reasoning is None else _open_reasoning(self.reasoning, self.reasoning_is_open)
@@ -66,7 +66,7 @@ class AnswerParser:
         self._calls = calls
 
     def push(self, text: str) -> Sequence[AnswerPart]:
-        """What ``text`` makes certain.
+        """Return the parts that can be determined after ``text``.
 
         Raises:
             GenerationFailed: the reasoning parser failed.
@@ -80,7 +80,7 @@ class AnswerParser:
         return self._answer(parts)
 
     def flush(self, is_cut: bool = False) -> Sequence[AnswerPart]:
-        """The rest, when the text has ended; ``is_cut``: by a limit.
+        """Return the remaining parts at the end of the text; ``is_cut``: a limit ended it.
 
         Raises:
             GenerationFailed: the reasoning parser failed.
@@ -108,7 +108,7 @@ class AnswerParser:
 
 
 class _Calls:
-    """A tool session and what core adds: white space, the limit, and failures, after which all is text."""
+    """A tool session plus the rules of core: white space, the call limit, and plain text after a failure."""
 
     def __init__(self, session: ToolSession | None, max_calls: int | None) -> None:
         self._session = session
@@ -116,7 +116,7 @@ class _Calls:
         self._num_calls = 0
         self._is_open = False
         self._has_text = False
-        self._white = ""  # that nobody needs if a call follows
+        self._white = ""  # dropped if a call follows
 
     def push(self, text: str) -> list[AnswerPart]:
         """See :class:`enginehouse.contract.parsers.ToolSession`."""
@@ -124,7 +124,7 @@ class _Calls:
             return [AnswerText(text)]
         try:
             parts = self._session.push(text)
-        except Exception:  # noqa: BLE001 - a tool parser's mistake costs the calls, not the answer
+        except Exception:  # noqa: BLE001 - an error of a tool parser loses the calls, not the answer
             return self._give_up(text)
         return self._kept(parts)
 
@@ -141,7 +141,7 @@ class _Calls:
         return parts
 
     def _give_up(self, text: str) -> list[AnswerPart]:
-        """The parser failed: a call that was open ends, the rest is text."""
+        """Handle a parser failure: close an open call and return the rest as text."""
         _log.exception("the tool parser %s failed; the answer goes on as text", type(self._session).__module__)
         self._session = None
         parts: list[AnswerPart] = [CallFinished()] if self._is_open else []
@@ -166,7 +166,7 @@ class _Calls:
         return kept
 
     def _show(self, text: str, kept: list[AnswerPart]) -> None:
-        """Text without the white space at its end, which waits; none in front of text that follows calls only."""
+        """Emit text; hold back white space at its end, and drop it at the start of text that follows only calls."""
         text = self._white + text
         shown = text.rstrip()
         self._white = text[len(shown) :]

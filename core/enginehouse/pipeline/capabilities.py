@@ -1,8 +1,8 @@
-"""Which request parameters a model's backend, core and the plugins can honour, and why not the others.
+"""Support table: request parameters that a model's backend, core and the plugins can honour, with a reason for each.
 
-Nothing is listed twice: each parameter has a rule, and the rule asks what really decides (what the engine says of
-itself, the template, the parsers that were chosen, the plugins at work). The pipeline refuses by this table, the models
-route shows it, and docs/api.md is made of it. Knows no wire format.
+Nothing is listed twice: each parameter has a rule, and the rule queries the component that decides (the engine's own
+declaration, the template, the selected parsers, the active plugins). The pipeline refuses requests by this table, the
+models route shows it, and docs/api.md is generated from it. Does not know any wire format.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from enginehouse.pipeline.request_parameters import given_parameters
 __all__ = ["Capability", "Deciders", "Support", "capabilities_of", "check_parameters"]
 
 Support = Literal["native", "emulated", "accepted", "refused"]
-"""``native``: by the model or its library. ``emulated``: by core or a plugin, the same on every backend. ``accepted``:
-checked, and no answer depends on it. ``refused``: a 400 that names it."""
+"""``native``: done by the model or its library. ``emulated``: done by core or a plugin, identically on every backend.
+``accepted``: validated, but without effect on answers. ``refused``: a 400 that names the parameter.
+"""
 
 
 @frozen
 class Capability:
-    """What becomes of one parameter, and why."""
+    """Support level of one parameter, and the reason."""
 
     support: Support
     reason: str = ""
@@ -37,11 +38,11 @@ class Capability:
 
 @frozen(kw_only=True)
 class Deciders:
-    """What decides about a model's capabilities.
+    """Inputs that determine a model's capabilities.
 
     Attributes:
-        has_template: the model has a chat template; else a plain one stands in.
-        plugin_fields: parameters that sampler plugins brought, by name.
+        has_template: the model has a chat template; otherwise a plain fallback is used.
+        plugin_fields: parameters added by sampler plugins, by name.
     """
 
     info: ModelInfo
@@ -54,17 +55,17 @@ _Rule = Callable[[Deciders], Capability]
 
 
 def capabilities_of(deciders: Deciders) -> dict[str, Capability]:
-    """Every parameter that is not refused for all models, by name."""
+    """Return the capability of every parameter that is not refused for all models, by name."""
     fields = {name: _by_plugin(field) for name, field in deciders.plugin_fields.items()}
     rules = sorted({**_RULES, **fields}.items())
     return {name: _said_by_engine(name, deciders) or rule(deciders) for name, rule in rules}
 
 
 def check_parameters(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> None:
-    """Refuse what the model cannot honour.
+    """Refuse a request that gives a parameter the model cannot honour.
 
     Raises:
-        UnsupportedParameter: names the parameter and says why.
+        UnsupportedParameter: names the parameter and the reason.
     """
     for name in given_parameters(request):
         capability = capabilities.get(name)
@@ -76,7 +77,7 @@ def check_parameters(request: GenerateRequest, capabilities: Mapping[str, Capabi
 
 
 def _said_by_engine(name: str, deciders: Deciders) -> Capability | None:
-    """What the engine says of a parameter by the name that clients write; None when it leaves it to core."""
+    """Return the engine's declaration for a parameter by its wire name; None if it leaves the parameter to core."""
     engine = deciders.info.engine
     if name in engine.refused:
         return Capability("refused", engine.refused[name])
@@ -104,7 +105,7 @@ def _by_counting(_: Deciders) -> Capability:
 
 
 def _by_engine(field: str) -> _Rule:
-    """Drawing, stopping and reporting: by the model's library where its engine says so, else by core's engine."""
+    """Rule for sampling, stopping and reporting: native where the engine says so, otherwise emulated by core."""
 
     def rule(deciders: Deciders) -> Capability:
         engine = deciders.info.engine
@@ -207,7 +208,7 @@ _GRAMMAR: tuple[ConstraintKind, ...] = ("lark", "gbnf")
 
 
 def _rules() -> Iterator[tuple[str, _Rule]]:
-    """Parameters and their rules; what draws and stops is what the two structs hold."""
+    """Yield parameters and their rules; sampling and stopping parameters are the fields of the two structs."""
     for name in (*SamplingParams.__struct_fields__, *StopParams.__struct_fields__):
         if name not in ("extensions", "num_logprobs"):
             yield name, _by_engine(name)

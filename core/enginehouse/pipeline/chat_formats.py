@@ -1,7 +1,7 @@
-"""How a model shows tool calls and reasoning, and what that makes of a chat request.
+"""Tool-call and reasoning formats of a model, and the plan they imply for a chat request.
 
-Called by the pipeline. Chooses parsers for a model once, then plans each chat: what the template gets, what the
-engine must enforce, and how the answers are parsed. Knows no format by itself and renders nothing.
+Called by the pipeline. Chooses parsers for a model once, then plans each chat: the template variables, the constraint
+the engine must enforce, and the parsing of the answers. Does not know any concrete format and renders nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _P = TypeVar("_P", ToolParser, ReasoningParser)
 
 @frozen
 class ModelFormats:
-    """What serves one model; None where no parser does.
+    """Formats in use for one model; None where no parser applies.
 
     Attributes:
-        tool_parser: name of the parser behind ``tools``.
-        reasoning_parser: name of the parser behind ``reasoning``.
-        template_takes_tools: the chat template shows tools by itself; else they are described in the prompt.
+        tool_parser: name of the parser that implements ``tools``.
+        reasoning_parser: name of the parser that implements ``reasoning``.
+        template_takes_tools: the chat template renders tools itself; otherwise they are described in the prompt.
     """
 
     tools: ToolFormat | None
@@ -66,7 +66,7 @@ class ChatFormats:
 
     Args:
         registry: the parsers.
-        models: settings by name; they may name parsers.
+        models: model settings by name; they may name parsers.
 
     Raises:
         ConfigError: the settings name a parser that does not exist.
@@ -82,7 +82,7 @@ class ChatFormats:
             _check_name(f"models.{name}.reasoning_parser", model.reasoning_parser, self._reasoning_parsers)
 
     def of(self, model: str, chat: ChatFormat) -> ModelFormats:
-        """The formats of a model; chosen when it is first asked for, or has another template."""
+        """Return the formats of a model, chosen at the first call and again when its template changes."""
         key = (model, chat.template)
         if key not in self._known:
             settings = self._models[model]
@@ -96,16 +96,16 @@ class ChatFormats:
 
 @frozen(kw_only=True)
 class ChatPlan:
-    """What becomes of a chat request.
+    """Plan for one chat request.
 
     Attributes:
-        messages: as the template can show them.
-        variables: of the template, besides the messages.
-        constraint: what the answers must look like.
+        messages: in the form that the template can render.
+        variables: template variables besides the messages.
+        constraint: constraint on the form of the answers.
         shown_tokens: control tokens whose text the parser must see.
-        forces_reasoning: the model would begin with reasoning by itself, but a constraint would keep it from
-            doing so; the prompt must open it.
-        budget: most tokens of reasoning; None is no limit.
+        forces_reasoning: the model would start reasoning by itself, but a constraint would prevent it; the prompt must
+            open the reasoning.
+        budget: maximum number of reasoning tokens; None means no limit.
     """
 
     messages: tuple[Message, ...]
@@ -118,24 +118,24 @@ class ChatPlan:
     _request: GenerateRequest
 
     def opened(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        """The rendered prompt, with reasoning opened where it must be."""
+        """Return the rendered prompt, with reasoning opened if required."""
         reasoning = self._formats.reasoning
         if reasoning is None or not self.forces_reasoning or _is_open(reasoning, segments):
             return segments
         return (*segments, Segment(f"{reasoning.start}\n", trusted=True))
 
     def reasoning_params(self, segments: tuple[Segment, ...]) -> ReasoningParams | None:
-        """What the engine must know of the reasoning; ``segments`` is the whole prompt."""
+        """Return the reasoning parameters for the engine; ``segments`` is the whole prompt."""
         reasoning = self._formats.reasoning
         if reasoning is None:
             return None
         is_open = _is_open(reasoning, segments)
         if self.constraint is not None and not is_open:
-            return None  # the constraint holds from the first token on
+            return None  # the constraint applies from the first token on
         return ReasoningParams(start=reasoning.start, end=reasoning.end, is_open=is_open, budget=self.budget)
 
     def parsing(self, reasoning: ReasoningParams | None) -> AnswerParsing:
-        """How the answers are parsed."""
+        """Return the parser configuration for the answers."""
         use = self._request.tool_use
         max_calls = 1 if use is not None and (use.parallel is False or use.only is not None) else None
         return AnswerParsing(
@@ -151,7 +151,7 @@ def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Const
     """Plan a request with messages.
 
     Args:
-        constraint: what the request wants its answers to look like, calls apart.
+        constraint: constraint that the request puts on its answers, tool calls excluded.
 
     Raises:
         RequestError: this model's format cannot do what the request asks for.
@@ -181,7 +181,7 @@ def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Const
 
 
 def _constraint(use: ToolUse, tools: ToolFormat, answer: Constraint | None) -> Constraint | None:
-    """What the answers must look like, calls included."""
+    """Return the constraint on the answers, tool calls included."""
     parallel = use.parallel if use.only is None else False
     if use.choice == "required":
         return tools.constraint(use.callable, parallel)
@@ -204,19 +204,19 @@ def _prepare(messages: tuple[Message, ...], use: ToolUse | None, tools: ToolForm
 
 
 def _is_enabled(thinking: Thinking, reasoning: ReasoningFormat | None) -> bool | None:
-    """Whether to reason. Minimal effort is none at all where the template has a switch."""
+    """Return the reasoning switch; minimal effort disables reasoning where the template has a switch."""
     if thinking.enabled is None and thinking.effort == "minimal" and reasoning is not None and reasoning.has_switch:
         return False
     return False if thinking.budget == 0 else thinking.enabled
 
 
 def _is_open(reasoning: ReasoningFormat, segments: tuple[Segment, ...]) -> bool:
-    # An untrusted end was written by a client; it opens nothing.
+    # An untrusted end marker was written by a client; it does not open anything.
     return bool(segments) and segments[-1].trusted and reasoning.is_open("".join(segment.text for segment in segments))
 
 
 def _choose(parsers: Mapping[str, _P], wanted: str | None, chat: ChatFormat) -> _P | None:
-    """The parser that the settings name, or the surest one; of several the first."""
+    """Return the parser named in the settings, or the one with the highest confidence; ties go to the first."""
     if wanted is not None:
         return None if wanted == "none" else parsers[wanted]
     best, score = None, 0.0
@@ -230,7 +230,7 @@ def _choose(parsers: Mapping[str, _P], wanted: str | None, chat: ChatFormat) -> 
 def _match(parser: ToolParser | ReasoningParser, chat: ChatFormat) -> float:
     try:
         return parser.match(chat)
-    except Exception:  # noqa: BLE001 - plugin border: a parser that cannot judge a template does not serve it
+    except Exception:  # noqa: BLE001 - plugin boundary: a parser that fails on a template is not used for it
         _log.exception("the parser %s failed while looking at a chat template", parser.name)
         return 0.0
 
@@ -250,7 +250,7 @@ def _bind(tools: ToolParser | None, reasoning: ReasoningParser | None, chat: Cha
 def _bind_tools(parser: ToolParser | None, chat: ChatFormat) -> ToolFormat | None:
     try:
         return parser.bind(chat) if parser is not None else None
-    except Exception:  # noqa: BLE001 - plugin border: requests without tools can be served all the same
+    except Exception:  # noqa: BLE001 - plugin boundary: requests without tools can still be served
         _log.exception("the tool parser %s failed; its model cannot call tools", parser and parser.name)
         return None
 
@@ -258,7 +258,7 @@ def _bind_tools(parser: ToolParser | None, chat: ChatFormat) -> ToolFormat | Non
 def _leaves_tools_to_template(tools: ToolFormat) -> bool:
     try:
         return bool(tools.prepare((Message(role="user", content=""),), (_PROBE,)).tools)
-    except Exception:  # noqa: BLE001 - plugin border: this is only shown; requests with tools fail by themselves
+    except Exception:  # noqa: BLE001 - plugin boundary: for display only; requests with tools fail by themselves
         _log.exception("the tool format of %s failed on a plain chat", type(tools).__module__)
         return False
 

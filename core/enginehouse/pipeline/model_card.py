@@ -1,6 +1,7 @@
-"""What is known about a loaded model once it meets the plugins and settings of this server.
+"""Profile of a loaded model, combined with the plugins and settings of this server.
 
-Made when a model is first asked for and kept until it is opened again. The pipeline refuses by it, the API shows it.
+Created when a model is first requested and kept until it is opened again. The pipeline refuses requests by it, the API
+shows it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ __all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]
 
 @frozen(kw_only=True, eq=False)
 class ModelCard:
-    """One model.
+    """Profile of one model.
 
     Attributes:
         formats: the parsers in use for chats.
-        capabilities: what becomes of each parameter.
+        capabilities: support level of each parameter.
         template_hash: of all its chat templates, 12 hexadecimal digits.
-        quantization: as the backend names it, or the type of its weights; None when it says neither.
+        quantization: as the backend names it, or the type of its weights; None if both are unknown.
         fingerprint: changes when the same request may get another answer.
     """
 
@@ -43,7 +44,7 @@ class ModelCard:
 
 
 class ModelCards:
-    """The cards of all models.
+    """The profiles of all models.
 
     Args:
         registry: the plugins.
@@ -63,7 +64,7 @@ class ModelCards:
         self._known: dict[str, tuple[ModelInfo, ModelCard]] = {}
 
     def of(self, name: str, info: ModelInfo) -> ModelCard:
-        """The card of a model; ``info`` is that of its last load."""
+        """Return the profile of a model; ``info`` is that of its last load."""
         known = self._known.get(name)
         if known is None or known[0] is not info:
             known = self._known[name] = (info, self._make(name, info))
@@ -94,10 +95,10 @@ class ModelCards:
 
 
 def fingerprint(info: ModelInfo, template_hash: str, plugins: Iterable[str]) -> str:
-    """A stamp of all that an answer depends on besides the request; the same after a restart with the same parts.
+    """Return a stamp of everything an answer depends on besides the request; the same after a restart.
 
-    Version of Enginehouse, backend and quantisation are written out; the rest are digests of the model with its
-    library, of its chat templates, and of the plugins with their versions.
+    The versions of Enginehouse and the backend and the quantisation appear as text; the rest are digests of the model
+    with its library, of its chat templates, and of the plugins with their versions.
     """
     model = _digest([str(info.vocab_size), *(f"{name}={value}" for name, value in sorted(info.metadata.items()))])
     parts = (release(), info.backend, _quantization(info) or "", model[:6], template_hash[:6])
@@ -115,7 +116,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 @functools.cache
 def release() -> str:
-    """This version of Enginehouse."""
+    """Return this version of Enginehouse."""
     try:
         return version("enginehouse")
     except PackageNotFoundError:  # run from a source tree

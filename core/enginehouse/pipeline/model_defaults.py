@@ -1,7 +1,7 @@
-"""Which defaults a request to a model gets, as layers: its alias, its settings, the model's own files.
+"""Default parameters of requests to a model, as layers: its alias, its settings, the model's own files.
 
-The pipeline asks for the layers of each request; what a profile adds comes behind them. Read once: the tables of the
-configuration when the server starts, what the model's files say when the model has been opened.
+The pipeline reads the layers for each request; the profile's defaults come after them. Each source is read once: the
+configuration tables when the server starts, the model's files when the model has been opened.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ModelDefaults:
     """The defaults of all configured models.
 
     Args:
-        models: their settings, by name.
+        models: model settings by name.
         samplers: plugins whose request fields may have defaults, too.
 
     Raises:
-        ConfigError: a table of defaults holds what is no request field, or a wrong value.
+        ConfigError: a table of defaults contains an unknown request field or a wrong value.
     """
 
     def __init__(self, models: Mapping[str, ModelSettings], samplers: Mapping[str, SamplerPlugin]) -> None:
@@ -39,12 +39,12 @@ class ModelDefaults:
         self._by_files: dict[str, tuple[ModelInfo, tuple[Layer, ...]]] = {}
 
     def layers(self, model: str, info: ModelInfo, asked: str | None) -> tuple[Layer, ...]:
-        """The layers for a request, the strongest first.
+        """Return the layers for a request, highest priority first.
 
         Args:
             model: name of the model.
-            info: what its backend says about it.
-            asked: the name in the request, perhaps an alias.
+            info: as reported by its backend.
+            asked: the name in the request, possibly an alias.
         """
         named = self._by_settings.get(model, {})
         alias = named.get(asked) if asked is not None else None
@@ -53,7 +53,7 @@ class ModelDefaults:
         return chosen + self._layers_of_files(model, info)
 
     def _read(self, name: str, model: ModelSettings) -> dict[str | None, Layer]:
-        """The layers of the settings: the model's own under None, the others by alias."""
+        """Return the layers of the settings: the model's own under None, the others by alias."""
         path = f"models.{name}"
         own = read_defaults(model.defaults, f"{path}.defaults", self._samplers)
         layers: dict[str | None, Layer] = {None: Layer("model", own)}
@@ -72,7 +72,7 @@ class ModelDefaults:
         return known[1]
 
     def _read_leniently(self, model: str, data: Mapping[str, Any]) -> Defaults:
-        """What a model's files say; what cannot be used is left out, for no user could repair it."""
+        """Return the defaults of a model's files; unusable entries are skipped, since users cannot fix them."""
         usable: dict[str, Any] = {}
         for name, value in data.items():
             try:

@@ -1,4 +1,4 @@
-"""Effective parameters: a request's own over alias, model, profile and built-in defaults, each with its origin."""
+"""Effective parameters: the request's own over alias, model, profile and built-in defaults, each with its origin."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ OFF_VALUES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "min_p": {"min_p": 0.0},
     }
 )
-"""Core's steps, with the fields that control them and the values that turn them off."""
+"""Core's sampling steps, with the fields that control them and the values that turn them off."""
 
 
 def step_names(names: Sequence[str], samplers: Mapping[str, SamplerPlugin]) -> tuple[str, ...]:
-    """The names of ``samplers`` as the steps themselves write them.
+    """Return the entries of ``samplers`` under the names that the steps use.
 
     Raises:
-        InvalidRequest: a name is unknown or stands there twice.
+        InvalidRequest: a name is unknown or occurs twice.
     """
     known = {name: name for name in CORE_ORDER}
     for plugin in samplers.values():
-        if role_of(plugin) not in ("temperature", "processor"):  # the former stand where "temperature" stands
+        if role_of(plugin) not in ("temperature", "processor"):  # the former take the position of "temperature"
             known |= dict.fromkeys((plugin.name, *getattr(plugin, "aliases", ())), plugin.name)
     for name in names:
         if name not in known:
@@ -77,11 +77,11 @@ def step_names(names: Sequence[str], samplers: Mapping[str, SamplerPlugin]) -> t
 
 @frozen
 class StepChoice:
-    """What was settled.
+    """The sampling steps of a request.
 
     Attributes:
-        order: names of the steps, in order; None is the steps' own order.
-        dropped: steps that must not run, with the field because of which they do not.
+        order: names of the steps, in order; None for the default order.
+        dropped: steps that must not run, each with the field that excludes it.
     """
 
     order: tuple[str, ...] | None = None
@@ -94,16 +94,16 @@ def settle_steps(
     extensions: Mapping[str, Mapping[str, Any]],
     samplers: Mapping[str, SamplerPlugin],
 ) -> StepChoice:
-    """Which steps run.
+    """Decide which sampling steps run.
 
     Args:
-        request: what it gives itself is never dropped.
+        request: fields that it gives itself are never dropped.
         sampling: the request's fields over all defaults.
         extensions: the same for plugins.
         samplers: the plugins, by name.
 
     Raises:
-        InvalidRequest: ``samplers`` is wrong, or the request asks for a step and for its absence.
+        InvalidRequest: ``samplers`` is wrong, or the request both enables and excludes a step.
     """
     listed = sampling.get("samplers")
     if listed is None and not extensions:
@@ -128,7 +128,7 @@ def settle_steps(
 def _steps_on(
     sampling: Mapping[str, Any], extensions: Mapping[str, Mapping[str, Any]], samplers: Mapping[str, SamplerPlugin]
 ) -> dict[str, str]:
-    """The steps that these values turn on, each with a field that does."""
+    """Return the steps that these values turn on, each with a field that does so."""
     on: dict[str, str] = {}
     for name, off in OFF_VALUES.items():
         changed = [wire_name for wire_name, value in off.items() if sampling.get(wire_name, value) != value]
@@ -137,7 +137,7 @@ def _steps_on(
     for name, fields in extensions.items():
         plugin = samplers[name]
         if role_of(plugin) == "processor":
-            continue  # no step among the others: it always runs
+            continue  # not a step in the chain: it always runs
         if plugin.create(plugin.request_fields(**fields)) is not None:
             on[name] = next(iter(fields))
     return on
@@ -146,7 +146,7 @@ def _steps_on(
 def _with_asked(
     order: tuple[str, ...], asked: Mapping[str, str], samplers: Mapping[str, SamplerPlugin], *, is_own: bool
 ) -> tuple[str, ...]:
-    """``order`` with the steps that a request asks for: its own list must have them, to a default they are added."""
+    """Return ``order`` with the requested steps: a request's own list must contain them, a default list is extended."""
     roles = {name: role_of(plugin) for name, plugin in samplers.items()}
     places = {**CORE_ORDER, **{name: plugin.order for name, plugin in samplers.items()}}
     for name, wire_name in asked.items():
@@ -161,7 +161,7 @@ def _with_asked(
 
 
 def _replaced(replacement: str, others: list[str], asked: Mapping[str, str], on: Mapping[str, str]) -> dict[str, str]:
-    """What does not run because of ``replacement``; unless the request asks for others, and a default for it."""
+    """Return the steps to drop: the others, or ``replacement`` itself if it is a default and others are requested."""
     wanted = [name for name in others if name in asked]
     if not wanted:
         return dict.fromkeys(others, on[replacement])
@@ -172,7 +172,7 @@ def _replaced(replacement: str, others: list[str], asked: Mapping[str, str], on:
 
 
 def _place(name: str, roles: Mapping[str, str]) -> str:
-    """What a step is called in an order."""
+    """Return the name of a step in an order."""
     return "temperature" if roles.get(name) == "temperature" else name
 
 
@@ -181,18 +181,19 @@ def _truncates(name: str, roles: Mapping[str, str]) -> bool:
 
 
 Origin = Literal["request", "alias", "model", "generation_config", "profile", "limits", "built-in", "drawn"]
-"""Where an effective value comes from, the strongest first. ``alias`` and ``model`` are the configuration's defaults,
-``generation_config`` is what the model's own files say, ``profile`` is the API that the client speaks, ``limits`` the
-server's limit, and ``drawn`` the seed of a request that gave none."""
+"""Sources of an effective value, highest priority first. ``alias`` and ``model`` are the configuration's defaults,
+``generation_config`` is from the model's own files, ``profile`` is the API that the client speaks, ``limits`` the
+server's limit, and ``drawn`` the random seed of a request without one.
+"""
 
 INT64_MAX = 2**63 - 1
 
 int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
-"""Validator of whole numbers that cross the worker link."""
+"""Validator of integers that are sent to a worker."""
 
 MAX_STOP_TOKENS = 1024
 MAX_STOP_CHARS = 1000
-"""Of one stop string: searching for it takes memory for each character, as long as the answer is written."""
+"""Maximum length of one stop string: searching for it takes memory per character while the answer is generated."""
 
 StopField = str | tuple[str, ...] | None
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -225,13 +226,13 @@ def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...] | None)
 
 
 def described(text: str) -> dict[str, str]:
-    """Metadata of a request field: what it does, in one sentence or two, for the API document."""
+    """Return metadata of a request field: its effect in one or two sentences, for the API document."""
     return {"description": text}
 
 
 @frozen(kw_only=True)
 class ParameterFields:
-    """Request fields that every way of generating text takes. None is "not given"."""
+    """Request fields common to all generating endpoints. None means not given."""
 
     temperature: float | None = field(
         default=None, validator=optional([ge(0), le(2)]), metadata=described("Divides the logits. 0 is greedy.")
@@ -303,14 +304,14 @@ class ParameterFields:
     ignore_eos: bool | None = field(default=None, metadata=described("Go on after the model's end tokens."))
 
     def sampling(self) -> dict[str, Any]:
-        """The given fields of :class:`SamplingParams`; ``logit_bias`` still with the keys that the client wrote."""
+        """Return the given fields of :class:`SamplingParams`; ``logit_bias`` still has the client's own keys."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if self.top_k == -1:
             given["top_k"] = 0
         return {name: value for name, value in given.items() if value is not None}
 
     def stopping(self) -> dict[str, Any]:
-        """The given fields of :class:`StopParams`."""
+        """Return the given fields of :class:`StopParams`."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         given = {name: getattr(self, name) for name in _STOPPING_FIELDS} | {"stop": stop}
         return {name: value for name, value in given.items() if value is not None}
@@ -322,7 +323,7 @@ _STOPPING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name
 
 @frozen(kw_only=True)
 class Parameters:
-    """Effective values, and for each field of both structs where its value comes from."""
+    """Effective values, and the origin of each field of both structs."""
 
     sampling: SamplingParams
     stopping: StopParams
@@ -330,7 +331,7 @@ class Parameters:
 
 
 def request_converter() -> Converter:
-    """A strict converter for request fields: unknown keys are left to the caller."""
+    """Return a strict converter for request fields; the caller handles unknown keys."""
     converter = strict_converter(forbid_extra_keys=False, whole_floats=True)
     strings = converter.get_structure_hook(tuple[str, ...])
 
@@ -346,10 +347,10 @@ def request_converter() -> Converter:
 def read_extensions(
     converter: Converter, data: Mapping[str, Any], samplers: Mapping[str, SamplerPlugin]
 ) -> dict[str, dict[str, Any]]:
-    """The fields in ``data`` that sampler plugins declared, checked by their own classes, by plugin name.
+    """Read the fields in ``data`` that sampler plugins declared, validated by their own classes, by plugin name.
 
     Raises:
-        Exception: whatever the converter raises; :func:`enginehouse.settings.structuring.find_problems` explains it.
+        Exception: any exception of the converter; :func:`enginehouse.settings.structuring.find_problems` explains it.
     """
     extensions: dict[str, dict[str, Any]] = {}
     for name, sampler in samplers.items():
@@ -363,7 +364,7 @@ def read_extensions(
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: the fields are read again where the model runs."""
+    """Return a JSON value: the fields are parsed again in the worker."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -378,17 +379,17 @@ class Defaults:
 
 @frozen
 class Layer:
-    """Defaults and where they come from; in a list of layers the earlier ones win."""
+    """Defaults and their origin; in a list of layers the earlier ones win."""
 
     origin: Origin
     defaults: Defaults
 
 
 def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, SamplerPlugin]) -> Defaults:
-    """Read a table of defaults of the configuration; ``path`` is its place there.
+    """Read a table of defaults of the configuration; ``path`` is its location there.
 
     Raises:
-        ConfigError: a name is no request field, or its value is wrong.
+        ConfigError: a name is not a request field, or its value is wrong.
     """
     plugin_fields = {a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)}
     known = (*(attribute.name for attribute in attrs.fields(ParameterFields)), *sorted(plugin_fields))
@@ -420,18 +421,18 @@ def effective_parameters(
     limits: LimitsSettings,
     samplers: Mapping[str, SamplerPlugin] = MappingProxyType({}),
 ) -> Parameters:
-    """What applies to a request.
+    """Return the parameters that apply to a request.
 
     Args:
-        request: its fields come before those of every layer.
-        layers: defaults, the strongest first.
+        request: its fields override those of every layer.
+        layers: defaults, highest priority first.
         vocab_size: of the model.
-        limits: a request may not ask for more tokens than they allow; defaults that do are cut.
+        limits: a request that exceeds the token limit is refused; defaults that exceed it are reduced to it.
         samplers: the sampler plugins, by name.
 
     Raises:
-        InvalidRequest: a key of ``logit_bias`` is no token id of this model, ``max_tokens`` is over the limit or
-            below ``min_tokens``, or ``samplers`` does not suit the other fields.
+        InvalidRequest: a key of ``logit_bias`` is not a token id of this model, ``max_tokens`` is over the limit or
+            below ``min_tokens``, or ``samplers`` is incompatible with the other fields.
     """
     given = Defaults(request.sampling, request.stopping, request.extensions)
     origins: dict[str, Origin] = dict.fromkeys((*_SAMPLING_NAMES - {"extensions"}, *_STOPPING_NAMES), "built-in")
@@ -470,14 +471,14 @@ def effective_parameters(
 
 
 def _check_min_tokens(request: GenerateRequest, stopping: Mapping[str, Any]) -> None:
-    """Refuse a minimum that the request itself puts over the limit; a default just has no further effect then."""
+    """Refuse a minimum over the limit if the request gives it; a default minimum has no further effect then."""
     least, most = request.stopping.get("min_tokens"), stopping.get("max_tokens")
     if least is not None and most is not None and least > most:
         raise InvalidRequest(f"min_tokens: must be at most max_tokens, which is {most}, not {least}", "min_tokens")
 
 
 def _token_ids(bias: Mapping[Any, float], vocab_size: int) -> dict[int, float]:
-    """``bias`` by token id; every key that is none is named at once. One id has one spelling, or two could differ."""
+    """Return ``bias`` by token id; one error names all invalid keys. Only one spelling of an id is valid."""
     ids = {key: int(key) for key in bias if _TOKEN_ID.fullmatch(str(key))}
     wrong = [key for key in bias if not 0 <= ids.get(key, -1) < vocab_size]
     if wrong:

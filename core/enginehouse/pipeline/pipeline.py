@@ -1,7 +1,7 @@
-"""One request's way: model -> effective parameters -> chat plan -> rendered prompt -> engine -> events.
+"""Request pipeline: resolves the model, merges parameters, plans the chat, renders the prompt and submits it.
 
-The API calls it with a decoded request; it can be used without HTTP. It knows neither wire formats nor
-how engines work inside.
+The API calls it with a decoded request; it can be used without HTTP. Does not know wire formats or the internals of
+engines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["Pipeline", "RunningRequest"]
 
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 256
-"""Room for the answer that a prompt leaves which is shortened until it fits, where the request says no limit."""
+"""Tokens reserved for the answer when a prompt is compressed until it fits and the request gives no limit."""
 
 
 @frozen(eq=False)
@@ -57,14 +57,14 @@ class RunningRequest:
     """A request that an engine has accepted. Iterate or cancel ``generation``.
 
     Attributes:
-        card: what is known about the model.
-        parsing: how the text of its answers is parsed.
+        card: profile of the model.
+        parsing: parser configuration for the text of its answers.
         prediction_token_ids: of the predicted answer; None without one.
-        render_s: seconds that its chat template took.
-        tokenize_s: seconds from there until the engine had tokenized and accepted it.
-        unsupported: parameters that were left out, as the model cannot honour them.
-        routed: how the model was found, where there was a choice.
-        compressed: what became of a prompt that was to be shortened.
+        render_s: seconds spent in the chat template.
+        tokenize_s: seconds from then until the engine had tokenized and accepted it.
+        unsupported: parameters that were dropped because the model cannot honour them.
+        routed: routing result, where there was a choice of models.
+        compressed: result of prompt compression, if attempted.
     """
 
     request: GenerateRequest
@@ -82,10 +82,10 @@ class RunningRequest:
 
 
 class Pipeline:
-    """Leads requests to engines. Used on one event loop.
+    """Routes each request to a model and submits it. Used on one event loop.
 
     Args:
-        replays: of an earlier pipeline whose requests may still run; None makes new ones.
+        replays: of an earlier pipeline whose requests may still run; None creates new ones.
 
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers or its compressor do not exist, its chat template
@@ -121,11 +121,11 @@ class Pipeline:
         return self.card(name, info).capabilities
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
-        """What is known about a model that was opened."""
+        """Return the profile of a model that was opened."""
         return self._cards.of(name, info)
 
     def defaults(self, asked: str, name: str, info: ModelInfo, profile: str) -> Parameters:
-        """What applies to a request by the name ``asked`` in ``profile`` that gives no parameters."""
+        """Return the parameters that apply to a request by the name ``asked`` in ``profile`` that gives none itself."""
         request = GenerateRequest(request_id="", model=asked, profile=profile)
         layers = self._layers(request, name, info)
         return effective_parameters(request, layers, info.vocab_size, self._settings.limits, self._samplers)
@@ -133,12 +133,13 @@ class Pipeline:
     async def submit(
         self, request: GenerateRequest, on_discarded: OnDiscarded = lambda num_tokens: None
     ) -> RunningRequest:
-        """Bring a request to its engine; returns when it is accepted, before any token is made.
+        """Submit a request to its engine; return when it is accepted, before any token is generated.
 
-        Where the settings say so, parameters that the model cannot honour are left out.
+        Parameters that the model cannot honour are dropped if the settings allow it.
 
         Args:
-            on_discarded: told of tokens that were computed on the way and stand in no answer, however that ends.
+            on_discarded: called with the number of tokens that were computed but are not part of any answer, also on
+                errors.
 
         Raises:
             RequestError: the request cannot be served as asked.
@@ -149,18 +150,18 @@ class Pipeline:
         return evolve(running, unsupported=unsupported) if unsupported else running
 
     def is_routed(self, asked: str | None) -> bool:
-        """Whether a router decides which model a request for that name gets."""
+        """True if a router chooses the model for requests by that name."""
         return self._planner.is_routed(asked)
 
     def usual_model(self, asked: str | None) -> str | None:
-        """The model that a request for that name most likely gets: where a router decides, its default."""
+        """Return the most likely model for requests by that name: where a router chooses, its default."""
         return self._planner.default if self.is_routed(asked) else asked
 
     async def plan(self, request: GenerateRequest) -> tuple[Plan | None, tuple[str, ...]]:
-        """Which models :meth:`submit` would try for a request, and without which parameters; None without a choice.
+        """Return the models that :meth:`submit` would try, or None without a choice, and the parameters it would drop.
 
         Raises:
-            RequestError: none could serve it.
+            RequestError: no model could serve the request.
         """
 
         async def plan(attempt: GenerateRequest) -> Plan | None:
@@ -169,8 +170,8 @@ class Pipeline:
         return await self._leaving_out(request, plan)
 
     async def _route(self, request: GenerateRequest, on_discarded: OnDiscarded) -> RunningRequest:
-        """Submit to the model that was asked for, or to the first one of several that begins an answer."""
-        # A named model says by itself that it cannot hold a prompt.
+        """Submit to the requested model, or to the first of several that begins an answer."""
+        # A named model reports by itself that it cannot hold a prompt.
         too_long = await self._too_long(request) if self.is_routed(request.model) else {}
         plan = self._planner.plan(request, too_long)
         if plan is None:
@@ -179,7 +180,7 @@ class Pipeline:
 
         async def submit(model: str, is_probed: bool) -> Generation:
             asked = with_logprobs(request) if is_probed else request
-            if model in accepted:  # the engine may not be rid of the first attempt yet, which had this id
+            if model in accepted:  # the engine may still hold the first attempt, which had this id
                 asked = evolve(asked, request_id=f"{request.request_id}-again")
             accepted[model] = await self._submit(asked, model)
             return accepted[model].generation
@@ -188,7 +189,7 @@ class Pipeline:
         return evolve(accepted[routed.model], generation=generation, routed=routed)
 
     async def _too_long(self, request: GenerateRequest) -> TooLong:
-        """The models that could be tried but cannot hold the prompt."""
+        """Return the candidate models whose context cannot hold the prompt."""
 
         async def count(request: GenerateRequest, model: LoadedModel) -> int:
             prompt = await self._prompts.make(request, model)
@@ -208,7 +209,7 @@ class Pipeline:
 
     async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
         if model.name not in self._settings.models:
-            raise ModelNotFound(model.name)  # it was added after this request came in
+            raise ModelNotFound(model.name)  # it was added after this request arrived
         timeouts = timeouts_of(self._settings.limits, model.settings)
         backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
         if backlog is not None:
@@ -282,7 +283,7 @@ class Pipeline:
     async def _leaving_out(
         self, request: GenerateRequest, attempt: Callable[[GenerateRequest], Awaitable[_T]]
     ) -> tuple[_T, tuple[str, ...]]:
-        """What ``attempt`` makes of the request, perhaps without parameters that the model cannot honour; and those."""
+        """Run ``attempt``, dropping unsupported parameters if allowed; return its result and the dropped parameters."""
         unsupported: list[str] = []
         while True:
             try:
@@ -295,7 +296,7 @@ class Pipeline:
                 unsupported.append(param)
 
     async def _prediction(self, request: GenerateRequest, model: LoadedModel) -> Sequence[int] | None:
-        """The tokens of a request's predicted answer, in which control-token strings are text.
+        """Return the tokens of a request's predicted answer; control-token strings in it are ordinary text.
 
         Raises:
             InvalidRequest: there are more than any answer of this model could have.
@@ -308,10 +309,10 @@ class Pipeline:
         return token_ids
 
     async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
-        """The prompt that :meth:`submit` would make of a request to ``model``, without bringing it to the engine.
+        """Return the prompt that :meth:`submit` would build for ``model``, without submitting it.
 
         Raises:
-            RequestError: the request makes no prompt.
+            RequestError: no prompt can be built from the request.
         """
         prompt, unsupported = await self._leaving_out(request, lambda attempt: self._prompt(attempt, model))
         return evolve(prompt, unsupported=unsupported) if unsupported else prompt
@@ -325,21 +326,21 @@ class Pipeline:
         return await self._prompts.make(await self._with_media(request, model), model)
 
     async def _with_media(self, request: GenerateRequest, model: LoadedModel) -> GenerateRequest:
-        """The request with what its messages hold besides text, read and checked."""
+        """Return the request with the non-text parts of its messages read and checked."""
         if not any(message.parts for message in request.messages or ()):
             return request
         return evolve(request, messages=await self._media.read(request.messages or (), model.info.engine))
 
     async def check_model(self, name: str, info: ModelInfo) -> None:
-        """Refuse a model that could not serve any chat, when it is loaded rather than on every request.
+        """Refuse a model that could not serve any chat, at load time instead of on every request.
 
         Raises:
-            ModelLoadError: says why.
+            ModelLoadError: gives the reason.
         """
         await self._prompts.check_model(name, info)
 
     def _layers(self, request: GenerateRequest, name: str, info: ModelInfo) -> tuple[Layer, ...]:
-        """The defaults that apply, the strongest first."""
+        """Return the defaults that apply, highest priority first."""
         of_model = self._defaults.layers(name, info, request.model)
         return (*of_model, self._profiles[request.profile])
 
@@ -375,7 +376,7 @@ def _engine_request(
 
 
 def _chat(request: GenerateRequest) -> Chat | None:
-    """The chat as it was asked for; None for a raw prompt."""
+    """Return the chat as requested; None for a raw prompt."""
     if request.messages is None:
         return None
     return Chat(

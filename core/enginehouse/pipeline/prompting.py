@@ -1,6 +1,6 @@
-"""What a model is given for a request: chat plan -> rendered prompt, or the client's own text or token ids.
+"""Prompt construction: chat plan and rendered template, or the client's own text or token ids.
 
-Called by the pipeline. Knows how chats become prompts; knows neither parameters nor how engines work inside.
+Called by the pipeline. Does not know parameters or the internals of engines.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["Prompt", "PromptMaker"]
 
 @frozen(eq=False, kw_only=True)
 class Prompt:
-    """What a model is given for a request. Valid as long as the model is loaded.
+    """Model input for a request. Valid while the model is loaded.
 
     Attributes:
-        token_ids: of a prompt that came as ids; there are no segments then.
-        add_special: whether the model's usual special prefix goes in front.
-        written: the texts in it that are its caller's.
-        plan: what became of a chat; None for a raw prompt, and where the engine takes messages.
-        reasoning: what the engine must know of the answer's reasoning.
-        render_s: seconds that the chat template took.
-        unsupported: parameters that were left out, as the model cannot honour them.
+        token_ids: of a prompt given as ids; ``segments`` is empty then.
+        add_special: prepend the model's usual special tokens.
+        written: the texts in the prompt that its caller wrote.
+        plan: plan of a chat; None for a raw prompt, and where the engine takes messages.
+        reasoning: reasoning parameters for the engine.
+        render_s: seconds spent in the chat template.
+        unsupported: parameters that were dropped because the model cannot honour them.
     """
 
     model: LoadedModel
@@ -51,7 +51,7 @@ class Prompt:
     unsupported: tuple[str, ...] = ()
 
     async def tokenize(self, replays: Replays, caller: str) -> Sequence[int]:
-        """The token ids that a forward pass would get."""
+        """Return the token ids that a forward pass would get."""
         if self.token_ids is not None:
             return self.token_ids
         return await replays.tokenize(
@@ -60,15 +60,15 @@ class Prompt:
 
     @property
     def parsing(self) -> AnswerParsing:
-        """How the answers are parsed."""
+        """Parser configuration for the answers."""
         return self.plan.parsing(self.reasoning) if self.plan is not None else AnswerParsing()
 
 
 class PromptMaker:
-    """Makes the prompts of all models.
+    """Builds the prompts of all models.
 
     Args:
-        models: their settings, by name.
+        models: model settings by name.
         formats: chooses parsers.
         templates: the chat templates.
         renderer: renders them.
@@ -87,10 +87,10 @@ class PromptMaker:
         self._renderer = renderer
 
     async def make(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
-        """The prompt of a request.
+        """Build the prompt of a request.
 
         Raises:
-            RequestError: the request makes no prompt for this model.
+            RequestError: no prompt for this model can be built from the request.
         """
         if request.token_ids is not None:
             _check_token_ids(request.token_ids, model.info.vocab_size)
@@ -105,7 +105,7 @@ class PromptMaker:
         template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
         chat = ChatFormat(template, model.info.special_tokens)
         formats = self._formats.of(model.name, chat)
-        # Tools are written out for prompt and constraint, which takes some 20 ms for each megabyte of them.
+        # Tools are serialised for prompt and constraint, which takes about 20 ms per megabyte.
         plan = await aside(request.is_large, lambda: plan_chat(request, formats, request.constraint))
         began = time.perf_counter()
         segments = await self._render(template, plan, model.info)
@@ -122,10 +122,11 @@ class PromptMaker:
         )
 
     async def check_model(self, name: str, info: ModelInfo) -> None:
-        """Refuse a model whose chat templates cannot be compiled, when it is loaded rather than on every request.
+        """Refuse a model whose chat templates cannot be compiled, at load time instead of on every request.
 
         Raises:
-            ModelLoadError: says which template, and where it is wrong; or which setting cannot have any effect.
+            ModelLoadError: names the template and the position of the error, or the setting that cannot have any
+                effect.
         """
         if info.engine.takes_messages:
             _check_leaves_chats_alone(name, self._models[name])
@@ -149,7 +150,7 @@ class PromptMaker:
 
 
 def _written(request: GenerateRequest) -> tuple[str, ...]:
-    """What the caller has written of a prompt: texts, and names where there is more to what they name."""
+    """Return the caller's own texts in a prompt: contents, arguments, tool names and template variable names."""
     written = [request.text, request.suffix]
     for message in request.messages or ():
         written += [message.content, message.reasoning, *(call.arguments for call in message.tool_calls)]
@@ -159,7 +160,7 @@ def _written(request: GenerateRequest) -> tuple[str, ...]:
 
 
 def _raw_segments(request: GenerateRequest, info: ModelInfo) -> tuple[Segment, ...]:
-    """A text that no template wraps; nothing for token ids, and for messages that the engine renders itself."""
+    """Return the segments of a raw text; empty for token ids, and for messages that the engine renders itself."""
     if request.text is None:
         return ()
     if request.suffix is not None:
@@ -169,7 +170,7 @@ def _raw_segments(request: GenerateRequest, info: ModelInfo) -> tuple[Segment, .
 
 
 def _check_leaves_chats_alone(name: str, settings: ModelSettings) -> None:
-    """Refuse settings about prompts and parsers where chats are the engine's own business."""
+    """Refuse settings about prompts and parsers if the engine handles chats itself."""
     for setting in ("chat_template", "tool_parser", "reasoning_parser", "compressor"):
         if getattr(settings, setting) is not None:
             path = f"models.{name}.{setting}"

@@ -1,6 +1,6 @@
-"""A request's parameters by the names that clients write: which ones it gives, and what is left without one.
+"""Parameters of a request by wire name: list those that it gives, and remove one.
 
-Used where a parameter turns out to be one that the model cannot honour. Knows no model.
+Used when a parameter turns out to be one that the model cannot honour. Does not know models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enginehouse.contract.types import GenerateRequest, ToolUse
 __all__ = ["given_parameters", "without_parameter"]
 
 _NAMES = {"num_logprobs": "logprobs"}
-"""Sampling fields that clients write by another name."""
+"""Sampling fields with another name on the wire."""
 
 _MEMBERS = {
     "suffix": "suffix",
@@ -24,16 +24,16 @@ _MEMBERS = {
     "compression": "compression",
     "chat_template_kwargs": "template_variables",
 }
-"""Fields that are members of a request, and mean nothing when they are empty."""
+"""Parameters that are members of a request; an empty value means not given."""
 
 _OFF: Mapping[str, Any] = MappingProxyType({"chat_template_kwargs": {}})
 
 _THINKING = {"enable_thinking": "enabled", "thinking_budget": "budget", "reasoning_effort": "effort"}
-"""Fields about reasoning, and where they stand in :class:`enginehouse.contract.types.Thinking`."""
+"""Parameters about reasoning, and their field in :class:`enginehouse.contract.types.Thinking`."""
 
 
 def given_parameters(request: GenerateRequest) -> Iterator[str]:
-    """The parameters of a request that some models cannot honour."""
+    """Yield the parameters of a request that some models cannot honour."""
     yield from (_NAMES.get(name, name) for name in (*request.sampling, *request.stopping))
     for fields in request.extensions.values():
         yield from fields
@@ -76,9 +76,9 @@ def _of_chat(request: GenerateRequest) -> Iterator[str]:
 
 
 def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
-    """The request without what ``param``, a path in its body, asks for; and the path of what was left out.
+    """Drop the feature that ``param``, a path in the request's body, asks for; also return the path that was dropped.
 
-    None when it cannot be left out: messages and prompts cannot, for nothing would be left to answer.
+    None if it cannot be dropped, as for messages and prompts, without which there is nothing to answer.
     """
     name = _root(param)
     if request.constraint is not None and name == _root(request.constraint.param):
@@ -96,7 +96,7 @@ def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateReq
 
 
 def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
-    """Without that about the tools which cannot be had: the check of arguments, the forced call, or all of it."""
+    """Drop the unsupported tool feature: the argument check, the forced call, or the tools themselves."""
     use = request.tool_use
     assert use is not None
     if param.endswith(".strict"):
@@ -110,7 +110,7 @@ def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateReques
         return evolve(request, tool_use=evolve(use, choice="auto", only=None)), param
     if request.constraint is None:
         return None
-    # Tools and a form of the answer make one constraint, which is named after the tools.
+    # Tools and an answer format make one constraint, which is named after the tools.
     return evolve(request, constraint=None), _root(request.constraint.param)
 
 

@@ -1,4 +1,4 @@
-"""Installed plugins: found, loaded one by one, and what they hand over sorted into typed registries."""
+"""Plugin discovery and loading, and typed registries of the objects that plugins register."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One plugin's hook ``authenticate`` as the server asks it: whatever goes wrong there, the caller is denied."""
+"""Wrapper of a plugin's ``authenticate`` hook that refuses the caller if anything fails."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MAX_TOLD = 100
 
 @define(eq=False)
 class _Told:
-    """Failures that are in the log already: what is wrong with the settings would fill it with every request."""
+    """Failures that are already in the log: an error in the settings would otherwise fill it on every request."""
 
     _seen: set[tuple[str, ...]] = field(factory=set)
 
     def is_new(self, error: Exception) -> bool:
-        """Whether a failure is to be logged: told by its place in the code, and by its text where it is one of ours."""
+        """Return True if a failure is to be logged. Its key is its code location, and its text if it is our error."""
         frame = error.__traceback__
         while frame is not None and frame.tb_next is not None:
             frame = frame.tb_next
@@ -41,31 +41,33 @@ class _Told:
 
 @frozen
 class Authenticator:
-    """Recognises callers. ``ask`` is the plugin's hook."""
+    """Identifies callers. ``ask`` is the plugin's hook."""
 
     plugin: str
     ask: Callable[..., Identity | None]
     _told: _Told = field(factory=_Told, init=False, repr=False)
 
     def identify(self, credentials: Credentials) -> Identity | None:
-        """Who it is, the plugin's name in front; None when this plugin does not know. Any thread; may block.
+        """Return the caller with the plugin's name as a prefix, or None if this plugin does not know it.
+
+        Any thread; may block.
 
         Raises:
-            PluginError: the plugin failed or gave what is no identity; the reason is in the log, once.
+            PluginError: the plugin failed or its result is not a valid identity; the reason is logged once.
         """
         try:
             found = self.ask(credentials=credentials)
             if found is None:
                 return None
             _check(found)
-        except Exception as error:  # the border to the plugin: a caller that it stumbles over is not let in
+        except Exception as error:  # error boundary: a caller on which the plugin fails is refused
             self._log(error)
             raise PluginError(f"the authenticator {self.plugin!r} failed", self.plugin) from error
         name = f"{self.plugin}:{found.name}"
         return evolve(found, name=name, namespace=found.namespace or name)
 
     def _log(self, error: Exception) -> None:
-        """Say it once; what names itself needs no traceback."""
+        """Log an error once; errors of ours need no traceback."""
         if not self._told.is_new(error):
             return
         said, trace = (error.message, None) if isinstance(error, EnginehouseError) else (type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""The border to a plugin that is asked something while models and settings are planned: mistakes are told by name."""
+"""Error boundary for plugin calls while models and settings are planned; errors name the plugin."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def plugin_border(called: str) -> Iterator[None]:
-    """While the block runs, what nobody raised on purpose becomes a PluginError; the log has its traceback.
+    """Convert unexpected exceptions in the block to PluginError; the traceback is logged.
 
     Args:
-        called: what is asked, such as ``the backend 'hf'``.
+        called: the object that is called, such as ``the backend 'hf'``.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""The kinds of objects that plugins hand over, one row each. A new kind is a new row.
+"""The kinds of plugin objects, one row each. A new kind is a new row.
 
 The attributes of :class:`PluginObjects` are the table, and :data:`KINDS` is read from it. The loader, the registry, the
-test kit and the pages of docs/ loop over it, so they name no kind that needs nothing special.
+test kit and the generated pages in docs/ iterate over it, so they name only kinds that need special treatment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from enginehouse.plugins.authenticator import Authenticator
 __all__ = ["KINDS", "FindSource", "Kind", "PluginObjects"]
 
 FindSource = Callable[[], ModelSource | None]
-"""Finds a model now, or returns None when it is not installed."""
+"""Finds a model now, or returns None if it is not installed."""
 
 
 @frozen(kw_only=True)
@@ -40,15 +40,15 @@ class Kind:
 
     Attributes:
         name: the attribute of the registry that holds the objects by name.
-        hook: the hook through which plugins hand them over; with ``wrap``, the hook that becomes the object.
-        noun: the kind in messages; with underscores, the name of the fixture in its contract suites.
-        protocol: what an object must have. A function type means that plugins hand over a name and a function.
+        hook: the hook that registers the objects; with ``wrap``, the hook that becomes the object.
+        noun: name of the kind in messages; with underscores, the name of the fixture in its contract suites.
+        protocol: the interface of an object. A function type means that plugins register a name and a function.
         suites: its contract suites as ``module:class``; text only, because core does not import the test kit.
         api_version: version of ``protocol``; objects of this and of the previous version are accepted.
-        check: raises PluginError for what ``protocol`` does not say, given an object and the names that are taken.
-        also: another kind as which each object is registered as well, and what makes it such an object.
-        wrap: makes the object of a plugin's name and its hook as a plain function, for hooks that are called while the
-            server runs.
+        check: additional validation, given an object and the names in use; raises PluginError.
+        also: another kind as which each object is registered as well, and the function that converts it.
+        wrap: creates the object from a plugin's name and its hook as a plain function, for hooks that are called while
+            the server runs.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Kind:
 
     @property
     def fixture(self) -> str:
-        """Name of the pytest fixture that gives an object to the contract suites."""
+        """Name of the pytest fixture that provides an object to the contract suites."""
         return self.noun.replace(" ", "_")
 
     @property
     def takes_functions(self) -> bool:
-        """Plugins hand over a name and a function instead of an object with a name."""
+        """True if plugins register a name and a function instead of an object with a name."""
         return self.wrap is None and get_origin(self.protocol) is Callable
 
 
@@ -80,7 +80,7 @@ def _check_constraint_kinds(decoder: StructuredDecoder, taken: Collection[str]) 
 
 
 def _check_command_name(command: Command, taken: Collection[str]) -> None:
-    """A group must not have a command's name, nor a command a group's."""
+    """Check that a group has no command's name, and a command no group's name."""
     group, _, member = command.name.partition(" ")
     groups = {name.partition(" ")[0] for name in taken if " " in name}
     if member and group in {*taken, *OWN_COMMANDS}:
@@ -90,17 +90,17 @@ def _check_command_name(command: Command, taken: Collection[str]) -> None:
 
 
 def _kind(noun: str, *suites: str, **more: Any) -> Any:
-    """A row of the table; ``more`` are further attributes of :class:`Kind`."""
+    """Create a row of the table; ``more`` are further attributes of :class:`Kind`."""
     suites = tuple(f"enginehouse_testkit.{suite}" for suite in suites)
     return attrs.field(default=MappingProxyType({}), metadata={"noun": noun, "suites": suites, **more})
 
 
 @frozen(kw_only=True)
 class PluginObjects:
-    """All plugin objects by name, one attribute per kind: hooks are called in this order.
+    """All plugin objects by name, one attribute per kind; hooks are called in this order.
 
-    An attribute's type says what an object must have; its hook is ``register_<attribute>`` unless the row says
-    otherwise. Objects are in order of registration, which is the order of preference among decoders and parsers.
+    An attribute's type is the interface of the objects; the hook is ``register_<attribute>`` unless the row specifies
+    another. Objects are in order of registration, which is the order of preference among decoders and parsers.
     """
 
     backends: Mapping[str, Backend] = _kind(
@@ -145,4 +145,4 @@ def _read_table() -> dict[str, Kind]:
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(_read_table())
-"""Each kind by its name, in the order in which hooks are called."""
+"""All kinds by name, in the order in which their hooks are called."""

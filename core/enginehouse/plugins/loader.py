@@ -1,8 +1,8 @@
-"""Finds plugins through their entry points, imports them one by one, and calls their register hooks.
+"""Discovers plugins through their entry points, imports them one by one, and calls their register hooks.
 
-A plugin is whatever an entry point in the group ``enginehouse`` names: a module or object with functions
-marked ``@enginehouse.hookimpl``. Pluggy's own loader is not used: it stops at the first broken plugin and
-skips duplicate names without a word. This is the only module that calls hooks.
+A plugin is the target of an entry point in the group ``enginehouse``: a module or object with functions marked
+``@enginehouse.hookimpl``. Pluggy's own loader is not used: it stops at the first broken plugin and skips duplicate
+names silently. This is the only module that calls hooks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEST_BACKENDS = {
     "fake": "enginehouse_testkit.fake_runner:FakeBackend",
     "scripted": "enginehouse_testkit.scripted:ScriptedBackend",
 }
-"""Backends that are no plugins: they load when a configuration names them, and not otherwise."""
+"""Backends that are not plugins: they are loaded only if a configuration names them."""
 
 
 def _manager() -> pluggy.PluginManager:
@@ -44,7 +44,7 @@ def _manager() -> pluggy.PluginManager:
 
 @define(eq=False)
 class PluginLoader:
-    """Loads plugins, then is thrown away; ``records`` and ``registration`` are the result."""
+    """Single-use plugin loader; ``records`` and ``registration`` are the result."""
 
     settings: PluginsSettings
     records: PluginRecords = field(factory=PluginRecords)
@@ -56,7 +56,7 @@ class PluginLoader:
         """Import the plugins of all installed packages, in an order that does not depend on the machine.
 
         Raises:
-            ConfigError: the options of a plugin are wrong.
+            ConfigError: the options of a plugin are invalid.
         """
         for entry_point in sorted(entry_points(group=_GROUP), key=_load_order):
             record = _record_of(entry_point)
@@ -71,7 +71,7 @@ class PluginLoader:
                     self._add(entry_point.load(), record)
 
     def add_test_backend(self, name: str) -> None:
-        """Take a backend of :mod:`enginehouse_testkit` in; it is imported only here."""
+        """Register a backend of :mod:`enginehouse_testkit`, which is imported only here."""
         record = PluginRecord(name=name, distribution="enginehouse_testkit", version="", hooks=("register_backends",))
         self.records.by_name[f"{name} {record.distribution}"] = record
         module, _, attribute = TEST_BACKENDS[name].partition(":")
@@ -80,10 +80,10 @@ class PluginLoader:
             self.registration.register(KINDS["backends"], name, backend)
 
     def collect(self) -> None:
-        """Call each register hook of each plugin once, and take the hooks that are called while the server runs."""
+        """Call each register hook of each plugin once, and wrap the hooks that are called while the server runs."""
         collected = [kind for kind in KINDS.values() if kind.wrap is None]
         called: set[tuple[str, str]] = set()
-        # The list of a round is fixed: a plugin that another one adds takes part from the next round on.
+        # The list of a round is fixed: plugins that are added during a round are included in the next one.
         while waiting := [
             (kind, name)
             for kind in collected
@@ -100,7 +100,7 @@ class PluginLoader:
                     self.registration.objects[kind.name][name] = kind.wrap(name, self._asking(kind.hook, name))
 
     def _call(self, kind: Kind, name: str) -> None:
-        """Call one hook of one plugin. A bad object is refused without losing the plugin's other ones."""
+        """Call one hook of one plugin. An invalid object is refused; the plugin's other objects are kept."""
         accept = self.registration.register_function if kind.takes_functions else self.registration.register
 
         def register(*items: Any) -> None:
@@ -116,7 +116,7 @@ class PluginLoader:
             )
 
     def _asking(self, hook: str, name: str) -> Callable[..., Any]:
-        """The hook of one plugin as a plain function, with the plugin's options."""
+        """Return the hook of one plugin as a plain function, with the plugin's options."""
         others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
         caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
         return functools.partial(caller, options=self._options[name])
@@ -126,7 +126,7 @@ class PluginLoader:
         return name not in self.settings.deny and (allow is None or name in allow)
 
     def _add(self, plugin: object, record: PluginRecord) -> None:
-        """Take a plugin in: check its hooks and read its options."""
+        """Register a plugin: check its hooks and read its options."""
         if self._manager.is_registered(plugin):
             raise PluginError(f"it is the same object as the plugin {self._manager.get_name(plugin)!r}", record.name)
         try:
@@ -141,7 +141,7 @@ class PluginLoader:
             raise
 
     def _add_by_plugin(self, parent: str, name: str, plugin: object) -> None:
-        """Take in a plugin that another plugin brings; it counts as part of the same distribution."""
+        """Register a plugin that another plugin adds; it belongs to the same distribution."""
         if name in self.records.by_name:
             raise PluginError(f"cannot add the plugin {name!r}: the name is taken", parent)
         record = evolve(self.records.by_name[parent], name=name, hooks=(), error=None)
@@ -158,7 +158,7 @@ class PluginLoader:
             raise PluginError("it implements no hook; mark functions with @enginehouse.hookimpl")
 
     def _read_options(self, plugin: object, name: str) -> Any:
-        """The plugin's settings as an instance of its ``options`` class; None when it declares none."""
+        """Return the plugin's settings as an instance of its ``options`` class; None if it declares none."""
         data, path = self.settings.options.get(name, {}), f"plugins.{name}"
         options_class = getattr(plugin, "options", None)
         if options_class is None or isinstance(options_class, ModuleType):  # a submodule named options declares nothing

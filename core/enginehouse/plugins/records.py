@@ -1,4 +1,4 @@
-"""What became of each installed plugin, and the border at which its exceptions become its error."""
+"""Load results of installed plugins, and the error boundary that records their exceptions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["PluginRecord", "PluginRecords"]
 
 @frozen(kw_only=True)
 class PluginRecord:
-    """What became of one installed plugin.
+    """Load result of one installed plugin.
 
     Attributes:
         name: its entry point, or the name under which another plugin added it.
-        distribution: the installed package that brings it.
+        distribution: the installed package that contains it.
         version: that package's version.
-        hooks: names of the hooks that it implements, sorted; empty when it was not imported.
-        error: why it, or a part of it, does not work; None when all is well.
-        skipped: the settings say that it must not be imported; ``error`` is None then.
+        hooks: names of the hooks that it implements, sorted; empty if it was not imported.
+        error: why it, or a part of it, does not work; None if there is no error.
+        skipped: the settings exclude it from being imported; ``error`` is None then.
     """
 
     name: str
@@ -40,25 +40,25 @@ class PluginRecord:
 
 @define(eq=False)
 class PluginRecords:
-    """The records while plugins load: the plugin that owns a name by that name, further claimants after it."""
+    """The records while plugins load: the first plugin with a name by that name, duplicates after it."""
 
     by_name: dict[str, PluginRecord] = field(factory=dict)
 
     def add_duplicate(self, record: PluginRecord, error: str) -> None:
-        """Record a plugin whose name is taken."""
+        """Record a plugin whose name is already in use."""
         self.by_name[f"{record.name} {record.distribution}"] = evolve(record, error=error)
 
     @contextmanager
     def recording(self, name: str) -> Iterator[None]:
-        """Turn an exception into an error of the plugin ``name``, so that the others go on; may be broad.
+        """Record exceptions as errors of the plugin ``name``, so that other plugins are not affected.
 
-        A ConfigError is the user's to mend and goes on. A plugin that exits while it is imported is broken.
+        Catches broadly, including SystemExit during import. A ConfigError is propagated, because the user must fix it.
         """
         try:
             yield
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to code that is not ours
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - error boundary of plugin code
             reason = error.message if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             record = self.by_name[name]
             known = f"{record.error}; " if record.error else ""

@@ -1,7 +1,7 @@
-"""Objects of plugins, checked one by one: complete, of a version that we know, under a free name.
+"""Validation of plugin objects, one by one: complete, of a known version, with a free name.
 
-What holds for one kind only is in its row of the table of kinds. Knows no plugin manager; the loader calls it for each
-object that a hook hands over.
+Rules of single kinds are in the table of kinds. Does not know the plugin manager; the loader calls it for each object
+that a hook registers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Registration"]
 
 @define(eq=False)
 class Registration:
-    """The objects that were accepted.
+    """The accepted objects.
 
     Attributes:
-        objects: object by name, by the name of its kind.
+        objects: kind name to object by name.
         request_fields: field of the request body by name.
     """
 
@@ -32,10 +32,10 @@ class Registration:
     request_fields: dict[str, RequestField] = field(factory=dict)
 
     def register(self, kind: Kind, plugin: str, candidate: Any) -> None:
-        """Check and keep an object, and the request fields that it declares.
+        """Validate and store an object, and the request fields that it declares.
 
         Raises:
-            PluginError: the object is incomplete or of an unknown version, or its name or a request field is taken.
+            PluginError: the object is incomplete or of an unknown version, or its name or a request field is in use.
         """
         _check_protocol(kind, candidate)
         taken = self.objects[kind.name] if kind.also is None else self.objects[kind.also[0]]
@@ -51,10 +51,10 @@ class Registration:
         self.objects[kind.name][candidate.name] = candidate
 
     def register_function(self, kind: Kind, plugin: str, name: str, function: Callable[..., Any]) -> None:
-        """Check and keep a function that is handed over with its name.
+        """Validate and store a function that is registered with a name.
 
         Raises:
-            PluginError: the name is taken, or it is not a function.
+            PluginError: the name is in use, or it is not a function.
         """
         if name in self.objects[kind.name]:
             raise PluginError(f"the {kind.noun} {name!r} is taken", plugin)
@@ -73,7 +73,7 @@ class Registration:
 
 
 def _check_protocol(kind: Kind, candidate: Any) -> None:
-    """Raise PluginError unless ``candidate`` has all that its kind asks for, in a version that we know."""
+    """Raise PluginError if ``candidate`` lacks a member of its kind's interface or has an unknown version."""
     protocol, name = kind.protocol, getattr(candidate, "name", candidate)
     wanted = [*protocol.__annotations__, *(key for key in vars(protocol) if not key.startswith("_"))]
     missing = [key for key in wanted if not hasattr(candidate, key)]

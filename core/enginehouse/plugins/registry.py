@@ -1,4 +1,4 @@
-"""What the rest of core sees of plugins: typed registries, and a record of each."""
+"""The plugin interface for the rest of core: typed registries, and a load record of each plugin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["PluginRegistry"]
 
 @frozen(kw_only=True)
 class PluginRegistry(PluginObjects):
-    """Everything that the loaded plugins offer, by name; read-only.
+    """All objects of the loaded plugins, by name; read-only.
 
     Attributes:
         request_fields: field that a plugin added to the request body, by name.
@@ -37,10 +37,10 @@ class PluginRegistry(PluginObjects):
 
         Args:
             settings: the allow and deny lists and the plugins' options.
-            builtin: backend names in use; those of the test backends ``fake`` and ``scripted`` load these.
+            builtin: names of the backends in use; the test backends ``fake`` and ``scripted`` are loaded if among them.
 
         Raises:
-            ConfigError: the options of a plugin are wrong.
+            ConfigError: the options of a plugin are invalid.
         """
         loader = PluginLoader(settings)
         loader.discover()
@@ -60,10 +60,10 @@ class PluginRegistry(PluginObjects):
 
         Args:
             settings: all settings; their models name the backends in use.
-            also: backend names in use that the settings do not know of.
+            also: names of backends in use that are not in the settings.
 
         Raises:
-            ConfigError: ``[plugins]`` names a plugin that is not installed, or its options are wrong.
+            ConfigError: ``[plugins]`` names a plugin that is not installed, or its options are invalid.
         """
         backends = [model.backend for model in settings.models.values() if model.backend]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
@@ -72,7 +72,7 @@ class PluginRegistry(PluginObjects):
         return registry
 
     def check_authenticators(self, names: Iterable[str]) -> None:
-        """Raise ConfigError when one of ``names`` is no plugin that recognises callers."""
+        """Raise ConfigError if one of ``names`` is not a plugin that identifies callers."""
         for name in names:
             if name not in self.authenticators:
                 record = next((record for record in self.plugins if record.name == name), None)
@@ -82,7 +82,7 @@ class PluginRegistry(PluginObjects):
                 raise ConfigError(f"{path}: no loaded plugin {name!r} implements authenticate{why}{hint}", path)
 
     def check_names(self, settings: PluginsSettings) -> None:
-        """Raise ConfigError when ``settings`` name a plugin that is not installed."""
+        """Raise ConfigError if ``settings`` name a plugin that is not installed."""
         known = tuple(record.name for record in self.plugins)
         for path, names in (
             ("plugins.allow", settings.allow or ()),

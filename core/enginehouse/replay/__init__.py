@@ -1,12 +1,13 @@
-"""Work that outlives its worker: a stream goes on where it was when the process behind it died.
+"""Recovery of requests from worker deaths: a stream continues in the next worker at the point where it was.
 
-The pipeline brings requests and questions to :class:`Replays` instead of to a model's engine. Both are ``work``.
-``transcript`` knows how far a request has come, ``generation`` is what the client's side reads while workers come and
-go, ``questions`` asks for tokens of a text, texts of tokens and pictures of an engine. ``model_work`` keeps the work of
-one model together, ``quarantine`` finds what of it kills workers, if anything does, and ``culprits`` knows that again.
+The pipeline submits requests and calls to :class:`Replays` instead of to a model's engine. Both are *work items*
+(``work``). ``transcript`` records the progress of a request, ``generation`` is the stream that the pipeline reads
+across workers, and ``questions`` holds calls: tokenize, detokenize, engine snapshot. ``model_work`` holds the work
+items of one model, ``quarantine`` identifies those that kill workers, and ``culprits`` recognises them when they are
+sent again.
 
-A worker's engine does the work: it is given the prompt and everything that was told of the answer, and goes on
-(:mod:`enginehouse.engine.admission`). Knows nothing of HTTP, prompts or processes.
+The worker's engine resumes the request: it receives the prompt and the answer so far, and continues from there
+(:mod:`enginehouse.engine.admission`). Does not know HTTP, prompts or processes.
 """
 
 from __future__ import annotations

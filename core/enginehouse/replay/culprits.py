@@ -1,17 +1,19 @@
-"""What is remembered of work that killed workers: what of it killed, and whose it was.
+"""Record of the work that killed workers: the part that caused the death, and its caller.
 
-A *culprit* is refused when it comes again, before it costs two more workers. It is known by what the worker died of:
+A *culprit* (poison request) is refused when it is sent again, before it kills two more workers. It is identified by the
+stage in which the worker died:
 
-- a death while it tokenized: the prompt's text, whatever is asked about it and by which address;
-- a death while a constraint was compiled: the constraint;
-- a death later on: prompt and constraint together, whatever the sampling.
+- while tokenizing: the prompt's text, for any kind of request and any API route;
+- while compiling a constraint: the constraint;
+- later: prompt and constraint together, for any sampling parameters.
 
-A text that others may well write too, as it is short, is refused to the caller only whose work it was, and so is what
-died later on, as more than the prompt may have been to blame. Where all that the caller has written of a prompt is one
-text, such as the one message of a chat, it is remembered besides the whole; of several it is not known which it was.
+A short text, which others may well send too, is refused only to the caller who sent it. So is a culprit of the third
+kind, because more than the prompt may be the cause. If the caller wrote exactly one text of the prompt, such as the
+only message of a chat, that text is recorded in addition to the whole prompt; with several texts it is unknown which
+one was the cause.
 
-An *offence* is a death that a caller's work has caused. After it that caller's work waits before it may enter a worker,
-longer from offence to offence; no other's does. Both are forgotten after a while, since what killed may have been
+An *offence* is a death caused by a caller's work. After it, only that caller's work waits before it may enter a worker,
+and longer after each further offence. Culprits and offences expire after a while, because the cause may have been
 repaired.
 """
 
@@ -39,7 +41,7 @@ _MAX_PAUSE_S = 60.0
 
 
 class Culprits:
-    """Those of one model.
+    """Culprits of one model.
 
     Args:
         clock: seconds, monotonic.
@@ -47,10 +49,10 @@ class Culprits:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._found_s: dict[bytes, float] = {}  # the oldest first
+        self._found_s: dict[bytes, float] = {}  # oldest first
 
     def add(self, work: Work) -> None:
-        """A worker died in the isolation run of this."""
+        """Add a work item: a worker died in its isolation run."""
         for key in _blame(work):
             self._found_s.pop(key, None)
             self._found_s[key] = self._clock()
@@ -58,15 +60,15 @@ class Culprits:
             del self._found_s[next(iter(self._found_s))]
 
     def knows(self, work: Work) -> bool:
-        """Whether workers would die of this."""
+        """True if workers are expected to die of this work item."""
         if not self._found_s:
-            return False  # as nearly always: nothing is computed
+            return False  # the usual case: no keys are computed
         begin_s = self._clock() - _REMEMBERED_S
         return any(self._found_s.get(key, begin_s) > begin_s for key in _keys(work))
 
 
 class Offences:
-    """The record of callers, on one model.
+    """Offences of callers, on one model.
 
     Args:
         clock: seconds, monotonic.
@@ -74,10 +76,10 @@ class Offences:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._record: dict[str, tuple[int, float]] = {}  # how many, and when the last one was
+        self._record: dict[str, tuple[int, float]] = {}  # number of offences, and time of the last one
 
     def add(self, caller: str) -> None:
-        """A worker died of work of this caller."""
+        """Record that a worker died of this caller's work."""
         count = self.count(caller) + 1
         self._record.pop(caller, None)
         self._record[caller] = count, self._clock()
@@ -85,12 +87,12 @@ class Offences:
             del self._record[next(iter(self._record))]
 
     def count(self, caller: str) -> int:
-        """How many are remembered."""
+        """Number of offences that have not expired."""
         count, last_s = self._record.get(caller, (0, 0.0))
         return count if self._clock() - last_s < _REMEMBERED_S else 0
 
     def pause_s(self, caller: str) -> float:
-        """Seconds that the caller's work has still to wait."""
+        """Seconds that the caller's work still has to wait."""
         count = self.count(caller)
         if not count:
             return 0.0
@@ -99,7 +101,7 @@ class Offences:
 
 
 def _blame(work: Work) -> Iterator[bytes]:
-    """Names of what a worker died of in the isolation run of this."""
+    """Yield the keys of the part of the work in whose isolation run the worker died."""
     if work.stage == "text":
         yield from (_text_key(text, work.caller) for text in _texts(work))
     elif work.stage == "constraint":
@@ -109,7 +111,7 @@ def _blame(work: Work) -> Iterator[bytes]:
 
 
 def _keys(work: Work) -> Iterator[bytes]:
-    """Names under which a culprit like this may be remembered."""
+    """Yield the keys under which a culprit like this work item may be recorded."""
     long = [text for text in map(_plain, work.written) if len(text) >= _MIN_UNCOMMON_BYTES]
     yield from (_text_key(text, work.caller) for text in (*_texts(work), *long))
     yield _constraint_key(work)
@@ -117,7 +119,7 @@ def _keys(work: Work) -> Iterator[bytes]:
 
 
 def _texts(work: Work) -> list[bytes]:
-    """What is tokenized: the whole prompt, and what its caller has written of it, if that is one text."""
+    """Return the tokenized texts: the whole prompt, and the part written by the caller if that is one text."""
     written = [_plain(text) for text in work.written] if len(work.written) == 1 else []
     return [text for text in (_prompt(work.request), *written) if text]
 
@@ -129,7 +131,7 @@ def _prompt(request: EngineRequest) -> bytes:
 
 
 def _plain(text: str) -> bytes:
-    """A text as it is compared: templates strip what surrounds it."""
+    """Normalise a text for comparison: templates strip surrounding whitespace."""
     return text.strip().encode("utf-8", "surrogatepass")
 
 
@@ -149,7 +151,7 @@ def _whole_key(work: Work) -> bytes:
 
 
 def _reach(content: bytes, caller: str) -> str | None:
-    """To whom it is refused: to its caller; None is everybody."""
+    """Return the caller to whom the content is refused; None refuses it to all callers."""
     return None if len(content) >= _MIN_UNCOMMON_BYTES else caller
 
 

@@ -1,4 +1,4 @@
-"""A request that stays while workers come and go: what the pipeline's side iterates and cancels."""
+"""A generation that continues across workers: the pipeline iterates and cancels it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from enginehouse.workers import Stage, WorkerGeneration
 
 __all__ = ["ReplayedGeneration"]
 
-# Between two looks at a worker that has died and whose death is not known yet.
+# Seconds between checks of a worker that has died and whose death is not reported yet.
 _RETRY_S = 0.05
 
 
 class ReplayedGeneration(Work):
-    """Implements ``Generation``, and is told what happens to the request in its worker.
+    """Implements ``Generation``, and is the recorder of the request in its worker.
 
     Args:
-        request: what is answered.
-        place: the work of the model, of which this is one.
-        timeout_s: how long it may be without a worker.
+        request: the request to answer.
+        place: the work of the model, to which this belongs.
+        timeout_s: maximum time without a worker.
         written: see :class:`Work`.
 
     Attributes:
-        num_replays: how often it went on in another worker.
-        has_started: whether it has ever left the queue of one.
+        num_replays: number of times that it continued in another worker.
+        has_started: True if it has ever left the queue of a worker.
     """
 
     def __init__(self, request: EngineRequest, place: ModelWork, timeout_s: float, written: Sequence[str]) -> None:
@@ -41,17 +41,17 @@ class ReplayedGeneration(Work):
         self._place = place
         self._loop = asyncio.get_running_loop()
         self._transcript = Transcript(request, self._loop.time)
-        self._stays: deque[WorkerGeneration] = deque()  # those that are still to be read
+        self._stays: deque[WorkerGeneration] = deque()  # attempts that are still to be read
         self._last_stay: WorkerGeneration | None = None
         self._returning: asyncio.Task[None] | None = None
         self._error: EnginehouseError | None = None
         self._must_step_aside = False  # as soon as it is known to be in the worker
         self._is_cancelled = False
 
-    # -- the pipeline's side -----------------------------------------------------------------------
+    # -- pipeline side -----------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Batches of events, without a gap and without repetition. Closing the iterator early cancels the request."""
+        """Iterate over event batches, without gaps or repetition. Closing the iterator early cancels the request."""
         try:
             while not self._is_cancelled:
                 while self._stays:
@@ -59,8 +59,8 @@ class ReplayedGeneration(Work):
                         async for events in self._stays.popleft():
                             yield events
                     except WorkerDied:
-                        await asyncio.sleep(0)  # the news of the death may be behind this in the loop's queue
-                # While it returns, its last events may have come that nobody can read yet.
+                        await asyncio.sleep(0)  # the event loop may still have to deliver the news of the death
+                # While the request returns, last events may have arrived that cannot be read yet.
                 if self._returning is not None:
                     await self._return_of_request(self._returning)
                 elif self._error is not None:
@@ -73,7 +73,7 @@ class ReplayedGeneration(Work):
             self.cancel()
 
     async def _return_of_request(self, returning: asyncio.Task[None]) -> None:
-        """Wait until it is in a worker again, is cancelled, or cannot go on."""
+        """Wait until the request is in a worker again, is cancelled, or cannot continue."""
         await asyncio.wait([returning])
         if self._returning is returning:
             self._returning = None
@@ -81,7 +81,7 @@ class ReplayedGeneration(Work):
             returning.result()
 
     def cancel(self) -> None:
-        """Stop generating; idempotent, also after the end. Iteration then just ends."""
+        """Stop generating; idempotent, also after the end. Iteration then ends without an error."""
         if self._is_cancelled:
             return
         self._is_cancelled = True
@@ -91,13 +91,13 @@ class ReplayedGeneration(Work):
             self._last_stay.cancel()
         self._place.over(self)
 
-    # -- into a worker, and out of it --------------------------------------------------------------
+    # -- entering and leaving a worker -------------------------------------------------------------
 
     async def enter(self, *, is_returning: bool = False) -> None:
-        """Bring the request into a worker, however many die meanwhile; returns when one has accepted it.
+        """Submit the request to a worker, again if that dies; returns when one has accepted it.
 
         Args:
-            is_returning: it has lost its worker, so that its time without one runs.
+            is_returning: True if it has lost its worker, so that its time limit without a worker starts now.
 
         Raises:
             RequestError: the request cannot be served.
@@ -125,10 +125,10 @@ class ReplayedGeneration(Work):
                 if self.is_over or (self.engine is engine and not self._must_step_aside):
                     return
                 self._must_step_aside = False
-                stay.detach()  # it had to step aside, or the worker died, before this was reached
+                stay.detach()  # the request had to step aside, or the worker died, before this point
 
     def lost(self) -> None:
-        """The worker has died: go to the next one, unless :meth:`enter` is at it already."""
+        """The worker has died: return to the next one, unless :meth:`enter` is already doing so."""
         if self.is_bounded:
             self.start_limit()
         else:
@@ -153,11 +153,11 @@ class ReplayedGeneration(Work):
 
         self._returning = self._loop.create_task(come_back(), name=f"replay of {self.request.request_id}")
 
-    # -- what happens in the worker ----------------------------------------------------------------
+    # -- events of the worker ----------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of tokens of the answer so far."""
         return self._transcript.num_tokens
 
     def begun(self, stage: Stage) -> None:
@@ -170,7 +170,7 @@ class ReplayedGeneration(Work):
 
     @property
     def num_waiting_events(self) -> int:
-        """Events that have come and are not read yet."""
+        """Number of events that have arrived and are not read yet."""
         return self._last_stay.num_waiting_events if self._last_stay is not None else 0
 
     def accepted(self, num_prompt_tokens: int) -> None:

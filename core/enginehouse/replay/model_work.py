@@ -1,4 +1,4 @@
-"""The work of one model, across all its workers: what is in one, what must wait, and what becomes of it at a death."""
+"""Work items of one model, across all its workers: admission to a worker, and recovery after its death."""
 
 from __future__ import annotations
 
@@ -26,45 +26,46 @@ __all__ = ["ModelWork"]
 
 _log = logging.getLogger(__name__)
 
-# Between two looks at a model of which it is known that its worker has died and not yet that it is restarted.
+# Seconds between checks of a model whose worker has died and whose restart has not begun yet.
 _RETRY_S = 0.05
 
 _KNOWN = "The model's worker has died of this before; it is refused. Please do not send it again."
 
 
 class ModelWork:
-    """Lives on the event loop.
+    """Work items of one model. Used on the event loop.
 
     Args:
         served: the model.
-        max_waiting: pieces of work of one caller that may wait outside while there are suspects, or for its pause.
+        max_waiting: maximum number of work items per caller that may wait outside because of suspects or of the
+            caller's pause.
     """
 
     def __init__(self, served: ServedModel, max_waiting: int) -> None:
-        self._served = weakref.ref(served)  # whose end is this one's
+        self._served = weakref.ref(served)  # weak, because this object lives as long as the model
         self._name = served.name
         self._max_waiting = max_waiting
         clock = asyncio.get_running_loop().time
         self._offences = Offences(clock)
         self._quarantine = Quarantine(self._offences)
         self._culprits = Culprits(clock)
-        self._works: dict[Work, None] = {}  # in order of arrival; also what a worker holds whose client has left
+        self._works: dict[Work, None] = {}  # in order of arrival; includes items in a worker whose client has left
         self._engine: WorkerEngine | None = None
         self._arrivals = itertools.count()
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # -- coming and going --------------------------------------------------------------------------
+    # -- adding and removing -----------------------------------------------------------------------
 
     def next_arrival(self) -> int:
-        """The number of a new piece of work."""
+        """Return the arrival number of a new work item."""
         return next(self._arrivals)
 
     def add(self, model: LoadedModel, work: Work) -> None:
-        """Take a new piece of work, which will ask for its admission.
+        """Add a new work item, which will then request its admission.
 
         Raises:
             RequestKillsWorker: workers died of it before.
-            Overloaded: too many of its caller wait already.
+            Overloaded: too many items of its caller are waiting.
         """
         if self._culprits.knows(work):
             raise RequestKillsWorker(_KNOWN)
@@ -81,19 +82,19 @@ class ModelWork:
         return sum(work.engine is None and work.caller == caller for work in self._works)
 
     def _pause_s(self, work: Work) -> float:
-        """Seconds that it has to wait for what its caller has done; an answer that has begun goes on."""
+        """Seconds that it has to wait for its caller's offences; an answer that has begun is not delayed."""
         return self._offences.pause_s(work.caller) if work.state is State.WAITING and not work.num_tokens else 0.0
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether there are suspects."""
+        """True if there are suspects."""
         return self._quarantine.is_active
 
     async def admission(self, work: Work) -> WorkerEngine:
-        """Wait until a piece of work may enter the worker; returns the worker, which lives and counts it as inside.
+        """Wait until a work item may enter the worker; returns the worker, which is alive and now holds the item.
 
         Raises:
-            RequestKillsWorker: workers die of it, or have died of the same meanwhile.
+            RequestKillsWorker: workers die of it, or have meanwhile died of an equal one.
             EngineDead: there will be no worker.
         """
         while True:
@@ -129,9 +130,9 @@ class ModelWork:
             await asyncio.sleep(_RETRY_S)
 
     def progressed(self, work: Work) -> None:
-        """A piece of work has come further while there are suspects."""
+        """A work item has made progress while there are suspects."""
         if self._quarantine.progressed(work):
-            # Not at once: this is in the middle of a step, and what the rest of the step says is not to be lost.
+            # Deferred, because this is called within a step, whose remaining outputs must not be lost.
             asyncio.get_running_loop().call_soon(self._let_step_aside, work, work.engine)
         self._notify()
 
@@ -140,14 +141,14 @@ class ModelWork:
             work.step_aside()
 
     def over(self, work: Work) -> None:
-        """Its client expects nothing more; the worker may still hold it."""
+        """The client expects nothing more; the worker may still hold the item."""
         self._quarantine.over(work)
         if work.engine is None:
             self._works.pop(work, None)
         self._notify()
 
     def left(self, work: Work) -> None:
-        """A worker that lives holds nothing of it any more."""
+        """A live worker no longer holds the item."""
         work.engine = None
         self._quarantine.left(work)
         if work.is_over:
@@ -155,12 +156,12 @@ class ModelWork:
         self._notify()
 
     def answered(self, work: Work) -> None:
-        """It has come to its own end: an answer, or an error that is one."""
+        """The item has ended by itself: with an answer, or with an error that is its result."""
         work.is_answered = True
         self.over(work)
         self.left(work)
 
-    # -- deaths ------------------------------------------------------------------------------------
+    # -- worker deaths -----------------------------------------------------------------------------
 
     def _know(self, engine: WorkerEngine) -> None:
         if engine is not self._engine:
@@ -168,7 +169,7 @@ class ModelWork:
             engine.died.add_done_callback(partial(self._on_died, engine))
 
     async def death(self, engine: WorkerEngine) -> None:
-        """Wait until the death of a worker is known, and what it means for its work."""
+        """Wait until the death of a worker is reported and its consequences for its work are decided."""
         await asyncio.shield(engine.died)
         await asyncio.sleep(0)
 
@@ -177,7 +178,7 @@ class ModelWork:
             self._died(engine, died.result())
 
     def _died(self, engine: WorkerEngine, error: EngineDead) -> None:
-        """A worker has died by itself: find suspects, and send everything that it held on its way to the next one."""
+        """Handle the death of a worker: identify suspects, and return everything that it held to the next worker."""
         held = [work for work in self._works if work.engine is engine]
         if held:
             _log.warning("model %s: %s; what it held (%d) goes on in the next worker", self._name, error, len(held))
@@ -194,7 +195,7 @@ class ModelWork:
         self._notify()
 
     def _refuse(self, culprit: Work, error: EngineDead) -> None:
-        """End a culprit, and what is the same and has not begun to answer."""
+        """Refuse a culprit, and all equal work items that have not begun to answer."""
         pause_s = self._offences.pause_s(culprit.caller)
         message = "model %s: its worker died twice of the same work, which is refused; its caller %r has to wait %.0f s"
         _log.error(message, self._name, culprit.caller, pause_s)
@@ -205,7 +206,7 @@ class ModelWork:
                 work.refusal = RequestKillsWorker(_KNOWN)
 
     def _notify(self) -> None:
-        """Let all that waits look again, the first first."""
+        """Wake all waiting work items, in order of arrival."""
         changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
         changed.set_result(None)
 

@@ -1,22 +1,23 @@
-"""Finds the work that kills workers, with certainty, and without refusing any other.
+"""Identifies the work items that kill workers, with certainty and without refusing any other.
 
-After a death everything that the worker was working on is suspect. Suspects go back one at a time, each alone in the
-worker (its *isolation run*), until it has come well past the point where it was; then it steps aside for the next one,
-and when all have passed, all go on together. A worker that dies in an isolation run was killed by the work in it.
+After a death, everything on which the worker was working is suspect. Suspects return one at a time, each alone in the
+worker (its *isolation run*), until one has progressed well past the point where it was. It then leaves the worker to
+the next suspect; when all have passed, all continue together. If a worker dies in an isolation run, the item in it is
+the culprit.
 
-``TRANSITIONS`` is the table of docs/recovery.md ("Finding the cause"). A death from outside (``kill -9``, with
-memory to spare) is held against no work twice; then it is, since a watcher that kills what takes too much memory looks
-the same from here.
+``TRANSITIONS`` is the table of docs/recovery.md ("Finding the cause"). A work item is excused from its first two
+deaths from outside (``kill -9`` without a shortage of memory); after that it is suspect, because a watcher that kills
+processes using too much memory looks the same from here.
 
-The first suspects are the likeliest: those of callers whose work has killed before, then those that had come least far,
-the latest arrival first. When the culprit is found, the suspicion against the others ends and leaves no trace. Of a
-suspect whose client leaves before its isolation run has ended it stays unknown: when no culprit is found, the death is
-an offence of its caller.
+The likeliest suspects run first: those of callers with offences, then those with the least progress, the latest arrival
+first. When the culprit is found, the others are cleared and their suspicion is erased. If a suspect's client leaves
+before its isolation run has ended, it remains untested: if no culprit is found, the death counts as an offence of its
+caller.
 
-"Well past" is further each time a suspicion ended without an explanation: work that kills its worker not at once but
-again and again, some way on, is alone with it sooner or later.
+"Well past" is further each time a suspicion ended without an explanation, so that an item which kills its worker
+repeatedly but only after some progress is eventually alone with it.
 
-Pure bookkeeping: knows no event loop and no engine.
+Pure bookkeeping: does not know the event loop or the engine.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ from enginehouse.replay.work import State, Work
 __all__ = ["TRANSITIONS", "Event", "Quarantine"]
 
 _MARGIN_TOKENS = 8
-"""How far past its point a suspect must come the first time. Tokens that are drawn but not told of when a worker dies
-are few: an unfinished character, the beginning of a stop string."""
+"""Tokens past its last point that a suspect must reach in its first isolation run.
+
+Only a few sampled tokens can be unreported when a worker dies: an incomplete character, the start of a stop string.
+"""
 
 _MARGIN_FACTOR = 4
-"""How much further it must come each further time."""
+"""Factor by which the margin grows with each further suspicion."""
 
 _MAX_FORGIVEN = 2
-"""Deaths from outside that are not held against work that was in the worker."""
+"""Number of deaths from outside from which a work item in the worker is excused."""
 
 
 class Event(Enum):
-    """What happens to a piece of work."""
+    """Events of a work item."""
 
     ENTERED = "entered"
-    LEFT = "left"  # it stepped aside, and the worker has let it go
-    DIED = "died"  # its worker did, of what it did
+    LEFT = "left"  # it stepped aside, and the worker has dropped it
+    DIED = "died"  # its worker died while working on it
     LOST = "lost"  # its worker died otherwise
     PASSED = "passed"
     CLEARED = "cleared"
@@ -71,34 +74,34 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 class Quarantine:
-    """The work of one model, and who of it is suspect.
+    """Work items of one model, and the suspects among them.
 
     Args:
-        offences: the record of callers; deaths are added to it as they are explained.
+        offences: offences of callers; deaths are added to it when they are explained.
     """
 
     def __init__(self, offences: Offences) -> None:
         self._offences = offences
-        self._inside: dict[Work, None] = {}  # what the worker holds, also of clients that have left
-        self._suspects: list[Work] = []  # the next one first
+        self._inside: dict[Work, None] = {}  # items that the worker holds, including those whose client has left
+        self._suspects: list[Work] = []  # next one first
         self._isolated: Work | None = None
         self._goal = 0
-        self._round: list[Work] = []  # all that came under suspicion since there was none
-        self._untested: set[str] = set()  # callers of suspects that left before their isolation run had ended
+        self._round: list[Work] = []  # all that became suspect since there were no suspects
+        self._untested: set[str] = set()  # callers of suspects that left before the end of their isolation run
 
     @property
     def is_active(self) -> bool:
-        """Whether there are suspects, so that nothing else may enter the worker."""
+        """True if there are suspects, so that no other work may enter the worker."""
         return self._isolated is not None or bool(self._suspects)
 
     def may_enter(self, work: Work) -> bool:
-        """Whether a piece of work that is outside may enter the worker now."""
+        """True if a work item that is outside may enter the worker now."""
         if work in self._inside:
             return False
         return not self.is_active or (not self._inside and self._suspects[:1] == [work])
 
     def entered(self, work: Work) -> None:
-        """It may enter, and does."""
+        """The item enters the worker; it must be allowed to."""
         assert self.may_enter(work)
         self._inside[work] = None
         _move(work, Event.ENTERED)
@@ -107,7 +110,7 @@ class Quarantine:
             self._goal = work.num_tokens + _MARGIN_TOKENS * _MARGIN_FACTOR ** (work.num_suspicions - 1)
 
     def progressed(self, work: Work) -> bool:
-        """It has come further; True when it has passed its isolation run and must step aside for the next one."""
+        """The item has made progress; returns True if it has passed its isolation run and must step aside."""
         if work is not self._isolated or work.num_tokens < self._goal:
             return False
         self._isolated = None
@@ -117,13 +120,13 @@ class Quarantine:
         return bool(self._suspects)
 
     def over(self, work: Work) -> None:
-        """Its client has left, or it has come to its end; harmless when that is known."""
+        """The item's client has left, or it has ended; a repeated call has no effect."""
         work.is_over = True
         if work not in self._inside:
             self._end(work)
 
     def left(self, work: Work) -> None:
-        """The worker holds nothing of it any more; harmless when that is known."""
+        """The worker no longer holds the item; a repeated call has no effect."""
         if work in self._inside:
             del self._inside[work]
             if work.is_over:
@@ -132,11 +135,11 @@ class Quarantine:
                 _move(work, Event.LEFT)
 
     def died(self, working: Sequence[Work], *, from_outside: bool = False) -> Work | None:
-        """The worker died while it worked on these; returns the culprit when it is known."""
+        """The worker died while it worked on these items; returns the culprit if it is known."""
         blamed = [work for work in working if not (from_outside and _forgive(work))]
         inside, self._inside = self._inside, {}
         isolated, self._isolated = self._isolated, None
-        if isolated in blamed:  # which was alone
+        if isolated in blamed:  # it was alone
             _move(isolated, Event.DIED)
             self._offences.add(isolated.caller)
             self._end_round(is_explained=True)
@@ -149,7 +152,7 @@ class Quarantine:
         return None
 
     def _lose(self, work: Work, *, is_blamed: bool) -> None:
-        """The worker of one of several, or of one that it had not begun with, has died."""
+        """Handle the loss of an item's worker when the item is not the culprit."""
         _move(work, Event.DIED if is_blamed else Event.LOST)
         if is_blamed:
             work.num_suspicions += 1
@@ -174,7 +177,7 @@ class Quarantine:
             self._end_round()
 
     def _end_round(self, *, is_explained: bool = False) -> None:
-        """Suspicion ends: the culprit was found, or all have passed or left."""
+        """End the suspicion: the culprit was found, or all suspects have passed or left."""
         if not is_explained:
             for caller in self._untested:
                 self._offences.add(caller)
@@ -193,7 +196,7 @@ def _move(work: Work, event: Event) -> None:
 
 
 def _forgive(work: Work) -> bool:
-    """Whether work is not suspected of a death from outside."""
+    """True if the item is excused from a death from outside."""
     if work.num_forgiven >= _MAX_FORGIVEN:
         return False
     work.num_forgiven += 1

@@ -1,4 +1,4 @@
-"""Questions to an engine that are no generations, as work: asked again when the worker dies before it has answered."""
+"""Calls to an engine other than generations, as work items: repeated if the worker dies before it has answered."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Ask", "Question"]
 _T = TypeVar("_T")
 
 Ask = Callable[..., Awaitable[_T]]
-"""Asks the engine that it is given; what else it is given, it passes on to the engine's method."""
+"""Calls the given engine; passes keyword arguments on to the engine's method."""
 
 
 class Question(Work, Generic[_T]):
-    """One question. Also the :class:`enginehouse.workers.WorkObserver` of itself.
+    """One call. Also its own :class:`enginehouse.workers.WorkObserver`.
 
     Args:
-        ask: asks an engine.
-        place: the work of the model that is asked.
-        request: who asks, and what about, as the prompt of a request.
-        timeout_s: how long it may be without a worker.
+        ask: calls an engine.
+        place: the work of the called model.
+        request: the caller, and the content of the call as the prompt of a request.
+        timeout_s: maximum time without a worker.
         written: see :class:`Work`.
     """
 
@@ -38,12 +38,12 @@ class Question(Work, Generic[_T]):
         self._place = place
 
     async def answer(self) -> _T:
-        """Ask until there is an answer.
+        """Call until there is an answer.
 
         Raises:
             RequestKillsWorker: workers die of it.
             EngineDead: there was no worker for too long.
-            EnginehouseError: whatever the engine raises.
+            EnginehouseError: any error that the engine raises.
         """
         try:
             async with self.bounded(from_now=False):
@@ -63,7 +63,7 @@ class Question(Work, Generic[_T]):
                 raise
 
     def begun(self, stage: Stage) -> None:
-        """The worker begins with it."""
+        """The worker begins to work on it."""
         self.stage = stage
 
     def left(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the pipeline brings what it asks of models, so that it outlives the workers that answer it."""
+"""Entry point for requests and calls that survive the death of a worker; called by the pipeline."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _T = TypeVar("_T")
 
 
 class Replays:
-    """One per server. Lives on the event loop.
+    """Submits requests and calls to models. One per server. Used on the event loop.
 
-    Models whose settings switch replays off, and engines that have no worker, answer themselves: their end is the
-    answer's end. All methods raise what the engine's raise, and for work of which workers die RequestKillsWorker.
+    Models with ``replay`` switched off, and engines without a worker, are called directly: their end is the end of the
+    answer. All methods raise the errors of the engine's methods, and RequestKillsWorker for work of which workers die.
 
     Args:
-        max_waiting: pieces of work of one caller and model that may wait while there are suspects.
+        max_waiting: maximum number of work items per caller and model that may wait while there are suspects.
     """
 
     def __init__(self, max_waiting: int) -> None:
@@ -36,12 +36,12 @@ class Replays:
         self._works: WeakKeyDictionary[ServedModel, ModelWork] = WeakKeyDictionary()
 
     async def submit(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Generation:
-        """Bring a request to a model; returns when it is accepted.
+        """Submit a request to a model; returns when it is accepted.
 
         Args:
-            model: where to.
-            request: what to answer.
-            written: the texts of its prompt that its caller has written.
+            model: the model to use.
+            request: the request to answer.
+            written: the texts of its prompt that the caller wrote.
         """
         place = self._place(model)
         if place is None:
@@ -64,7 +64,7 @@ class Replays:
         add_special: bool = False,
         written: Sequence[str] | None = None,
     ) -> Sequence[int]:
-        """Token ids of a prompt; ``written`` is all of it unless it is said."""
+        """Return the token ids of a prompt; ``written`` defaults to the whole prompt."""
         request = EngineRequest(request_id="", segments=tuple(segments), caller=caller)
         if written is None:
             written = tuple(segment.text for segment in segments)
@@ -73,17 +73,17 @@ class Replays:
         )
 
     async def pieces(self, model: LoadedModel, token_ids: Sequence[int], caller: str) -> list[bytes]:
-        """The bytes of each token id."""
+        """Return the bytes of each token id."""
         request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
         return await self._ask(model, request, lambda engine, **how: engine.pieces(token_ids, **how))
 
     async def detokenize(self, model: LoadedModel, token_ids: Sequence[int], caller: str) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
         return await self._ask(model, request, lambda engine, **how: engine.detokenize(token_ids, **how))
 
     async def view(self, model: LoadedModel, caller: str) -> EngineView | None:
-        """A picture of the engine; None when it shows none."""
+        """Return a snapshot of the engine; None if the engine provides none."""
         if not isinstance(model.engine, Inspectable):
             return None
         request = EngineRequest(request_id="", caller=caller)
@@ -98,7 +98,7 @@ class Replays:
         return await question.answer()
 
     def _place(self, model: LoadedModel) -> ModelWork | None:
-        """The work of a model; None where it is not looked after."""
+        """Return the work of a model; None if replay does not apply to it."""
         if not model.settings.replay or not isinstance(model.engine, WorkerEngine):
             return None
         place = self._works.get(model.served)

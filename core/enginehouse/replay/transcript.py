@@ -1,6 +1,6 @@
-"""How far a request has come, from its events: enough to go on with it in another worker as if nothing had happened.
+"""Progress of a request, recorded from its events, so that it can continue seamlessly in another worker.
 
-Written as events arrive, before anybody reads them, so that a slow client loses nothing and gets nothing twice.
+Events are recorded when they arrive, before they are read, so that a slow client neither loses nor repeats any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Transcript"]
 
 @define(eq=False)
 class _Choice:
-    """What was told of one choice; see :class:`ResumedChoice`."""
+    """The reported part of one choice; see :class:`ResumedChoice`."""
 
     token_ids: list[int] = field(factory=list)
     held: HeldTokens | None = None
@@ -43,15 +43,15 @@ class _Choice:
 
 
 class Transcript:
-    """One request's.
+    """Transcript of one request.
 
     Args:
-        request: what is answered.
+        request: the request that is answered.
         clock: seconds, monotonic.
 
     Attributes:
-        num_tokens: tokens of the answer that are visible so far, over all choices.
-        is_finished: whether the last event has come.
+        num_tokens: number of visible tokens of the answer so far, over all choices.
+        is_finished: True if the last event has arrived.
     """
 
     def __init__(self, request: EngineRequest, clock: Callable[[], float]) -> None:
@@ -62,8 +62,8 @@ class Transcript:
         self._num_cached_tokens = 0
         self._num_loaded_tokens = 0
         self._cache_miss: CacheMiss | None = None
-        self._work_before = WorkCounts()  # in the stays before this one
-        self._work = WorkCounts()  # in this one
+        self._work_before = WorkCounts()  # in all previous attempts
+        self._work = WorkCounts()  # in the current attempt
         self._is_thinking_stopped = False
         self._accepted_s: float | None = None
         self._started_s: float | None = None
@@ -72,7 +72,7 @@ class Transcript:
         self.is_finished = False
 
     def begin_stay(self) -> Resume | None:
-        """A worker is given the request: what it must know of the stays before; None on the first one."""
+        """Begin an attempt in a worker; returns the progress of the previous ones, or None for the first."""
         self._num_stays += 1
         self._work_before, self._work = _sum(self._work_before, self._work), WorkCounts()
         if self._num_stays == 1:
@@ -86,18 +86,18 @@ class Transcript:
             self._accepted_s = self._clock()
 
     def started(self, num_cached_tokens: int, num_loaded_tokens: int = 0, cache_miss: CacheMiss | None = None) -> None:
-        """It has left the queue. What the prefix cache had counts the first time: later it has what the first left."""
+        """The request has left the queue. Only the first prefix cache hit counts: later ones find its own tokens."""
         if self._started_s is None:
             self._started_s = self._clock()
             self._num_cached_tokens, self._num_loaded_tokens = num_cached_tokens, num_loaded_tokens
             self._cache_miss = cache_miss
 
     def thinking_stopped(self) -> None:
-        """Its reasoning is closed on demand."""
+        """The end of its reasoning has been forced."""
         self._is_thinking_stopped = True
 
     def record(self, event: Event) -> Event:
-        """Something happened; returns what it is to the reader."""
+        """Record an event; returns the event to pass to the reader."""
         if isinstance(event, TextDelta):
             choice = self._choices[event.choice]
             choice.token_ids += event.token_ids
@@ -119,7 +119,7 @@ class Transcript:
         return event
 
     def _summary(self, event: RequestFinished) -> RequestFinished:
-        """The figures of all stays together; a pause counts where it fell."""
+        """Combine the statistics of all attempts; a pause counts towards the phase in which it occurred."""
         now_s = self._clock()
         accepted_s = self._accepted_s if self._accepted_s is not None else now_s
         started_s = self._started_s if self._started_s is not None else now_s

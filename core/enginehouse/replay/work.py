@@ -1,7 +1,7 @@
-"""A piece of work: a request or a question, as far as the search for culprits needs to know it.
+"""A work item: a request or a call, as far as the search for culprits needs to know it.
 
-Everything that runs in a worker on behalf of a caller is one: requests, tokens of a text, texts of tokens, pictures of
-an engine. Changed by :class:`enginehouse.replay.quarantine.Quarantine` and by what its worker says of it.
+Everything that runs in a worker on behalf of a caller is a work item: requests, tokenize and detokenize calls, engine
+snapshots. Modified by :class:`enginehouse.replay.quarantine.Quarantine` and by messages of its worker.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["State", "Work"]
 
 
 class State(Enum):
-    """Where a piece of work is; see ``TRANSITIONS`` in :mod:`enginehouse.replay.quarantine`."""
+    """State of a work item; see ``TRANSITIONS`` in :mod:`enginehouse.replay.quarantine`."""
 
     WAITING = "waiting"  # outside
-    RUNNING = "running"  # in a worker, beside others
+    RUNNING = "running"  # in a worker, together with others
     SUSPECT = "suspect"  # outside: a worker died while it worked on this
     ISOLATED = "isolated"  # alone in a worker: its isolation run
     CULPRIT = "culprit"  # a worker died in its isolation run
@@ -30,24 +30,24 @@ class State(Enum):
 
 
 class Work:
-    """One piece of work.
+    """One work item.
 
     Args:
-        caller: whose it is; all callers without keys are one.
-        arrival: grows from one to the next.
-        request: what the engine is given; of a question, its text or token ids.
-        written: the texts of its prompt that its caller has written, by which it is known at another address.
-        timeout_s: how long it may be without a worker.
+        caller: the caller; all callers without API keys are one.
+        arrival: arrival number, increasing.
+        request: the engine's input; for a call, its text or token ids.
+        written: the texts of its prompt that its caller wrote, by which it is recognised on other API routes.
+        timeout_s: maximum time without a worker.
 
     Attributes:
-        state: where it is.
-        stage: what of it its worker is working on.
-        engine: the worker that holds it, also after its client has left; None while it is outside.
-        num_suspicions: how often it came under suspicion without an explanation being found.
-        num_forgiven: how often its worker was killed from outside, of which it was not suspected.
-        is_over: its client expects nothing more.
-        is_answered: it came to its own end, whether its client waited for that or not.
-        refusal: why it does not enter a worker any more.
+        state: current state.
+        stage: the part of it on which its worker is working.
+        engine: the worker that holds it, even after its client has left; None while it is outside.
+        num_suspicions: number of times it became suspect without an explanation being found.
+        num_forgiven: number of deaths from outside from which it was excused.
+        is_over: True if its client expects nothing more.
+        is_answered: True if it ended by itself, whether its client waited for that or not.
+        refusal: reason why it may not enter a worker again.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class Work:
 
     @property
     def num_tokens(self) -> int:
-        """How far it has come: tokens of its answer."""
+        """Progress: number of tokens of its answer."""
         return 0
 
     def lost(self) -> None:
-        """Its worker has died: it must find another one."""
+        """The worker has died: the item must find another one."""
 
     def step_aside(self) -> None:
-        """It has passed its isolation run: leave the worker to the next suspect, and come back later."""
+        """The item has passed its isolation run: it must leave the worker to the next suspect, and return later."""
 
-    # -- its time without a worker -----------------------------------------------------------------
+    # -- time without a worker ---------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def bounded(self, *, from_now: bool) -> AsyncIterator[None]:
-        """A block in which it waits for workers, not longer than it may.
+        """A context in which the item waits for workers, limited in time.
 
         Args:
-            from_now: the time runs already; else from :meth:`start_limit` on.
+            from_now: True if the time limit starts now; otherwise it starts with :meth:`start_limit`.
 
         Raises:
             EngineDead: it took too long.
@@ -102,10 +102,10 @@ class Work:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it is waiting for a worker, or was just given to one."""
+        """True if it is waiting for a worker, or was just submitted to one."""
         return self._limit is not None
 
     def start_limit(self) -> None:
-        """Waiting begins that must end some time; harmless when it has begun."""
+        """Start the time limit for waiting; a repeated call has no effect."""
         if self._limit is not None and self._limit.when() is None:
             self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)

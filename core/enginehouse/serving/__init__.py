@@ -1,4 +1,4 @@
-"""Which models are served, under which names, and in what state they are."""
+"""Served models: their names, their states, and loading and unloading."""
 
 from __future__ import annotations
 

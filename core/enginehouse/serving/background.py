@@ -1,7 +1,8 @@
-"""Blocking work beside the event loop, where running requests go on meanwhile.
+"""Runs blocking work off the event loop, so that running requests continue.
 
-In the loop's pool where its time grows with what clients send: everything that is made of a request's body before it is
-submitted, and of its answer when it is whole. On a thread of its own where it may hang.
+``aside`` uses the event loop's thread pool, for work whose time grows with the size of client data: everything done
+with a request body before submission, and with a complete answer. ``apart`` uses a separate thread, for work that may
+hang.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _T = TypeVar("_T")
 
 
 async def aside(is_much: bool, work: Callable[[], _T]) -> _T:
-    """What ``work`` gives; with ``is_much`` running requests go on meanwhile, at the price of a thread's start."""
+    """Return ``work()``; with ``is_much`` in a thread, at the cost of its start, so that running requests continue."""
     return await asyncio.to_thread(work) if is_much else work()
 
 
 async def apart(name: str, work: Callable[[], _T]) -> _T:
-    """What ``work`` gives, on a thread of that name, for which no end of the server waits: the loop's pool would.
+    """Return ``work()``, run in a thread with that name, which the server does not wait for when it exits.
 
-    Cancelling it does not stop the thread; what that gives then is dropped.
+    Cancellation does not stop the thread; its result is then dropped.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -38,13 +39,13 @@ async def apart(name: str, work: Callable[[], _T]) -> _T:
     def run() -> None:
         try:
             outcome = partial(done.set_result, work())
-        except StopIteration as error:  # no future takes it: the task would wait for ever
+        except StopIteration as error:  # a future does not accept it: the task would wait forever
             early = RuntimeError(f"{name}: StopIteration")
             early.__cause__ = error
             outcome = partial(done.set_exception, early)
         except BaseException as error:  # noqa: BLE001 - raised in the task that waits for this thread
             outcome = partial(done.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the server has meanwhile ended
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Changes of the configuration at run time: which models are added, replaced or removed, and how."""
+"""Configuration changes at run time: models that are added, replaced, updated or removed."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _WITHOUT_WORKER = frozenset(
         "ttl",
     }
 )
-"""Settings that requests and the manager read; all others reach the worker."""
+"""Settings that only requests and the manager read; all others reach the worker."""
 
 
 @frozen(kw_only=True)
 class ModelChanges:
-    """Names of models, each in one of these.
+    """Model names, each in exactly one of the groups.
 
     Attributes:
-        replaced: need another worker.
-        updated: get other settings while they stay loaded.
-        kept: as they were.
+        replaced: models that need another worker.
+        updated: models that get other settings while they stay loaded.
+        kept: unchanged models.
     """
 
     added: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class ModelChanges:
 
 
 def find_changes(old: Mapping[str, ModelSettings], new: Mapping[str, ModelSettings]) -> ModelChanges:
-    """What becomes of each model."""
+    """Return the change of each model."""
     both = [name for name in new if name in old]
     return ModelChanges(
         added=tuple(name for name in new if name not in old),
@@ -74,7 +74,7 @@ def find_changes(old: Mapping[str, ModelSettings], new: Mapping[str, ModelSettin
 
 
 def on_same_worker(old: ModelSettings, new: ModelSettings) -> ModelSettings:
-    """The new settings as far as the worker of the old ones can serve by them."""
+    """Return the old settings, updated by those new ones that need no other worker."""
     return evolve(old, **{name: getattr(new, name) for name in _WITHOUT_WORKER})
 
 
@@ -95,20 +95,20 @@ class PlannedChanges:
 
 
 class ModelChanger:
-    """Changes what a manager serves. One change at a time."""
+    """Changes the models that a manager serves. One change at a time."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
-        self._swaps: dict[str, asyncio.Task[None]] = {}  # those that have not taken place yet
+        self._swaps: dict[str, asyncio.Task[None]] = {}  # swaps that are not complete yet
 
     async def plan(self, settings: Settings) -> PlannedChanges:
-        """What the settings change, and how new models will be opened.
+        """Return the changes that the settings make, with plans for the new models.
 
         Raises:
-            EnginehouseError: a model that is to be opened has wrong options, is not there, or has no backend.
+            EnginehouseError: a model to be opened has invalid options, does not exist, or has no backend.
         """
         changes = self._changes(settings)
-        # A swap that is under way may have taken place when the settings are applied.
+        # A pending swap may be complete by the time the settings are applied.
         swapped = (name for name in self._swaps if name in settings.models)
         plans = {
             name: await plan_apart(name, settings.models[name], self._manager.registry)
@@ -117,11 +117,11 @@ class ModelChanger:
         return PlannedChanges(settings=settings, plans=plans)
 
     def _changes(self, settings: Settings) -> ModelChanges:
-        """What the settings change about the models as they are now."""
+        """Return the changes that the settings make to the current models."""
         return find_changes({name: model.settings for name, model in self._manager.models.items()}, settings.models)
 
     def apply(self, planned: PlannedChanges) -> ModelChanges:
-        """Serve by the new settings from now on; models that must be opened or closed are, in the background.
+        """Use the new settings from now on; models are opened and closed in the background.
 
         Raises:
             ServerStopping: the manager is closed; nothing was changed.
@@ -133,7 +133,7 @@ class ModelChanger:
         manager.room.budget, manager.room.drain_s = budget_of(settings), settings.limits.drain_s
         old = manager.models
         for swap in self._swaps.values():
-            swap.cancel()  # what it was about to bring is out of date
+            swap.cancel()  # the new model that it would bring is outdated
         self._swaps = {}
         new = {name: manager.make(name, settings.models[name]) for name in (*changes.added, *changes.replaced)}
         for name, model in new.items():
@@ -157,12 +157,12 @@ class ModelChanger:
         return changes
 
     async def _swap(self, old: ServedModel, new: ServedModel) -> None:
-        """Let ``new`` take the place of ``old``: loaded before that one goes, where the memory is enough for both."""
+        """Replace ``old`` by ``new``: loaded before ``old`` is unloaded, if there is enough memory for both."""
         manager = self._manager
         try:
             if not old.is_serving:
                 self._take_place(new)
-                self._retire(old)  # somebody may be about to load it
+                self._retire(old)  # it may be about to be loaded
                 await manager.begin_eager([new])
             elif not await self._has_room_beside(old, new):
                 self._take_place(new)
@@ -170,7 +170,7 @@ class ModelChanger:
             else:
                 new.begin(manager.settings, on_demand=False)
                 await new.settled()
-                if (error := new.status().error) is None:  # it is there, or had to make way for another model already
+                if (error := new.status().error) is None:  # it is loaded, or was already evicted for another model
                     self._take_place(new)
                     self._retire(old)
                 else:
@@ -182,22 +182,22 @@ class ModelChanger:
                 await new.close()
 
     async def _retry(self, name: str) -> None:
-        """Give a failed model another chance: what was wrong may not have been its settings."""
+        """Load a failed model again: the cause may not have been its settings."""
         try:
             await load_model(self._manager, name)
         except EnginehouseError as error:
             _log.error("model %s: %s", name, error.message)
 
     async def _has_room_beside(self, old: ServedModel, new: ServedModel) -> bool:
-        """Whether both fit; the room of ``new`` is then taken."""
+        """True if both fit; the memory of ``new`` is then reserved."""
         assert new.plan is not None
         footprint = await footprint_apart(new.plan)
         room = self._manager.room
         if room.footprint(old) is None:
-            return False  # it waits for room itself, which must not go to the one that waits for its place
+            return False  # it waits for memory itself, which must not go to the model that waits for its place
         try:
             return room.claim(new, footprint)
-        except ModelTooLarge:  # beside the old one, if that is pinned; when it is gone, loading will say
+        except ModelTooLarge:  # beside the old one, if that is pinned; after the old one is gone, loading reports it
             return False
 
     def _take_place(self, new: ServedModel) -> None:
@@ -206,9 +206,9 @@ class ModelChanger:
         self._publish("replaced", new)
 
     def _retire(self, model: ServedModel) -> asyncio.Task[None]:
-        """Unload a model that nobody can ask for any more; requests that take too long end with an error.
+        """Unload a model that can no longer be requested; requests that take too long end with an error.
 
-        A task of its own: the next change of settings may come meanwhile, and must not hurry those requests.
+        Uses a separate task: the next settings change may come meanwhile, and must not cut those requests short.
         """
 
         async def retire() -> None:

@@ -1,6 +1,6 @@
-"""Which backend opens a model, and why.
+"""Choice of the backend that opens a model, with the reason.
 
-Only the cheap methods ``probe`` and ``match`` of the backends are called; nothing is loaded.
+Calls only the cheap backend methods ``probe`` and ``match``; loads nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class BackendChoice:
 
 @frozen
 class Verdict:
-    """What one backend says about a source.
+    """Result of matching one backend with a source.
 
     Attributes:
-        score: 0 is "cannot".
-        accelerator: a device of this backend that is no CPU; "" where there is none.
+        score: 0 means that the backend cannot open it.
+        accelerator: a device of this backend other than a CPU; "" if there is none.
     """
 
     backend: Backend
@@ -42,25 +42,26 @@ class Verdict:
 
     @property
     def rank(self) -> tuple[float, bool]:
-        """Higher is better: what suits best, and of equals what has an accelerator."""
+        """Sort key, higher is better: the score, then the presence of an accelerator."""
         return self.score, bool(self.accelerator)
 
 
 def choose_backend(
     source: ModelSource, wanted: str | None, backends: Mapping[str, Backend], *, probe: bool = True
 ) -> BackendChoice:
-    """Pick the wanted backend, or the available one that suits the source best.
+    """Choose the wanted backend, or the available one with the best score for the source.
 
-    Of several that suit it equally well, the first by name that has an accelerator here, else the first by name.
+    Among equal scores, the first by name with an accelerator on this machine wins, else the first by name.
 
     Args:
         source: the model.
-        wanted: name of the backend that the settings ask for, or None.
+        wanted: name of the backend in the settings, or None.
         backends: all backends by name.
-        probe: ask whether a backend can run here; False when the model runs in another environment.
+        probe: check whether a backend can run here; False if the model runs in another environment.
 
     Raises:
-        ModelLoadError: the wanted backend is unknown or cannot run here, or none suits; says why for each.
+        ModelLoadError: the wanted backend is unknown or cannot run here, or no backend matches; gives the reason for
+            each.
     """
     if wanted is not None:
         return _wanted(wanted, backends, probe)
@@ -74,13 +75,13 @@ def choose_backend(
 
 
 def judge_all(source: ModelSource, backends: Mapping[str, Backend], *, probe: bool = True) -> list[Verdict]:
-    """What every backend says about a source, the best first."""
+    """Return the verdict of every backend on a source, best first."""
     verdicts = [_judge(source, backends[name], probe) for name in sorted(backends)]
     return sorted(verdicts, key=lambda verdict: verdict.rank, reverse=True)
 
 
 def _tie(verdicts: Sequence[Verdict]) -> str:
-    """What decided where others suit the source as well."""
+    """Return the reason for the choice among backends with equal scores."""
     best = verdicts[0]
     equals = [verdict for verdict in verdicts[1:] if verdict.score == best.score]
     if not equals:
@@ -92,7 +93,7 @@ def _tie(verdicts: Sequence[Verdict]) -> str:
 
 
 def suits(source: ModelSource, backend: Backend, *, probe: bool = True) -> bool:
-    """Whether this backend can open the source."""
+    """True if this backend can open the source."""
     return _judge(source, backend, probe).score > 0
 
 
@@ -110,7 +111,7 @@ def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendC
 
 
 def _judge(source: ModelSource, backend: Backend, probe: bool) -> Verdict:
-    """One backend's verdict; a backend that fails here is out of the race and stops nothing."""
+    """Return one backend's verdict; a backend that fails here gets score 0 and does not affect the others."""
     accelerator = ""
     try:
         if probe:

@@ -1,6 +1,6 @@
-"""Who uses a model now: a lease per request, from the moment it gets the model until its answer has ended.
+"""Uses of a model: one lease per request, from the time it gets the model until its answer has ended.
 
-A model with leases is busy. Knows nothing of loading and memory; ``served`` decides when leases are given.
+A model with leases is busy. Does not know loading and memory; ``served`` decides when leases are given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _M = TypeVar("_M")
 
 
 class LeasedGeneration:
-    """A generation whose end is the end of a lease. Implements :class:`enginehouse.contract.backend.Generation`."""
+    """A generation that releases a lease when it ends. Implements :class:`enginehouse.contract.backend.Generation`."""
 
     def __init__(self, generation: Generation, on_end: Callable[[], None]) -> None:
         self.num_prompt_tokens = generation.num_prompt_tokens
@@ -32,7 +32,7 @@ class LeasedGeneration:
         self._error: EnginehouseError | None = None
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """The batches of events."""
+        """Iterate over the batches of events."""
         try:
             async for batch in self._generation:
                 yield batch
@@ -43,17 +43,17 @@ class LeasedGeneration:
 
     @property
     def has_started(self) -> bool:
-        """Whether it has left the queue; engines that do not say so begin at once."""
+        """True if it has left the queue; engines without this attribute start requests at once."""
         return getattr(self._generation, "has_started", True)
 
     @property
     def num_replays(self) -> int:
-        """How often the request went on in another worker."""
+        """Number of times that the request continued in another worker."""
         return getattr(self._generation, "num_replays", 0)
 
     @property
     def num_waiting_events(self) -> int:
-        """Events that have come and are not read yet; engines that do not say so make none before they are read."""
+        """Number of events that have arrived and are not read; 0 for engines without it, which produce on demand."""
         return getattr(self._generation, "num_waiting_events", 0)
 
     def cancel(self) -> None:
@@ -62,22 +62,22 @@ class LeasedGeneration:
         self._on_end()
 
     def fail(self, error: EnginehouseError) -> None:
-        """Stop generating; whoever iterates gets ``error``."""
+        """Stop generating; iteration raises ``error``."""
         self._error = error
         self.cancel()
 
 
 class Lease(Generic[_M]):
-    """One use of ``model``. Release it, or let it end with a generation; both may happen, in any order."""
+    """One use of ``model``. It ends with ``release`` or with the end of a generation, in any order."""
 
     def __init__(self, model: _M, uses: Uses[_M]) -> None:
         self.model = model
         self._uses = uses
         self._generation: LeasedGeneration | None = None
-        self._error: EnginehouseError | None = None  # why it was ended
+        self._error: EnginehouseError | None = None  # the reason if it was ended
 
     def hold(self, generation: Generation) -> LeasedGeneration:
-        """The same generation; the lease ends when it does."""
+        """Tie the lease to the generation: return the generation wrapped so that the lease ends with it."""
         held = self._generation = LeasedGeneration(generation, self.release)
         if self._error is not None:
             held.fail(self._error)
@@ -85,7 +85,7 @@ class Lease(Generic[_M]):
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """While the block runs, an engine that is gone because the model was taken away is not told of as dead."""
+        """Within the block, raise the reason for taking the model away instead of the resulting engine error."""
         try:
             yield
         except EngineError as error:
@@ -94,12 +94,12 @@ class Lease(Generic[_M]):
             raise self._error from error
 
     def release(self) -> None:
-        """The model is not needed any more; idempotent."""
-        self._generation = None  # it knows this lease, and neither should wait for the garbage collector
+        """End the use of the model; idempotent."""
+        self._generation = None  # the generation refers to this lease; break the cycle without the garbage collector
         self._uses.remove(self)
 
     def end(self, error: EnginehouseError) -> None:
-        """Take the model away: its generation ends with ``error``; one that is still prepared meets a closed engine."""
+        """Take the model away: its generation ends with ``error``; a request in preparation finds a closed engine."""
         self._error = error
         if self._generation is not None:
             self._generation.fail(error)
@@ -108,7 +108,7 @@ class Lease(Generic[_M]):
 
 @define(eq=False)
 class Uses(Generic[_M]):
-    """The open leases of one model.
+    """Open leases of one model.
 
     Attributes:
         on_change: called when the first lease begins and when the last one has ended.
@@ -132,7 +132,7 @@ class Uses(Generic[_M]):
         return lease
 
     def remove(self, lease: Lease[_M]) -> None:
-        """End a lease; harmless when it has ended."""
+        """End a lease; no effect if it has ended."""
         if lease in self._open:
             self._open.discard(lease)
             self.last_used = time.monotonic()
@@ -152,10 +152,10 @@ class Waiters(Generic[_M]):
     _waiting: dict[asyncio.Future[Lease[_M]], None] = field(factory=dict)
 
     def __len__(self) -> int:
-        return sum(not waiter.done() for waiter in self._waiting)  # who was moved here may have left since
+        return sum(not waiter.done() for waiter in self._waiting)  # waiters that were moved here may have left since
 
     async def wait(self, timeout_s: float | None) -> Lease[_M] | None:
-        """A lease, once there is one; None after ``timeout_s``, if given. Raises what the waiters are refused with."""
+        """Wait for a lease; None after ``timeout_s``, if given. Raises the error with which the waiters are refused."""
         waiter: asyncio.Future[Lease[_M]] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         try:
@@ -166,23 +166,23 @@ class Waiters(Generic[_M]):
             raise
         finally:
             self._waiting.pop(waiter, None)
-            waiter.cancel()  # wherever it may have been moved to; harmless when it is done
+            waiter.cancel()  # in whichever object it is now; no effect if it is done
         return None if waiter.cancelled() else waiter.result()
 
     def move_to(self, other: Waiters[_M]) -> None:
-        """Let all who wait here wait there."""
+        """Move all waiters to another object."""
         other._waiting.update(self._waiting)
         self._waiting = {}
 
     def answer(self, uses: Uses[_M], model: _M) -> None:
-        """Give all who wait a lease of ``model`` now."""
+        """Give all waiters a lease of ``model`` now."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(uses.add(model))
 
     def refuse(self, error: EnginehouseError) -> None:
-        """Raise ``error`` where they wait."""
+        """Fail all waiters with ``error``."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():

@@ -1,7 +1,7 @@
-"""Names to loaded models: which models there are, how each is doing, and which one a request gets.
+"""Model manager: the table of served models by name, their states, and leases for requests.
 
-The pipeline asks it for a model by name, the API for the state of all. Changes of what is served are in ``changing``,
-the orders of an operator in ``orders``; both work on the table that this module keeps.
+The pipeline requests models by name, the API reads the states of all. Changes of the served models are in ``changing``,
+operator commands in ``orders``; both use the table in this module.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from enginehouse.settings.limits import MemoryBudget
 __all__ = ["ModelManager", "OnProgress", "budget_of"]
 
 OnProgress = Callable[[str, float, str], None]
-"""Called on the event loop with a model's name, the share that is loaded (0 to 1), and what is being done.
+"""Called on the event loop with a model's name, the loaded share (0 to 1), and the current activity.
 
-The last call of a load says ``ready``, ``failed`` or ``unloaded``.
+The text of the last call for a load is ``ready``, ``failed`` or ``unloaded``.
 """
 
 _log = logging.getLogger(__name__)
 
-# How long a request waits for a model that is being restarted before it is told to come back.
+# Maximum time that a request waits for a model that is being restarted before it is refused with Retry-After.
 _RESTART_WAIT_S = 30.0
 
 
@@ -51,9 +51,9 @@ class ModelManager:
     """Owns the served models. All methods are called on one event loop.
 
     Attributes:
-        settings: the newest.
-        events: what happens to the models.
-        room: who holds how much memory.
+        settings: the current settings.
+        events: events of the models.
+        room: memory budget and its reservations.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class ModelManager:
         self._models: dict[str, ServedModel] = {}
         self._by_name: dict[str, ServedModel] = {}
         self._instances = itertools.count(1)
-        self._made: WeakSet[ServedModel] = WeakSet()  # also those that are about to be served, or were
+        self._made: WeakSet[ServedModel] = WeakSet()  # includes models that are not served yet, or no longer
         self._downloads: WeakKeyDictionary[ServedModel, asyncio.Task[None]] = WeakKeyDictionary()
         self._background: set[asyncio.Task[None]] = set()
         self._is_planned = asyncio.Event()
         self._is_closed = False
         self.put({name: self.make(name, model) for name, model in settings.models.items()})
 
-    # -- the table ---------------------------------------------------------------------------------
+    # -- model table -------------------------------------------------------------------------------
 
     @property
     def models(self) -> dict[str, ServedModel]:
@@ -88,12 +88,12 @@ class ModelManager:
         return dict(self._models)
 
     def put(self, models: dict[str, ServedModel]) -> None:
-        """Serve these models from now on, and no others."""
+        """Serve exactly these models from now on."""
         self._models = models
         self._by_name = {known: model for model in models.values() for known in (model.name, *model.settings.aliases)}
 
     def make(self, name: str, settings: ModelSettings) -> ServedModel:
-        """A model that is not served yet."""
+        """Create a model that is not served yet."""
         model = ServedModel(
             name=name,
             settings=settings,
@@ -108,13 +108,13 @@ class ModelManager:
         return model
 
     def check_with(self, check: ModelCheck) -> None:
-        """Let ``check`` refuse models that are opened from now on."""
+        """Set the check that may refuse models opened from now on."""
         self._check = check
         for model in self._models.values():
             model.check = check
 
     def publish(self, event: ModelEvent) -> None:
-        """Tell all who listen."""
+        """Pass an event to all listeners."""
         self.events.publish(event)
         if self._on_progress is None:
             return
@@ -123,13 +123,13 @@ class ModelManager:
         elif event.kind == "loading":
             self._on_progress(event.model, event.progress, event.text)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to load every eager model, as far as the memory reaches; returns before they are ready.
+        """Begin to load every eager model that fits into the memory; returns before they are ready.
 
         Raises:
-            ConfigError: a model has an option that its backend does not know, or with a wrong value.
+            ConfigError: a model has an option that its backend does not know, or with an invalid value.
         """
         models = list(self._models.values())
         for model in models:
@@ -151,13 +151,13 @@ class ModelManager:
             model.fail(error.message)
 
     async def _download(self, model: ServedModel, reference: HubReference) -> None:
-        """Fetch a model's files, then go on with it as with all others. Only the start of the server comes here."""
+        """Download a model's files, then continue with it as with the others. Only called when the server starts."""
         try:
             await download(reference, model.report_download)
             await self._plan(model)
         except EnginehouseError as error:
             model.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - whatever stops a download, its model is not to load for ever
+        except Exception as error:  # noqa: BLE001 - the model must not stay in the state "loading"
             _log.error("downloading the model %s failed", model.name, exc_info=error)
             model.fail(f"{type(error).__name__}: {error}")
         if model.plan is None:
@@ -168,18 +168,18 @@ class ModelManager:
             await self.begin_eager([model])
 
     def stop_download(self, model: ServedModel) -> None:
-        """Fetch no files for a model that is not served any more; what has arrived is kept."""
+        """Stop the download of a model that is no longer served; files that have arrived are kept."""
         if (task := self._downloads.pop(model, None)) is not None:
             task.cancel()
 
     async def begin_eager(self, models: Sequence[ServedModel]) -> None:
-        """Begin to load those that are to be loaded at once; pinned ones get their memory first."""
+        """Begin to load the eager models; pinned ones reserve their memory first."""
         eager = [model for model in models if model.settings.load == "eager"]
         for model in sorted(eager, key=lambda model: not model.is_pinned):
             assert model.plan is not None
             footprint = await footprint_apart(model.plan)
             if model.is_closed:
-                continue  # a new configuration has taken it out meanwhile
+                continue  # a new configuration has meanwhile removed it
             try:
                 fits = self.room.claim(model, footprint)
             except ModelTooLarge as error:
@@ -192,21 +192,21 @@ class ModelManager:
                 model.put_off()
 
     def run(self, task: asyncio.Task[None]) -> None:
-        """Keep a task in sight until it is done; closing cancels it, and what is begun after that at once."""
+        """Track a task until it is done; closing cancels it, and cancels tasks that are added later at once."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         if self._is_closed:
             task.cancel()
 
     def check_open(self) -> None:
-        """Raises ServerStopping when this is closed or being closed: then nothing new may be served."""
+        """Raise ServerStopping if this is closed or being closed: nothing new may be served then."""
         if self._is_closed:
             raise ServerStopping("The server is shutting down.")
 
     async def close(self) -> None:
         """Close every model; running requests end with EngineDead."""
         self._is_closed = True
-        while tasks := tuple(self._background):  # the end of one may have begun another one
+        while tasks := tuple(self._background):  # the end of a task may have begun another one
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -215,7 +215,7 @@ class ModelManager:
     # -- requests ----------------------------------------------------------------------------------
 
     def get(self, name: str | None) -> LoadedModel:
-        """The model of that name or alias, if it is loaded; None is the first configured one.
+        """Return the model with that name or alias, if it is loaded; None means the first configured one.
 
         Raises:
             ModelNotFound: no model has that name.
@@ -225,15 +225,15 @@ class ModelManager:
         return self.find(name).get()
 
     async def lease(self, name: str | None) -> Lease[LoadedModel]:
-        """The model of that name or alias for one request, loaded if necessary; release the lease when it is done.
+        """Return a lease of the model with that name or alias, loaded if necessary; release the lease after use.
 
-        A load that requests cause is waited for, as is a restart. The first load of a server is not: it may take
+        Waits for a load caused by requests, and for a restart, but not for the first load of a server: that may take
         minutes, and clients see its state at ``/health``.
 
         Raises:
             ModelNotFound: no model has that name.
             ModelNotReady: it takes too long.
-            ModelOverloaded: as many wait for it as may wait and run when it is loaded.
+            ModelOverloaded: the limit of requests that may wait for the load is reached.
             EngineError: it cannot be loaded, or failed earlier.
         """
         model = self.find(name)
@@ -242,7 +242,7 @@ class ModelManager:
             raise ModelOverloaded(message, model.retry_after_s)
         if model.state == "unloaded":
             await self._is_planned.wait()
-            model = self.find(name)  # a new configuration may have come meanwhile
+            model = self.find(name)  # a new configuration may have been applied meanwhile
             if model.plan is not None:
                 model.begin(self.settings, on_demand=True)
         if model.state == "restarting":
@@ -251,7 +251,7 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
-        """The model while the block runs, see :meth:`lease`."""
+        """Lease the model for the duration of the block, see :meth:`lease`."""
         lease = await self.lease(name)
         try:
             with lease.explaining():
@@ -260,12 +260,12 @@ class ModelManager:
             lease.release()
 
     async def wait(self, name: str | None) -> LoadedModel:
-        """The model as :meth:`lease` finds it, for those who only look at it: it may be unloaded at any time."""
+        """Return the model as :meth:`lease` finds it, for inspection only: it may be unloaded at any time."""
         async with self.use(name) as model:
             return model
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of that name or alias, whatever its state. Raises ModelNotFound."""
+        """Return the model with that name or alias, in any state. Raises ModelNotFound."""
         if name is None and self._models:
             return next(iter(self._models.values()))
         model = self._by_name.get(name or "")
@@ -274,7 +274,7 @@ class ModelManager:
         return model
 
     def _on_wanted(self, model: ServedModel) -> None:
-        """Requests wait for a model that is not loaded, perhaps for its successor."""
+        """Handle requests that wait for a model that is not loaded: load it, or its replacement."""
         current = self._models.get(model.name)
         if current is None:
             model.refuse_waiters(ModelNotFound(model.name))
@@ -283,10 +283,10 @@ class ModelManager:
             model.hand_over(current)
         current.begin(self.settings, on_demand=True)
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     async def wait_settled(self, timeout_s: float) -> None:
-        """Wait until no model loads or restarts, at most ``timeout_s``."""
+        """Wait until no model is loading or restarting, at most ``timeout_s``."""
         waits = [asyncio.create_task(model.settled()) for model in self._models.values()]
         if waits:
             _, late = await asyncio.wait(waits, timeout=timeout_s)
@@ -294,12 +294,12 @@ class ModelManager:
                 task.cancel()
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """The state of every model, in the order of the settings."""
+        """Return the status of every model, in the order of the settings."""
         return [model.status() for model in self._models.values()]
 
 
 def budget_of(settings: Settings) -> MemoryBudget:
-    """What the settings allow, and what the machine has where they say nothing."""
+    """Return the memory budget of the settings, with defaults for the devices that they do not name."""
     given = settings.limits.memory_budget
     by_device = default_budget().by_device
     return MemoryBudget({**by_device, **given.by_device} if given is not None else by_device)

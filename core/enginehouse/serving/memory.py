@@ -35,19 +35,19 @@ _log = logging.getLogger(__name__)
 ESTIMATE_TIMEOUT_S = 60.0
 _SHARE = 0.9  # of the machine's memory; the rest is for the server itself and the system
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_UNIFIED = ("gpu", "mps", "metal")  # devices of Apple's machines, whose memory is the main memory
+_UNIFIED = ("gpu", "mps", "metal")  # devices of Apple machines, whose memory is the main memory
 
 
 @frozen
 class Footprint:
-    """Memory that a model holds: how many bytes, and on which device."""
+    """Memory that a model holds: number of bytes, and device."""
 
     num_bytes: int
     device: str = MAIN_MEMORY
 
 
 def footprint_of(plan: ModelPlan) -> Footprint:
-    """What a model and those that draft for it will hold, by their backends' estimates, or by the size of its files."""
+    """Estimate the memory of a model and its drafters, by their backends or, failing that, by the size of its files."""
     device = MAIN_MEMORY
     try:
         device = _device_of(plan)
@@ -60,7 +60,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
 
 
 async def footprint_apart(plan: ModelPlan) -> Footprint:
-    """See :func:`footprint_of`: beside the event loop, and where a backend that hangs keeps no server from ending."""
+    """Run :func:`footprint_of` in its own thread, so that a hanging backend cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(ESTIMATE_TIMEOUT_S):
             return await apart(f"footprint of {plan.name}", lambda: footprint_of(plan))
@@ -71,18 +71,18 @@ async def footprint_apart(plan: ModelPlan) -> Footprint:
 
 
 def default_budget() -> MemoryBudget:
-    """What this machine has, less a little for everything else. GPUs are not bounded: nobody here knows their sizes."""
+    """Return the default budget: this machine's memory less a reserve. GPUs, of unknown size, are not limited."""
     sizes = [size for size in (_physical_bytes(), *map(_read_limit, _CGROUP_LIMITS)) if size]
     return MemoryBudget({MAIN_MEMORY: int(min(sizes) * _SHARE)} if sizes else {})
 
 
 def _estimate(source: ModelSource, backend: Backend, options: dict[str, Any]) -> int:
-    """Bytes that a backend will need for one model."""
+    """Return the number of bytes that a backend needs for one model."""
     return backend.estimate(source, structure_options(backend.options, options, "options")).total_bytes
 
 
 def _device_of(plan: ModelPlan) -> str:
-    """The device that the settings name, else the first that the backend has here."""
+    """Return the device that the settings name, else the first device of the backend on this machine."""
     named = str(plan.options.get("device", "auto"))
     if named == "auto":
         named = next(iter(plan.backend.probe().devices), MAIN_MEMORY)
@@ -99,7 +99,7 @@ def _physical_bytes() -> int | None:
 
 
 def _read_limit(path: Path) -> int | None:
-    """The bound of a container; None where there is none."""
+    """Return the memory limit of the container; None if there is none."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such file, or "max"
@@ -117,38 +117,38 @@ def _file_bytes(path: Path | None) -> int:
 
 
 class Tenant(Protocol):
-    """A model that may hold memory."""
+    """A resident model: a model that may hold memory."""
 
     name: str
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it may never be asked to make way."""
+        """True if it must not be evicted."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests use it or it is still loading for them."""
+        """True if requests use it, or it is being loaded for them."""
         ...
 
     @property
     def last_used(self) -> float:
-        """When it was used last; any clock."""
+        """Time of its last use, by any clock."""
         ...
 
     async def make_way(self, drain_s: float) -> bool:
-        """Give its room back once its requests have finished; False when they did not within ``drain_s``."""
+        """Free its memory once its requests have finished; False if they did not within ``drain_s``."""
         ...
 
 
 def choose_leavers(needed: int, tenants: Mapping[Tenant, int]) -> Sequence[Tenant] | None:
-    """Which tenants should go to free ``needed`` bytes; None when even all that may go would not suffice.
+    """Return the models to evict to free ``needed`` bytes; None if evicting all candidates would not suffice.
 
-    Idle ones go before busy ones, and of each kind those first that were not used for the longest time; none goes
-    whose room is not needed.
+    Idle models are evicted before busy ones, and among these the least recently used first; no model is evicted whose
+    memory is not needed.
 
     Args:
-        tenants: all who hold memory, with how much.
+        tenants: all models that hold memory, with their bytes.
     """
     movable = [tenant for tenant in tenants if not tenant.is_pinned]
     chosen: list[Tenant] = []
@@ -168,37 +168,37 @@ def choose_leavers(needed: int, tenants: Mapping[Tenant, int]) -> Sequence[Tenan
 
 
 class Room:
-    """The memory of this machine as far as models may have it. Used on one event loop.
+    """Memory budget of this machine, and the reservations of models. Used on one event loop.
 
     Args:
-        budget: how much there is, by device.
-        drain_s: seconds that a busy tenant gets to finish before the attempt is given up.
+        budget: available bytes by device.
+        drain_s: seconds that a busy model gets to finish before its eviction is abandoned.
     """
 
     def __init__(self, budget: MemoryBudget, drain_s: float) -> None:
         self.budget = budget
         self.drain_s = drain_s
         self._held: dict[Tenant, Footprint] = {}
-        # One at a time makes room, in order of arrival, so that two cannot take what was freed for the other.
+        # One eviction at a time, in order of arrival, so that no model takes the memory that was freed for another.
         self._turn = asyncio.Lock()
 
     def held_bytes(self, device: str) -> int:
-        """What all tenants hold on a device."""
+        """Return the bytes that all models hold on a device."""
         return sum(self._on(device).values())
 
     def devices(self) -> Collection[str]:
-        """Devices that have a bound or a tenant."""
+        """Return the devices that have a limit or a resident model."""
         return sorted({*self.budget.by_device, *(footprint.device for footprint in self._held.values())})
 
     def footprint(self, tenant: Tenant) -> Footprint | None:
-        """What a tenant holds; None when it holds nothing."""
+        """Return the memory that a model holds; None if it holds none."""
         return self._held.get(tenant)
 
     def claim(self, tenant: Tenant, footprint: Footprint) -> bool:
-        """Take room if it is free, without asking anybody to go.
+        """Reserve memory if it is free, without evicting; returns False if it is not free.
 
         Raises:
-            ModelTooLarge: there would not be enough if everybody went who may.
+            ModelTooLarge: evicting all candidates would not free enough.
         """
         if tenant in self._held:
             return True
@@ -214,11 +214,11 @@ class Room:
         return True
 
     async def take(self, tenant: Tenant, footprint: Footprint) -> None:
-        """Take room, for which others make way if necessary.
+        """Reserve memory; evict other models if necessary.
 
         Raises:
-            ModelTooLarge: there would not be enough if everybody went who may.
-            InsufficientMemory: one who should go stayed busy for too long.
+            ModelTooLarge: evicting all candidates would not free enough.
+            InsufficientMemory: a model to be evicted stayed busy for too long.
         """
         if tenant in self._held:
             return
@@ -233,7 +233,7 @@ class Room:
                     raise InsufficientMemory(self._refusal(tenant, footprint, limit) + busy)
 
     def free(self, tenant: Tenant) -> None:
-        """Give room back; harmless when there is none."""
+        """Release the reservation; no effect if there is none."""
         self._held.pop(tenant, None)
 
     def _on(self, device: str) -> dict[Tenant, int]:

@@ -1,4 +1,4 @@
-"""Optional parts of a model as its settings ask for them: saved states, early exit, drafters."""
+"""Optional parts of a model that its settings enable: saved states, early exit, drafters."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["DrafterPlan", "SecondModel", "plan_drafters", "plan_exit_policy", "p
 
 
 def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> PrefixDiskLoad | None:
-    """A folder of the model's own below the one that the settings name; None where they name none.
+    """Return the model's own folder below the configured one; None if none is configured.
 
     Raises:
-        ConfigError: there is no prefix cache that could be kept.
+        ConfigError: there is no prefix cache to save.
     """
     if settings.prefix_cache_dir is None:
         return None
@@ -38,7 +38,7 @@ def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> Pr
     if backend.opens != "runner":
         reason = f"the backend {backend.name!r} hands requests on; it has no prefix cache here"
         raise ConfigError(f"{path}: {reason}", path)
-    # A name may hold slashes or be dots only; quoted, it is one folder, and no other name is the same one.
+    # A name may hold slashes or consist of dots; quoted, it is one folder name, which no other model name maps to.
     quoted = quote(name, safe=" ").replace(".", "%2E") if name.startswith(".") else quote(name, safe=" ")
     folder = Path(settings.prefix_cache_dir).expanduser() / quoted
     return PrefixDiskLoad(folder=str(folder), max_bytes=settings.prefix_cache_disk.num_bytes, setting=path)
@@ -47,11 +47,11 @@ def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> Pr
 def plan_exit_policy(
     name: str, settings: ModelSettings, backend: Backend, registry: PluginRegistry
 ) -> ExitPolicyLoad | None:
-    """Check the exit policy of a model; None where it has none.
+    """Check the exit policy of a model; None if it has none.
 
     Raises:
-        ConfigError: there is no such policy, one of its settings is wrong, the backend runs no model here, or the model
-            has drafters as well.
+        ConfigError: the policy is unknown, one of its settings is invalid, the backend does not run the model here, or
+            the model also has drafters.
     """
     chosen, path = settings.exit_policy, f"models.{name}.exit_policy"
     if chosen is None:
@@ -73,7 +73,7 @@ def plan_exit_policy(
 SecondModel = tuple[ModelSource, Backend, dict[str, Any]]
 """A model, its backend and that backend's settings as plain data."""
 
-_USUAL = "prediction"  # proposes only what a request itself brings, so it is at work where nothing else is said
+_USUAL = "prediction"  # proposes only tokens of the request itself, so it is enabled by default
 
 
 @frozen(kw_only=True)
@@ -82,8 +82,8 @@ class DrafterPlan:
 
     Attributes:
         options: the drafter's own settings, as plain data.
-        options_path: dotted path of them in the configuration, for messages.
-        second: the second model that it uses; None without one.
+        options_path: their dotted path in the configuration, for messages.
+        second: the second model that it uses; None if it uses none.
     """
 
     name: str
@@ -92,7 +92,7 @@ class DrafterPlan:
     second: SecondModel | None = None
 
     def to_load(self) -> DrafterLoad:
-        """What the worker is told."""
+        """Return the drafter as part of the Load message."""
         model = None
         if self.second is not None:
             source, backend, options = self.second
@@ -111,14 +111,15 @@ class DrafterPlan:
 def plan_drafters(
     name: str, settings: ModelSettings, registry: PluginRegistry, model: SecondModel
 ) -> tuple[DrafterPlan, ...]:
-    """Check the drafters of a model; blocking, but quick.
+    """Check the drafters of a model; blocking, but fast.
 
     Args:
         model: the model itself, as it will be opened.
 
     Raises:
-        ConfigError: there is no such drafter, it stands twice, or one of its settings is wrong.
-        ModelLoadError: there is no such second model, no backend for it, or the model cannot be cut between its layers.
+        ConfigError: a drafter is unknown, given twice, or one of its settings is invalid.
+        ModelLoadError: the second model does not exist or no backend opens it, or the model cannot be split between its
+            layers.
     """
     if settings.drafters is None:
         usual = registry.drafters.get(_USUAL)
@@ -169,7 +170,7 @@ def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, reg
 def _first_layers(
     drafter: DrafterSettings, path: str, model: SecondModel, choose: Callable[[int], int]
 ) -> SecondModel | None:
-    """The model's first layers as a second model; None where the backend opens no such thing."""
+    """Return the model's first layers as a second model; None if the backend cannot open them separately."""
     source, backend, options = model
     if named := _first_set(drafter, "source", "backend"):
         reason = f"{drafter.name!r} drafts with layers of the model itself; remove the setting"
@@ -194,5 +195,5 @@ def _first_layers(
 
 
 def _first_set(drafter: DrafterSettings, *names: str) -> str | None:
-    """The first of these settings that the drafter has."""
+    """Return the first of these settings that the drafter has; None if it has none."""
     return next((name for name in names if getattr(drafter, name)), None)

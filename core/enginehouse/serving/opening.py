@@ -1,4 +1,4 @@
-"""Opening a model: backend, estimate, engine settings, and the engine in a worker or in this process."""
+"""Opens a model: backend, options, engine settings, and the engine in a worker or in this process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _OF_WORKERS = (
     "drafters",
     "queue_timeout_s",
 )
-"""Settings about the worker process of a model, the engine in it and its queue."""
+"""Settings of a model's worker process, of the engine in it and of its queue."""
 
 
 def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> None:
-    """Refuse settings about a worker where there is none: nobody would follow them.
+    """Refuse settings of a worker if there is none, because they would have no effect.
 
     Raises:
         ConfigError: names the first of them.
@@ -53,16 +53,16 @@ def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> No
 
 
 PLAN_TIMEOUT_S = 60.0
-"""Only names, sizes and headers of files are looked at."""
+"""Planning reads only names, sizes and headers of files."""
 
 
 @frozen(kw_only=True)
 class ModelPlan:
-    """How a model will be opened.
+    """Plan for opening a model.
 
     Attributes:
-        options: the backend's settings as plain data, ``context`` and ``slots`` included where it knows them.
-        reason: why this backend was chosen.
+        options: the backend's settings as plain data, including ``context`` and ``slots`` if it has them.
+        reason: reason for the choice of the backend.
     """
 
     name: str
@@ -82,19 +82,19 @@ class ModelPlan:
 
 @frozen(eq=False)
 class OpenEngine:
-    """An engine that is ready; ``died`` gets the reason when it stops by itself."""
+    """An engine that is ready; ``died`` receives the reason when it ends by itself."""
 
     engine: Engine
     died: asyncio.Future[EngineDead]
 
 
 def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
-    """Find the source, choose the backend and check its options; blocking, but quick.
+    """Find the source, choose the backend and check its options; blocking, but fast.
 
     Raises:
-        ConfigError: an option is unknown to the backend or has a wrong value, or settings contradict each other.
-        ModelLoadError: there is no such source, or no backend for it.
-        PluginError: a plugin failed over it; its traceback is in the log.
+        ConfigError: an option is unknown to the backend or has an invalid value, or settings contradict each other.
+        ModelLoadError: the source does not exist, or no backend opens it.
+        PluginError: a plugin failed; its traceback is in the log.
     """
     with plugin_border(f"planning the model {name!r}"):
         return _plan(name, settings, registry)
@@ -105,7 +105,7 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
         path = f"models.{name}.python"
         raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)
     source = find_source(settings.source, registry.model_sources)
-    # Another virtual environment has other libraries; what is installed in this one says nothing then.
+    # Another virtual environment has other libraries, so probing in this one would be meaningless.
     can_probe = settings.python is None
     wanted = registry.backends.get(settings.backend or "")
     candidates = [wanted] if wanted else registry.backends.values()
@@ -122,7 +122,7 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
     structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
     check_own_engine(name, settings, choice.backend)
     exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
-    # Verified drafts run through all layers, so a model with early exit drafts nothing by itself.
+    # Drafts are verified with all layers, so a model with early exit has no default drafter.
     model = source, choice.backend, options
     drafters = plan_drafters(name, settings, registry, model) if exit_policy is None else ()
     prefix_disk = plan_prefix_disk(name, settings, choice.backend)
@@ -130,7 +130,7 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
 
 
 async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
-    """See :func:`plan_model`: beside the event loop, and where a plugin that hangs keeps no server from ending."""
+    """Run :func:`plan_model` in its own thread, so that a hanging plugin cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(PLAN_TIMEOUT_S):
             return await apart(f"planning {name}", lambda: plan_model(name, settings, registry))
@@ -144,13 +144,13 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
     """Load the model.
 
     Args:
-        plan: what to open.
+        plan: the model to open.
         model: the model's settings.
-        settings: all settings; the worker needs the limits and the plugins'.
+        settings: all settings; the worker needs the limits and those of plugins.
         progress: called on the event loop.
 
     Raises:
-        EnginehouseError: the model could not be loaded; EngineDead when its worker died meanwhile.
+        EnginehouseError: the model could not be loaded; EngineDead if its worker died meanwhile.
     """
     if plan.backend.opens == "engine":
         return await _open_here(plan, progress, model.load_timeout_s)
@@ -185,7 +185,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
 
 
 async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:
-    """Open a backend that is an engine by itself: it lives in this process, and only opening may block."""
+    """Open a backend that is itself an engine: it runs in this process, and only opening it may block."""
     loop = asyncio.get_running_loop()
     stuck: asyncio.Future[str] = loop.create_future()
     watch = LoadWatch(timeout_s, progress, stuck.set_result)
@@ -198,7 +198,7 @@ async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> O
     try:
         await asyncio.wait((opening, stuck), return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        # A thread cannot be stopped: its memory is free only when what it opens has been closed again.
+        # A thread cannot be stopped: its memory is free only after the engine that it opens has been closed again.
         await _close_opened(opening)
         raise
     finally:
@@ -210,6 +210,6 @@ async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> O
 
 
 async def _close_opened(opening: asyncio.Future[Runner | Engine]) -> None:
-    """Wait for an engine that nobody wants any more, and close it."""
+    """Wait for an engine that is no longer needed, and close it."""
     with contextlib.suppress(Exception):
         await cast(Engine, await opening).close()

@@ -1,4 +1,4 @@
-"""What an operator may ask of a model while the server runs: load it, unload it. Conflicts are refused, not queued."""
+"""Operator commands for a model while the server runs: load, unload. Conflicts are refused, not queued."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["load_model", "unload_model"]
 
 
 async def load_model(manager: ModelManager, name: str) -> ModelStatus:
-    """Load a model and wait until it is ready. One that failed gets another chance; several callers share one load.
+    """Load a model and wait until it is ready. A failed one is tried again; concurrent callers share one load.
 
     Raises:
         ModelNotFound: no model has that name.
         ModelConflict: it is being unloaded.
-        EngineError: it cannot be loaded; says why.
+        EngineError: it cannot be loaded, with the reason.
     """
     model = manager.find(name)
     if model.is_leaving:
         raise ModelConflict(f"The model {model.name!r} is being unloaded; load it when that is done.")
     if not model.is_serving and model.state in ("unloaded", "failed"):
         model.plan = await plan_apart(model.name, model.settings, manager.registry)
-        model = manager.find(model.name)  # a new configuration may have put another one in its place
+        model = manager.find(model.name)  # a new configuration may have replaced it
         model.begin(manager.settings, on_demand=True)
     lease = await model.lease(None)
     lease.release()
@@ -36,12 +36,12 @@ async def unload_model(
     """Unload a model and wait until its worker is gone; the next request for it loads it again.
 
     Args:
-        drain: let running requests finish, for ``drain_s`` (the settings' if None); new ones wait.
-        force: end running requests and a load now, and pay no heed to ``pin``.
+        drain: let running requests finish, within ``drain_s`` (None uses the settings); new ones wait.
+        force: end running requests and a load now, and ignore ``pin``.
 
     Raises:
         ModelNotFound: no model has that name.
-        ModelConflict: it loads, is pinned, is in use, or is being unloaded already, and nothing says what then.
+        ModelConflict: it is loading, pinned, in use or already being unloaded, and no argument resolves that.
     """
     model = manager.find(name)
     problem = None

@@ -1,4 +1,4 @@
-"""When a model whose worker died is opened again, and when that is given up."""
+"""Restart policy: delays before a model whose worker died is opened again, and the limit of failed starts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["RestartPolicy", "Restarts"]
 
 @frozen(kw_only=True)
 class RestartPolicy:
-    """Times in seconds.
+    """Restart settings; times in seconds.
 
     Attributes:
-        first_delay_s: pause before the second restart in a row; the first one happens at once, because most
-            deaths are single accidents and clients wait for it.
-        factor: each further pause is this many times longer.
+        first_delay_s: pause before the second restart in a row; the first restart is immediate, because most deaths are
+            single accidents and clients wait for it.
+        factor: growth of each further pause.
         max_delay_s: longest pause.
-        max_failed_starts: so many starts in a row that never became ready are the end. A model that does become
-            ready is never given up, however often it dies: then requests kill it, and others may not.
-        stable_after_s: a model that was ready this long starts with a clean record.
+        max_failed_starts: number of starts in a row without becoming ready after which the model is given up. A model
+            that does become ready is never given up, however often it dies: in that case only some requests kill it.
+        stable_after_s: time ready after which the count of restarts in a row is reset.
     """
 
     first_delay_s: float = 0.5
@@ -30,7 +30,7 @@ class RestartPolicy:
 
 @define
 class Restarts:
-    """The record of one model."""
+    """Restart record of one model."""
 
     policy: RestartPolicy = field(factory=RestartPolicy)
     num_in_a_row: int = 0
@@ -38,12 +38,12 @@ class Restarts:
     total: int = 0
 
     def died(self, ready_s: float | None, *, is_of_work: bool = False) -> float | None:
-        """Record a death and say how long to wait before the next start; None is "give up".
+        """Record a death and return the delay before the next start; None means to give up.
 
         Args:
-            ready_s: how long the model was ready; None when it never was.
-            is_of_work: it died while it worked, and whose work that was is found out (``replay``): callers pay for
-                what they do with waiting of their own, so this death costs others no pause.
+            ready_s: time for which the model was ready; None if it never was.
+            is_of_work: True if it died while working and ``replay`` identifies the responsible work: then the pause
+                applies to its caller, and other callers are not delayed.
         """
         if ready_s is None:
             self.num_failed_starts += 1
@@ -59,6 +59,6 @@ class Restarts:
         self.num_in_a_row += 1
         if self.num_in_a_row == 1:
             return 0.0
-        # The exponent is bounded so that a long row of deaths cannot overflow a float.
+        # The exponent is bounded so that a long series of deaths cannot overflow a float.
         exponent = min(self.num_in_a_row - 2, 64)
         return min(self.policy.first_delay_s * self.policy.factor**exponent, self.policy.max_delay_s)

@@ -1,4 +1,4 @@
-"""One served model through its life: unloaded, loading, ready, draining, restarting, failed."""
+"""State machine of one served model: unloaded, loading, ready, draining, restarting, failed."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from enginehouse.settings.config import ModelSettings, Settings
 __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
 ModelCheck = Callable[[str, ModelInfo], Awaitable[None]]
-"""Called with a model's name and what is known of it, once it is open and before it is served; raises to refuse it."""
+"""Called with a model's name and information after it is opened, before it is served; raises to refuse it."""
 
 _log = logging.getLogger(__name__)
 
 
 @frozen(eq=False)
 class LoadedModel:
-    """A model that serves requests now. Do not keep it between requests: after a restart it is another one.
+    """A model that can serve requests now. Do not keep it between requests: a restart replaces it.
 
     Attributes:
-        served: the model through all its lives.
+        served: the model itself, which persists across restarts.
     """
 
     name: str
@@ -56,15 +56,15 @@ class LoadedModel:
 
 @define(eq=False, kw_only=True)
 class ServedModel:
-    """State of one model; changed on the event loop only. Also a :class:`enginehouse.serving.memory.Tenant`.
+    """State of one model; modified only on the event loop. Implements :class:`enginehouse.serving.memory.Tenant`.
 
     Attributes:
-        settings: the model's own; what does not concern its worker may be replaced while it is loaded.
+        settings: settings of the model; those that do not affect its worker may be replaced while it is loaded.
         instance: its number among all models that this server has had.
-        room: where it takes the memory that it needs.
-        publish: told of everything that happens to it.
+        room: memory budget in which it reserves its memory.
+        publish: called with every event of the model.
         on_wanted: called when it is not loaded although requests wait for it.
-        on_demand: its last load was begun for somebody who waits, and not by the start of the server.
+        on_demand: True if its last load was started for a waiting caller, and not by the start of the server.
     """
 
     name: str
@@ -84,16 +84,16 @@ class ServedModel:
     _info: ModelInfo | None = None
     _load_s: float = 1.0
     _serving: asyncio.Task[None] | None = None
-    _stopped: asyncio.Task[None] | None = None  # the last one that was told to end
+    _stopped: asyncio.Task[None] | None = None  # the last task that was cancelled
     _departure: Departure[LoadedModel] = field(init=False)
     _waiters: Waiters[LoadedModel] = field(factory=Waiters)
     _expiry: asyncio.TimerHandle | None = None
     _is_closed: bool = False
 
     def __attrs_post_init__(self) -> None:
-        """Hear of the first and the last of simultaneous requests."""
+        """Subscribe to the first begin and the last end of simultaneous uses."""
         self.uses.on_change = self._note_uses
-        # The others will soon load, and are not to be asked for until then.
+        # The others will be loaded soon, and must not be requested before that.
         phase: Literal["unloaded", "loading"] = "unloaded" if self.settings.load == "lazy" else "loading"
         self._condition = Condition(self.name, self.instance, self.publish, phase)
         self._departure = Departure(
@@ -104,22 +104,22 @@ class ServedModel:
             on_end=self._go_on,
         )
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ModelState:
-        """What the model is doing."""
+        """Current state of the model."""
         phase = self._condition.phase
         return "draining" if self._departure.is_under_way and phase == "ready" else phase
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it never makes way; one that is on its way out does."""
+        """True if it must not be evicted; a model that is being unloaded is never pinned."""
         return self.settings.pin and not self._departure.is_under_way
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests use it or it is loading."""
+        """True if requests use it or it is loading."""
         return self._departure.is_busy
 
     @property
@@ -129,31 +129,31 @@ class ServedModel:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for it to be loaded."""
+        """Number of requests that wait for it to be loaded."""
         return len(self._waiters)
 
     @property
     def retry_after_s(self) -> float:
-        """When it should be there, by what its last load took."""
+        """Estimated seconds until it is loaded, based on its last load."""
         return max(1.0, self._load_s * (1 - self._condition.progress))
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is not served any more, whatever was about to load it."""
+        """True if it is no longer served; it is then never loaded again."""
         return self._is_closed
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is about to be unloaded."""
+        """True if it is being unloaded."""
         return self._departure.is_under_way
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is, or soon will be, a worker."""
+        """True if there is a worker, or will be soon."""
         return self._serving is not None
 
     def status(self) -> ModelStatus:
-        """What is known now."""
+        """Return the current status."""
         footprint = self.room.footprint(self)
         return ModelStatus(
             name=self.name,
@@ -177,29 +177,29 @@ class ServedModel:
         )
 
     async def settled(self) -> None:
-        """Wait until the model neither loads nor restarts, or is not served any more."""
+        """Wait until the model is neither loading nor restarting, or is no longer served."""
         while not (self._condition.is_settled or self._is_closed):
             await self._condition.change()
 
     # -- requests ----------------------------------------------------------------------------------
 
     def get(self) -> LoadedModel:
-        """The loaded model.
+        """Return the loaded model.
 
         Raises:
             ModelNotReady: it is not loaded now.
-            ModelLoadError: it failed for good.
+            ModelLoadError: it failed permanently.
         """
         if self.loaded is not None:
             return self.loaded
         raise self._refusal()
 
     async def restarted(self) -> LoadedModel:
-        """The model for requests that it was answering when its worker died: waits for a restart, however long.
+        """Return the model for requests that lost their worker; waits for a restart without a time limit.
 
         Raises:
             ModelNotReady: it is not restarted, but unloaded.
-            ModelUnloaded: it is not served any more.
+            ModelUnloaded: it is no longer served.
             ModelLoadError: it could not be restarted.
         """
         while self._condition.phase == "restarting" and not self._is_closed:
@@ -207,9 +207,9 @@ class ServedModel:
         return self.get()
 
     async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
-        """The loaded model for one request, which waits for it up to ``timeout_s``; None is as long as it takes.
+        """Return a lease for one request, after waiting up to ``timeout_s``; None waits without limit.
 
-        Cancelling it stops no load.
+        Cancelling this does not stop a load.
 
         Raises:
             ModelNotReady: it took longer.
@@ -237,15 +237,15 @@ class ServedModel:
         message = f"The model {self.name!r} is {self.state}{done}; try again in a moment."
         return ModelNotReady(message, retry_after_s=self.retry_after_s)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
 
     def begin(self, settings: Settings, *, on_demand: bool, after: asyncio.Future[None] | None = None) -> None:
-        """Start to load, once for all who ask; harmless when it is loaded, loads, is on its way out or closed.
+        """Start to load; no effect if the model is loaded, loading, being unloaded or closed.
 
         Args:
-            settings: those of the server.
-            on_demand: requests wait for it.
-            after: waited for first, however it ends.
+            settings: the server's settings.
+            on_demand: True if requests wait for it.
+            after: awaited before loading; its result is ignored.
         """
         if self._serving is None and not self._is_closed:
             self.on_demand = on_demand
@@ -253,7 +253,7 @@ class ServedModel:
             self._serving = asyncio.create_task(self._serve(settings, after), name=f"model {self.name}")
 
     async def _serve(self, settings: Settings, after: asyncio.Future[None] | None) -> None:
-        """Open the model and keep it open: returns when that failed for good; cancel it to close the model."""
+        """Open the model and keep it open: returns when it has failed permanently; cancel this to close the model."""
         try:
             if after is not None:
                 await asyncio.wait([after])
@@ -272,7 +272,7 @@ class ServedModel:
             self._waiters.refuse(error)
         except EnginehouseError as error:
             self.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - border to the backend: never stay "loading" for ever
+        except Exception as error:  # noqa: BLE001 - border to the backend: never stay "loading" forever
             _log.exception("opening the model %s failed", self.name)
             self.fail(f"{type(error).__name__}: {error}")
         finally:
@@ -286,7 +286,7 @@ class ServedModel:
             await self.room.take(self, await footprint_apart(self.plan))
 
     async def _open(self, settings: Settings) -> OpenEngine:
-        """The next engine, which nothing speaks against."""
+        """Open the next engine, and check it."""
         assert self.plan is not None
         began = time.monotonic()
         opened = await open_engine(self.plan, self.settings, settings, self._condition.report)
@@ -300,42 +300,42 @@ class ServedModel:
         return opened
 
     def report_download(self, share: float, text: str) -> None:
-        """Note how much of its files is here, before it can be loaded."""
+        """Report the progress of downloading its files, before it can be loaded."""
         if self._condition.phase == "unloaded":
             self._condition.become("loading")
         self._condition.report(share, text)
 
     def put_off(self) -> None:
-        """Do not load now, but with the first request, which may wait already."""
+        """Postpone loading until the first request, which may already be waiting."""
         self._condition.become("unloaded")
         self.pass_on()
 
     def use_settings(self, settings: ModelSettings) -> None:
-        """Take settings that do not concern the worker."""
+        """Replace settings that do not affect the worker."""
         self.settings = settings
         if self.loaded is not None:
             self.loaded = evolve(self.loaded, settings=settings)
         self._note_uses()
 
     def pass_on(self) -> None:
-        """Let the manager say what becomes of requests that wait, if there are any."""
+        """Let the manager handle waiting requests, if there are any."""
         if self._waiters:
             self.on_wanted(self)
 
     def hand_over(self, successor: ServedModel) -> None:
-        """Let requests that wait for this model wait for another one."""
+        """Move the requests that wait for this model to another one."""
         self._waiters.move_to(successor._waiters)
 
     def refuse_waiters(self, error: EnginehouseError) -> None:
-        """Raise ``error`` where requests wait for this model."""
+        """Fail the requests that wait for this model with ``error``."""
         self._waiters.refuse(error)
 
     def note(self, error: str) -> None:
-        """Show an error that changes nothing else."""
+        """Show an error without changing the state."""
         self._condition.error = error
 
     def fail(self, error: str) -> None:
-        """Give the model up."""
+        """Set the state to failed and refuse waiting requests."""
         _log.error("model %s failed: %s", self.name, error)
         self._condition.become("failed", error)
         self._waiters.refuse(self._refusal())
@@ -347,40 +347,40 @@ class ServedModel:
         self._info = engine.info
         self.loaded = LoadedModel(self.name, self.settings, engine.info, engine, self.created, self)
         self._condition.become("ready")
-        # Also when it was asked to leave meanwhile: a load serves all who waited for it.
+        # Also when it is to be unloaded by now: a load serves all requests that waited for it.
         self._waiters.answer(self.uses, self.loaded)
         self._note_uses()
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- unloading ---------------------------------------------------------------------------------
 
     async def make_way(self, drain_s: float) -> bool:
-        """Leave for another model, as the settings say, see :class:`enginehouse.serving.memory.Tenant`."""
+        """Unload for another model, with the ``draining`` setting; see :class:`enginehouse.serving.memory.Tenant`."""
         return await self.unload(drain_s, holds_back=self.settings.draining == "wait")
 
     async def unload(self, drain_s: float, *, force: bool = False, holds_back: bool = True) -> bool:
-        """End the worker, when a load has ended and running requests have; all who wait for that share one end.
+        """End the worker after the end of a load and of running requests; concurrent callers share one unload.
 
         Args:
-            drain_s: seconds that these get.
-            force: end what still runs after that with an error; otherwise it is then left as it was.
+            drain_s: seconds that a load and running requests get.
+            force: end those that still run after that with an error; otherwise the model then stays loaded.
             holds_back: let new requests wait until the model is loaded again.
 
         Returns:
-            Whether it is unloaded.
+            True if it is unloaded.
         """
         while not self._is_closed and self._serving is not None:
             departure = self._departure.begin(drain_s, force=force, holds_back=holds_back)
             await asyncio.wait([departure])
-            # One that was under way already may have given up, where this one insists.
+            # An unload that was already in progress may have given up, whereas ``force`` does not.
             if not departure.cancelled() and (departure.result() or not force):
                 return departure.result()
-        # Closed, perhaps meanwhile: that ends the worker as well, and whoever waits for its memory goes on then.
+        # Closed, possibly meanwhile: that also ends the worker, and its memory is free after that.
         if self._serving is not None:
             await asyncio.wait([self._serving])
         return True
 
     async def _end_worker(self) -> None:
-        """End the engine, or its load; there is none when a load has failed meanwhile."""
+        """End the engine, or its load; neither exists if a load has failed meanwhile."""
         if self._serving is not None:
             self._condition.is_closing = True
             await self._stop_serving(self._serving)
@@ -388,14 +388,14 @@ class ServedModel:
             self._condition.is_closing = False
 
     async def _stop_serving(self, serving: asyncio.Task[None]) -> None:
-        """Cancel the task that serves, once: a second time would interrupt it while it closes the engine."""
+        """Cancel the serving task, but only once: a second time would interrupt it while it closes the engine."""
         if self._stopped is not serving:
             self._stopped = serving
             serving.cancel()
         await asyncio.wait([serving])
 
     def _go_on(self) -> None:
-        """The model has left, perhaps to come back for those who wait; or it stays, as its requests did not finish."""
+        """Continue after an unload: load again if requests wait, or keep serving if requests did not finish in time."""
         if self._condition.phase == "unloaded":
             self.pass_on()
         elif self.loaded is not None and not self._condition.is_closing:
@@ -403,7 +403,7 @@ class ServedModel:
             self._waiters.answer(self.uses, self.loaded)
 
     async def close(self) -> None:
-        """End at once and for good, as with the server; running requests end with EngineDead."""
+        """End at once and permanently, as when the server stops; running requests end with EngineDead."""
         self._is_closed = self._condition.is_closing = True
         self._condition.touch()
         await self._departure.cancel()
@@ -415,7 +415,7 @@ class ServedModel:
         self._waiters.refuse(ServerStopping("The server is shutting down."))
 
     def _note_uses(self) -> None:
-        """Something began or ended to use the model: an idle one is unloaded after its time."""
+        """Handle the begin or end of uses: an idle model is unloaded after its ``ttl``."""
         self._condition.touch()
         if self._expiry is not None:
             self._expiry.cancel()

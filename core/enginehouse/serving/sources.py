@@ -1,4 +1,4 @@
-"""Sources of models: files, folders, hub references; and the download of what is missing."""
+"""Sources of models: files, folders, hub references; and the download of missing ones."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Offered = Mapping[str, Callable[[], ModelSource | None]]
 
 
 def find_source(text: str, offered: Offered) -> ModelSource:
-    """Find the model that ``text`` means; ``path`` is None when nothing of that name is here.
+    """Find the model that ``text`` names; ``path`` is None if no local model has that name.
 
-    A name that a plugin offers wins over a file of the same name: ``./starter`` means the file. A text that is
-    neither may still mean something to a backend, such as a URL.
+    A name that a plugin offers takes precedence over a file with the same name: ``./starter`` means the file. A text
+    that is neither may still mean something to a backend, such as a URL.
 
     Args:
-        text: a path of a file or folder, an offered name, the id of a downloaded model of a hub, or what only a
-            backend understands. Behind a folder or an id, ``:Q4_K_M`` picks the GGUF file of that quantisation; behind
-            an id, ``@v1.0`` (or ``:v1.0``) a revision.
+        text: a path of a file or folder, an offered name, the id of a downloaded hub model, or a text that only a
+            backend understands. After a folder or an id, ``:Q4_K_M`` selects the GGUF file of that quantisation; after
+            an id, ``@v1.0`` (or ``:v1.0``) selects a revision.
         offered: the model sources of all plugins, by name.
 
     Raises:
-        ModelLoadError: a plugin offers that name, but the model is not installed; or a folder holds several models
-            and the text does not say which.
+        ModelLoadError: a plugin offers that name, but the model is not installed; or a folder holds several models and
+            the text does not select one.
     """
     if text in offered:
         with plugin_border(f"the model source {text!r}"):
@@ -53,13 +53,13 @@ def find_source(text: str, offered: Offered) -> ModelSource:
 
 
 def hub_reference(text: str, offered: Offered) -> HubReference | None:
-    """The hub's model that ``text`` means, downloaded or not; None where it means something else."""
+    """Return the hub model that ``text`` names, downloaded or not; None if it means something else."""
     reference = None if text in offered else parse_reference(text)
     return None if reference is None or _is_path(text) else reference
 
 
 def no_such_model(text: str, offered: Offered) -> ModelLoadError:
-    """The error for a text that names no file and that no backend understands."""
+    """Return the error for a text that names no file and that no backend understands."""
     if hub_reference(text, offered) is not None:
         return ModelLoadError(
             f"there is no file or folder {text!r}; if it is the id of a model on the hub, it is not downloaded yet; "
@@ -70,7 +70,7 @@ def no_such_model(text: str, offered: Offered) -> ModelLoadError:
 
 
 def _find_named(text: str) -> Path | None:
-    """The model that a hub's id means, or a folder with a quantisation behind a colon."""
+    """Return the path of a hub id, or of a folder with a quantisation after a colon."""
     name, colon, wanted = text.rpartition(":")
     if colon and (folder := Path(name).expanduser()).is_dir():
         return _inside(folder.absolute(), wanted, text)
@@ -82,7 +82,7 @@ def _find_named(text: str) -> Path | None:
 
 
 def _inside(path: Path, wanted: str | None, text: str) -> Path:
-    """The model at ``path``: itself, or the GGUF file in a folder of such files."""
+    """Return the model at ``path``: the path itself, or the GGUF file in a folder of such files."""
     if not path.is_dir() or (wanted is None and (path / "config.json").is_file()):
         return path
     file = choose_gguf(path, wanted, text)
@@ -92,18 +92,18 @@ def _inside(path: Path, wanted: str | None, text: str) -> Path:
 
 
 def _is_path(text: str) -> bool:
-    """Whether ``text``, which looks like a hub's id, is rather meant as a path that is not there."""
+    """True if ``text``, which looks like a hub id, is more likely a path that does not exist."""
     return Path(text.partition(":")[0]).expanduser().parent.exists()
 
 
 _REPORT_S = 0.25
 
 OnShare = Callable[[float, str], None]
-"""Called on the event loop with the share that is here (0 to 1) and what is being done."""
+"""Called on the event loop with the completed share (0 to 1) and the current activity."""
 
 
 def missing_download(source: str, offered: Offered) -> HubReference | None:
-    """The hub's model that ``source`` means, where it is not here as a whole; looks at the disk only."""
+    """Return the hub model of ``source`` if it is not completely downloaded; reads only the disk."""
     reference = hub_reference(source, offered)
     if reference is None:
         return None
@@ -112,10 +112,10 @@ def missing_download(source: str, offered: Offered) -> HubReference | None:
 
 
 async def download(reference: HubReference, on_share: OnShare) -> None:
-    """Fetch a model; cancelling stops it, and what has arrived is kept.
+    """Download a model; cancelling stops the download, and data that has arrived is kept.
 
     Raises:
-        DownloadError: it could not be fetched.
+        DownloadError: it could not be downloaded.
     """
     loop = asyncio.get_running_loop()
 
@@ -131,11 +131,11 @@ async def download(reference: HubReference, on_share: OnShare) -> None:
 
 
 class _Stopped(Exception):
-    """Nobody wants the download any more."""
+    """Raised in the download thread when the download is no longer needed."""
 
 
 class _Report:
-    """Passes a download's progress on, some times a second."""
+    """Reports the progress of a download a few times per second."""
 
     def __init__(self, on_share: OnShare) -> None:
         self.is_stopped = False
@@ -144,16 +144,16 @@ class _Report:
         self._told_s = 0.0
 
     def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
-        """Know the whole."""
+        """Record the total size."""
         self._total, self._done = num_bytes, num_bytes_here
         self._tell("downloading")
 
     def file(self, file: HubFile) -> None:
-        """Say which file."""
+        """Report the current file."""
         self._tell(f"downloading {file.path}")
 
     def advance(self, num_bytes: int) -> None:
-        """Say how far, now and then."""
+        """Report the progress, at intervals."""
         self._done += num_bytes
         if self.is_stopped:
             raise _Stopped
@@ -161,7 +161,7 @@ class _Report:
             self._tell(f"downloading, {self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB")
 
     def note(self, text: str) -> None:
-        """Say why it takes longer."""
+        """Report the reason for a delay."""
         self._tell(text)
 
     def _tell(self, text: str) -> None:

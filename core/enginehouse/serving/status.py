@@ -1,4 +1,4 @@
-"""State of a model: loading, ready, draining, failed; with its events and what listings show."""
+"""State of a model: phases, status, and events."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _MAX_WAITING = 1000
 
 @frozen(kw_only=True)
 class ModelEvent:
-    """One thing that happened to a model.
+    """An event of a model.
 
     Attributes:
-        kind: ``loading`` comes several times per load, ``restarted`` stands for ``ready`` after a worker's death;
-            ``added``, ``replaced`` and ``removed`` come from a change of the configuration.
-        instance: which of the models that have had this name it is about, see
-            ``ModelStatus``; with ``replaced`` the new one, which may have loaded before.
+        kind: ``loading`` occurs several times per load, ``restarted`` replaces ``ready`` after a worker's death;
+            ``added``, ``replaced`` and ``removed`` result from a configuration change.
+        instance: number that distinguishes models with the same name, see ``ModelStatus``; for ``replaced`` that of the
+            new one, which may have loaded before.
         progress: share of a load, 0 to 1.
-        text: what a load is doing, or why this happened.
+        text: current activity of a load, or the reason for the event.
         at: Unix time in seconds.
     """
 
@@ -54,47 +54,47 @@ class ModelEvent:
 
 
 Publish = Callable[[ModelEvent], None]
-"""Takes an event; called on the event loop, returns at once."""
+"""Accepts an event; called on the event loop, does not block."""
 
 
 @define(eq=False)
 class Subscription:
-    """The events of one listener. ``num_lost`` counts those that it was too slow for."""
+    """Events for one listener. ``num_lost`` counts events that were dropped because it was too slow."""
 
     num_lost: int = 0
     _waiting: asyncio.Queue[ModelEvent] = field(factory=lambda: asyncio.Queue(_MAX_WAITING))
 
     def push(self, event: ModelEvent) -> None:
-        """Add an event, perhaps in the place of the oldest one."""
+        """Add an event; if the queue is full, the oldest one is dropped."""
         if self._waiting.full():
             self._waiting.get_nowait()
             self.num_lost += 1
         self._waiting.put_nowait(event)
 
     async def next(self) -> ModelEvent:
-        """The next event, waited for."""
+        """Wait for the next event."""
         return await self._waiting.get()
 
     async def __aiter__(self) -> AsyncIterator[ModelEvent]:
-        """Events as they come; never ends by itself."""
+        """Iterate over events as they arrive; never ends by itself."""
         while True:
             yield await self.next()
 
 
 class ModelEvents:
-    """Hands every event to every listener."""
+    """Passes every event to every listener."""
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
 
     def publish(self, event: ModelEvent) -> None:
-        """Tell all listeners."""
+        """Pass an event to all listeners."""
         for subscription in self._subscriptions:
             subscription.push(event)
 
     @contextmanager
     def subscribe(self) -> Iterator[Subscription]:
-        """Listen while the block runs."""
+        """Receive events within the block."""
         subscription = Subscription()
         self._subscriptions.add(subscription)
         try:
@@ -108,16 +108,16 @@ Phase = Literal["unloaded", "loading", "ready", "restarting", "failed"]
 
 @define(eq=False)
 class Condition:
-    """The condition of one model; changed on the event loop only.
+    """State of one model; modified only on the event loop.
 
     Attributes:
-        name: the model's.
-        instance: which of those that have had this name it is.
-        publish: told of every change.
-        error: why the model failed, could not be loaded, or is being restarted.
+        name: name of the model.
+        instance: number that distinguishes models with the same name.
+        publish: called with every change.
+        error: reason why the model failed, could not be loaded, or is being restarted.
         progress: share of the current load, 0 to 1; 1 when ready.
-        progress_text: what the current load is doing.
-        is_closing: the model is on its way out, so that the end of its engine is no news.
+        progress_text: current activity of the load.
+        is_closing: True if the model is being unloaded, so that the end of its engine is expected.
     """
 
     name: str
@@ -132,11 +132,11 @@ class Condition:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the model neither loads nor restarts."""
+        """True if the model is neither loading nor restarting."""
         return self.phase not in ("loading", "restarting")
 
     def become(self, phase: Phase, error: str | None = None) -> None:
-        """Enter a phase, and tell of it."""
+        """Enter a phase and publish the change."""
         was, self.phase, self.error = self.phase, phase, error
         self.progress, self.progress_text = (1.0, "") if phase == "ready" else (0.0, "")
         self.touch()
@@ -146,7 +146,7 @@ class Condition:
         self.tell(kinds.get(phase, phase), error or "")
 
     def report(self, share: float, text: str) -> None:
-        """Note a load's progress. Late reports of a load that has ended are dropped."""
+        """Record the progress of a load. Late reports of a load that has ended are dropped."""
         if not self.is_settled:
             self.progress, self.progress_text = share, text
             self.tell("loading", text)
@@ -157,11 +157,11 @@ class Condition:
         self.publish(event)
 
     def touch(self) -> None:
-        """Wake all who wait for a change."""
+        """Wake all waiters for a change."""
         self._changed.set()
 
     async def change(self) -> None:
-        """Wait for the next change, of the phase or of what :meth:`touch` stands for."""
+        """Wait for the next change of the phase, or for :meth:`touch`."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -171,24 +171,24 @@ ModelState = Literal["unloaded", "loading", "ready", "draining", "restarting", "
 
 @frozen(kw_only=True)
 class ModelStatus:
-    """What is known about one model now.
+    """Status of one model at one time.
 
     Attributes:
         instance: number of the model among all that this server has had; a new configuration may replace it by another
-            one of the same name.
+            one with the same name.
         created: Unix time in seconds when this server began to serve the model.
-        info: of the last successful load; None before it.
-        error: why the model failed or could not be loaded, or why it is being restarted.
+        info: information from the last successful load; None before it.
+        error: reason why the model failed, could not be loaded, or is being restarted.
         progress: share of the current load, 0 to 1; 1 when ready.
-        progress_text: what the current load is doing.
+        progress_text: current activity of the load.
         backend: name of the chosen backend; None before the choice.
-        reason: why this backend was chosen.
-        num_restarts: how often its worker died and was started again.
-        on_demand: its load was begun for a request, so requests wait for it.
-        num_running: requests that use it.
-        num_waiting: requests that wait for it to be loaded.
+        reason: reason for the choice of this backend.
+        num_restarts: number of times that its worker died and was restarted.
+        on_demand: True if its load was started for a request, so that requests wait for it.
+        num_running: number of requests that use it.
+        num_waiting: number of requests that wait for it to be loaded.
         idle_s: seconds since its last use; None while it is used or not loaded.
-        memory_bytes: memory that it holds by its backend's estimate, on ``device``; None when it holds none.
+        memory_bytes: memory that it holds by its backend's estimate, on ``device``; None if it holds none.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""How a model leaves memory: a load and running requests finish, new ones wait or are served, then its worker ends.
+"""Unloading a model: a load and running requests finish, new ones wait or are served, then its worker ends.
 
-Part of ``served``, which knows what a worker is. All who want the model to leave at the same time share one departure.
+Part of ``served``, which knows what a worker is. Concurrent callers share one unload.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _M = TypeVar("_M")
 
 @define(eq=False, kw_only=True)
 class Departure(Generic[_M]):
-    """The way out of one model, as often as it goes there.
+    """Unloads one model: drain, then end the worker. Reusable.
 
     Attributes:
-        condition: the model's, as are its ``uses`` and ``waiters``.
+        condition: state of the model, to which ``uses`` and ``waiters`` also belong.
         end_worker: ends the worker, if there still is one; returns when its memory is free.
-        on_end: called when the model has left, or stays.
-        holds_back: new requests wait, although the model is loaded.
+        on_end: called when the model is unloaded, or stays loaded.
+        holds_back: True if new requests wait although the model is loaded.
     """
 
     condition: Condition
@@ -39,24 +39,26 @@ class Departure(Generic[_M]):
     on_end: Callable[[], None]
     holds_back: bool = False
     _task: asyncio.Task[bool] | None = None
-    _is_forced: bool = False  # whoever waits for it does not wait for requests
+    _is_forced: bool = False  # do not wait for requests
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the model is about to leave."""
+        """True if an unload is in progress."""
         return self._task is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests use the model or it is loading."""
+        """True if requests use the model or it is loading."""
         return bool(self.uses) or self.condition.phase == "loading"
 
     def begin(self, drain_s: float, *, force: bool = False, holds_back: bool = True) -> asyncio.Task[bool]:
-        """Leave; says whether it has. One that is under way is joined, and hurried by a force that does not wait.
+        """Start to unload, or join an unload in progress; the task returns whether the model is unloaded.
+
+        A call with ``force`` and without drain time ends the waiting of an unload in progress.
 
         Args:
             drain_s: seconds that a load and running requests get.
-            force: end what still runs after that with an error; otherwise everything is then left as it was.
+            force: end those that still run after that with an error; otherwise the model then stays loaded.
             holds_back: let new requests wait until the model is loaded again.
         """
         if self._task is None:
@@ -77,7 +79,7 @@ class Departure(Generic[_M]):
         try:
             if not await self._wait_idle(drain_s) and not (force or self._is_forced):
                 return False
-            # Nothing is awaited between here and the end of the leases, so no request can begin.
+            # There is no await between here and the end of the leases, so no request can begin.
             self.holds_back = True
             unloaded = ModelUnloaded(f"The model {self.condition.name!r} was unloaded; try again.")
             self.uses.end_all(unloaded)
@@ -90,7 +92,7 @@ class Departure(Generic[_M]):
             self.on_end()
 
     async def _wait_idle(self, drain_s: float) -> bool:
-        """Wait for the end of a load, which serves those who wait for it, and then for the end of requests."""
+        """Wait for the end of a load, which serves the requests that wait for it, and then for the end of requests."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 while self.condition.phase == "loading" and not self._is_forced:

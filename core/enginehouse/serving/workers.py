@@ -1,6 +1,6 @@
-"""The engines of a model, one after the other: opened, watched until they die, opened again, at some point given up.
+"""Engine lifecycle of a model: open, watch until it dies, reopen, and give up after repeated failures.
 
-Part of ``served``, which knows what an engine is opened from and what its requests are told.
+Part of ``served``, which knows how to open an engine and what its requests are told.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Workers:
     """Keeps an engine open.
 
     Attributes:
-        condition: the model's, as is the record of its ``restarts``.
-        open: makes the next engine.
-        on_ready: told of an engine that serves from now on.
-        on_gone: told that it does not any more, before any request hears of that.
-        finds_culprits: whether those are found out whose work a worker dies of.
+        condition: state of the model, to which the ``restarts`` record also belongs.
+        open: opens the next engine.
+        on_ready: called with an engine that is ready to serve.
+        on_gone: called when it no longer serves, before any request is told.
+        finds_culprits: returns True if the work that kills a worker is identified.
     """
 
     condition: Condition
@@ -46,7 +46,7 @@ class Workers:
     finds_culprits: Callable[[], bool]
 
     async def run(self) -> None:
-        """Open an engine whenever there is none; cancel this to close the one that there is.
+        """Open an engine whenever there is none; cancel this to close the current one.
 
         Raises:
             EnginehouseError: the first one was refused, or too many in a row have failed.
@@ -67,13 +67,13 @@ class Workers:
         """Open an engine and wait until it dies.
 
         Args:
-            has_served: an earlier one has served.
+            has_served: True if an earlier engine has served.
 
         Returns:
-            Why it died, for how many seconds it was ready (None when it never was), and whether it was working.
+            The cause of death, the seconds for which it was ready (None if it never was), and whether it was working.
 
         Raises:
-            EnginehouseError: the load was refused, and what a backend refuses once it refuses again.
+            EnginehouseError: the first load was refused; a backend would refuse it again.
         """
         try:
             opened = await self._open()
@@ -95,22 +95,22 @@ class Workers:
         return death, ready_s, isinstance(opened.engine, WorkerEngine) and opened.engine.has_died_working
 
     async def _open(self) -> OpenEngine:
-        """The next engine. Waits while the system has nothing left for a worker, through no fault of the model."""
+        """Open the next engine; waits while the system is short of resources, which is not the model's fault."""
         delay_s = 0.1
         while True:
             try:
                 return await self.open()
             except ResourcesExhausted as error:
-                if delay_s < _MAX_SHORTAGE_DELAY_S:  # then it has been said often enough
+                if delay_s < _MAX_SHORTAGE_DELAY_S:  # afterwards it has been logged often enough
                     _log.warning("model %s: %s; trying again until it can be", self.condition.name, error.message)
                 self.condition.report(0.0, error.message)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_SHORTAGE_DELAY_S)
 
     async def _until_dead(self, died: asyncio.Future[EngineDead]) -> str:
-        """Wait for the end of the engine; why it came. The state changes before any request hears of the death.
+        """Wait for the death of the engine and return the cause. The state changes before any request is told.
 
-        Cancelling this means to close the model and says nothing about its engine.
+        Cancelling this closes the model and says nothing about its engine.
         """
         dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

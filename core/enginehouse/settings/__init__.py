@@ -1,1 +1,1 @@
-"""Settings: every class of them, how they are read, and what is read as strictly."""
+"""Settings: all settings classes, their sources, and strict validation."""

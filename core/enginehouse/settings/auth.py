@@ -1,6 +1,6 @@
-"""``[auth]``: the API keys that the settings hold, and where the file with hashes of further ones lies.
+"""``[auth]``: API keys in the settings, and the path of the file with hashes of further keys.
 
-A part of ``config``. What a key is while the server runs is in ``keys``.
+A part of ``config``. Keys at run time are handled by ``keys``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginehouse.settings.structuring import strict_converter
 __all__ = ["MAX_KEY_BYTES", "AuthSettings", "KeySettings", "settings_converter"]
 
 MAX_KEY_BYTES = 1024
-"""Longer keys are wrong, and not even compared."""
+"""Longer keys are rejected without being compared."""
 
 
 def _check_word(_: Any, attribute: Any, value: str) -> None:
@@ -50,17 +50,18 @@ class KeySettings:
     """``[[auth.keys]]``: one API key with its owner. A bare string in ``auth.keys`` is a key with the defaults.
 
     Attributes:
-        name: who uses it; shown in the log, each name once.
+        name: name of the owner; shown in the log, unique.
         key: the key itself.
-        scopes: what it may do: ``infer`` (use the models), ``metrics`` (read figures), ``admin`` (manage).
+        scopes: permissions: ``infer`` (use the models), ``metrics`` (read metrics), ``admin`` (manage the server).
         profile: API profile of its requests; unset is ``server.profile``.
-        namespace: keys of the same namespace share the prefix cache; unset is a namespace of its own.
-        models: names and aliases of the models that it may use; unset is all. Others do not exist for it.
+        namespace: keys of the same namespace share the prefix cache; unset is a separate namespace.
+        models: names and aliases of the models that it may use; unset is all. Other models are reported as not
+            existing.
         requests_per_minute: unset is ``limits.key_requests_per_minute``.
         tokens_per_minute: of prompts and answers together; unset is ``limits.key_tokens_per_minute``.
-        max_concurrent: requests at once; unset is ``limits.key_max_concurrent``.
+        max_concurrent: concurrent requests; unset is ``limits.key_max_concurrent``.
         priority: the most urgent (lowest) ``priority`` that its requests may ask for.
-        expires: day or moment (ISO 8601, UTC where it names no zone) from which it is refused; unset is never.
+        expires: date or time (ISO 8601, UTC if without a time zone) from which it is refused; unset is never.
     """
 
     name: str = field(validator=_check_word)
@@ -81,15 +82,15 @@ _KeyField = str | KeySettings
 
 @frozen(kw_only=True)
 class AuthSettings:
-    """``[auth]``: who may use the server.
+    """``[auth]``: access control.
 
     Attributes:
-        keys: API keys, each a string or a table; with at least one, every request but ``/health`` needs one as a
-            bearer token or in ``x-api-key``.
-        key_file: file with hashes of further keys, read again when it changes. The path may be relative to the
+        keys: API keys, each a string or a table; with at least one, every request but ``/health`` needs one as a bearer
+            token or in ``x-api-key``.
+        key_file: file with hashes of further keys, reread when it changes. The path may be relative to the
             configuration file.
-        authenticators: plugins that recognise callers by something else than these keys, in the order in which they
-            are asked; only those that stand here are.
+        authenticators: plugins that identify callers by other credentials than these keys, in the order in which they
+            are asked; unlisted plugins are not used.
     """
 
     keys: tuple[str | KeySettings, ...] = field(default=(), repr=False)
@@ -97,7 +98,7 @@ class AuthSettings:
     authenticators: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        """Refuse empty keys, which an unset variable in a deployment script would give; names and keys used twice."""
+        """Reject empty keys (from unset variables in deployment scripts) and duplicate names and keys."""
         names: set[str] = set()
         texts: set[str] = set()
         for index, key in enumerate(self.keys):
@@ -116,12 +117,12 @@ class AuthSettings:
 
     @property
     def needs_key(self) -> bool:
-        """Whether only callers with a key, or those whom a plugin recognises, are served."""
+        """True if every caller needs a key or must be recognised by a plugin."""
         return bool(self.keys or self.authenticators) or self.key_file is not None
 
 
 def settings_converter() -> Converter:
-    """A strict converter that also reads keys, which are strings or tables."""
+    """Return a strict converter that also reads keys, which are strings or tables."""
     converter = strict_converter()
 
     def structure_key(value: Any, _: Any) -> Any:

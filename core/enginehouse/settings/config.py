@@ -1,9 +1,9 @@
 """Settings: one frozen value built from defaults, a TOML file, the environment and the command line.
 
-Later sources win: built-in defaults, then ``enginehouse.toml``, then variables such as
-``ENGINEHOUSE_SERVER__PORT=8081``, then what the command line passes as ``overrides``. Unknown keys and
-wrong types are errors that name the setting. This module does not know what a backend or plugin accepts:
-it keeps those keys as plain data until :func:`structure_options` reads them with the owner's own class.
+Later sources override earlier ones: built-in defaults, ``enginehouse.toml``, variables such as
+``ENGINEHOUSE_SERVER__PORT=8081``, and the command line (``overrides``). Unknown keys and wrong types are errors that
+name the setting. This module does not know the options of backends and plugins: it keeps those keys as plain data until
+:func:`structure_options` reads them with the owner's own class.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def _check_image_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> Non
 
 @frozen(kw_only=True)
 class MediaSettings:
-    """``[media]``: images in messages, for models that take them.
+    """``[media]``: images in messages, for models that support them.
 
     Attributes:
-        allowed_hosts: hosts that images may be read from, besides ``data:`` URLs: ``images.example``, ``.example.org``
-            for every name below it, ``*`` for all; with ``:8443`` behind for another port than the usual one.
-        allow_private: read from hosts whose addresses are not on the public internet as well.
-        max_images: most images of one request.
-        max_bytes: largest image.
-        max_pixels: most pixels of an image, by its header.
-        max_redirects: how often an address may lead to another one.
-        timeout_s: seconds in which an image must be read.
+        allowed_hosts: hosts from which images may be downloaded, besides ``data:`` URLs: ``images.example``,
+            ``.example.org`` for every name below it, ``*`` for all; append ``:8443`` for a port other than the default.
+        allow_private: also allow hosts whose addresses are not on the public internet.
+        max_images: maximum number of images per request.
+        max_bytes: maximum size of an image.
+        max_pixels: maximum number of pixels of an image, according to its header.
+        max_redirects: maximum number of redirects per download.
+        timeout_s: time limit for the download of an image, in seconds.
     """
 
     allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_image_hosts)
@@ -80,46 +80,48 @@ class ModelSettings:
     """``[models.<name>]``: one served model. Further keys of the table are options of its backend.
 
     Attributes:
-        source: path of a model file or folder, the id of a downloaded model, the address of a server, or the name of
-            a model source that a plugin offers. A path may be relative to the configuration file.
-        backend: name of the backend; unset lets the one that suits the source best open it.
+        source: path of a model file or folder, the id of a downloaded model, the address of a server, or the name of a
+            model source that a plugin offers. A path may be relative to the configuration file.
+        backend: name of the backend; unset selects the best match for the source.
         context: longest sequence (prompt plus answer) in tokens; unset is the backend's choice.
-        slots: sequences that decode at once.
-        prefill_chunk_tokens: most prompt tokens in a step that others decode in; unset is the backend's choice.
-        prefix_cache: keep finished sequences for requests that share a beginning.
-        prefix_cache_dir: folder in which they are kept as well, so that they survive a restart; a relative name is
-            relative to the configuration file. What is saved there is as secret as the prompts; unset saves nothing.
-        prefix_cache_disk: most that this model's files there may take, in bytes or like ``"2GiB"``.
-        isolation: ``process`` runs the model in a worker process of its own, ``thread`` in the server.
-        python: Python of the virtual environment that the worker process uses; unset is the server's own.
-        step_timeout_s: seconds that a forward pass, or tokenizing one prompt, may take; a worker that takes longer is
-            killed and started again. 0 is no limit.
-        load_timeout_s: seconds that loading may go on without any progress; then the worker is killed and the load has
-            failed. 0 is no limit.
-        replay: go on with running requests where they were when their worker dies; else they end with an error.
-        replay_timeout_s: seconds that a request waits for its worker to come back before it ends with an error.
-        aliases: further names of this model.
-        defaults: request fields that apply when a request does not give them, such as ``temperature``.
-        alias_defaults: alias to request fields that apply to requests by that alias, before ``defaults``.
-        generation_config: whether what the model's own files recommend (``generation_config.json``,
-            ``general.sampling`` keys of GGUF) applies, behind ``defaults``.
-        chat_template: file with the Jinja chat template to use instead of the model's own.
-        tool_parser: name of the parser of tool calls; unset is the one that suits the chat template best.
-        reasoning_parser: name of the parser of reasoning; unset is the one that suits best, ``none`` is none.
-        drafters: what proposes tokens that the model then checks (speculation), in order of preference, each by its
-            name or as a table with its settings; unset is ``prediction`` where that drafter is installed.
-        exit_policy: lets tokens leave the model before its last layer when they are sure, by this policy, its name or a
-            table with its settings. This changes what the model writes; unset runs all layers.
-        compressor: what shortens its prompts, and when: a method by its name, or a table; see below.
-        load: ``eager`` loads the model when the server starts, as far as ``limits.memory_budget`` allows, ``lazy`` with
-            its first request.
-        pin: never unload it for another model.
-        ttl: seconds without a request after which it is unloaded; unset is never.
-        draining: what becomes of new requests while it is to make room for another model: ``wait`` holds them back
-            until it is loaded again, ``serve`` goes on serving them, so that it leaves when there happen to be none.
-        queue_timeout_s: instead of ``limits.queue_timeout_s``; so are the following two.
-        first_token_timeout_s: see there.
-        total_timeout_s: see there.
+        slots: sequences that decode concurrently.
+        prefill_chunk_tokens: maximum prompt tokens in a step in which other sequences decode; unset is the backend's
+            choice.
+        prefix_cache: keep finished sequences for requests with the same prefix.
+        prefix_cache_dir: folder in which they are also saved, so that they survive a restart; a relative name is
+            relative to the configuration file. The saved data is as confidential as the prompts; unset saves nothing.
+        prefix_cache_disk: maximum size of this model's files there, in bytes or like ``"2GiB"``.
+        isolation: ``process`` runs the model in a separate worker process, ``thread`` in the server process.
+        python: Python executable of the worker process's virtual environment; unset is the server's own.
+        step_timeout_s: time limit in seconds for a forward pass, or for tokenizing one prompt; a worker that exceeds it
+            is killed and restarted. 0 is no limit.
+        load_timeout_s: maximum time in seconds without load progress; then the worker is killed and the load fails. 0
+            is no limit.
+        replay: resume running requests when their worker dies; otherwise they end with an error.
+        replay_timeout_s: maximum time in seconds that a request waits for its worker to restart before it ends with an
+            error.
+        aliases: alternative names of this model.
+        defaults: default values of request fields, such as ``temperature``.
+        alias_defaults: alias to default values for requests by that alias; they override ``defaults``.
+        generation_config: use the recommendations of the model's own files (``generation_config.json``,
+            ``general.sampling`` keys of GGUF), overridden by ``defaults``.
+        chat_template: file with a Jinja chat template to use instead of the model's own.
+        tool_parser: name of the tool parser; unset selects the best match for the chat template.
+        reasoning_parser: name of the reasoning parser; unset selects the best match, ``none`` disables it.
+        drafters: drafters for speculative decoding, in order of preference, each a name or a table with its settings;
+            unset is ``prediction`` if that drafter is installed.
+        exit_policy: policy for early exit of confident tokens before the last layer, a name or a table with its
+            settings. This changes the generated text; unset runs all layers.
+        compressor: prompt compression: the name of a method, or a table; see below.
+        load: ``eager`` loads the model when the server starts, if ``limits.memory_budget`` allows it, ``lazy`` with its
+            first request.
+        pin: never unload it to make room for another model.
+        ttl: idle time in seconds after which it is unloaded; unset is never.
+        draining: new requests while it is being unloaded for another model: ``wait`` holds them until it is loaded
+            again, ``serve`` continues to serve them, so it is unloaded only once it has no requests.
+        queue_timeout_s: overrides ``limits.queue_timeout_s``; the following two likewise.
+        first_token_timeout_s: overrides ``limits.first_token_timeout_s``.
+        total_timeout_s: overrides ``limits.total_timeout_s``.
         options: keys of the table that are not listed above; the backend's options class reads them.
     """
 
@@ -159,7 +161,7 @@ class ModelSettings:
 
 @frozen(kw_only=True)
 class PluginsSettings:
-    """``[plugins]``: which plugins load. ``[plugins.<name>]`` holds the options of one plugin.
+    """``[plugins]``: selection of plugins. ``[plugins.<name>]`` holds the options of one plugin.
 
     Attributes:
         allow: load only the plugins with these names; unset loads every installed one.
@@ -174,7 +176,7 @@ class PluginsSettings:
 
 @frozen(kw_only=True)
 class Settings:
-    """Everything a user can set; one attribute per table of ``enginehouse.toml``."""
+    """All settings; one attribute per table of ``enginehouse.toml``."""
 
     server: ServerSettings = field(factory=ServerSettings)
     auth: AuthSettings = field(factory=AuthSettings)
@@ -185,7 +187,7 @@ class Settings:
     plugins: PluginsSettings = PluginsSettings()
 
     def __attrs_post_init__(self) -> None:
-        """Check what concerns several tables."""
+        """Validate settings that depend on several tables."""
         is_near = self.server.uds is not None or is_loopback(self.server.host)
         if not (is_near or self.auth.needs_key or self.server.insecure):
             raise ConfigError(
@@ -212,19 +214,19 @@ class Settings:
                     raise ConfigError(f"the model has no alias {alias!r}{hint}", path)
 
     def _check_names(self) -> None:
-        """Names of models stand in headers and log lines."""
+        """Check that model names are printable: they appear in headers and log lines."""
         for name, model in self.models.items():
             for path, known in (("models", name), *((f"models.{name}.aliases", alias) for alias in model.aliases)):
                 if not known.strip() or not known.isprintable():
                     raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
 
     def served_names(self) -> tuple[str, ...]:
-        """The names and aliases of all models."""
+        """Return the names and aliases of all models."""
         return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``."""
+    """Return True if a server that listens on ``host`` can be reached from this machine only."""
     if host.lower() == "localhost":
         return True
     try:
@@ -238,15 +240,15 @@ def is_loopback(host: str) -> bool:
 def load_settings(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Settings:
-    """Read and check the settings.
+    """Read and validate the settings.
 
     Args:
         path: the TOML file, or None for none.
-        env: environment variables; only ``ENGINEHOUSE_<TABLE>__<KEY>`` ones count.
-        overrides: table to key to value, laid over everything else.
+        env: environment variables; only ``ENGINEHOUSE_<TABLE>__<KEY>`` ones are used.
+        overrides: table to key to value; overrides all other sources.
 
     Raises:
-        ConfigError: the file cannot be read, or a setting is unknown or wrong.
+        ConfigError: the file cannot be read, or a setting is unknown or invalid.
     """
     data = _read_toml(path) if path else {}
     where = f" (in {path})" if path else ""
@@ -257,16 +259,16 @@ def load_settings(
 
 
 def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_known: tuple[str, ...] = ()) -> _T:
-    """Read a backend's or plugin's own settings with its attrs class.
+    """Read the options of a backend or plugin with its attrs class.
 
     Args:
         cls: the options class.
         data: the keys of the table that core does not own.
         path: dotted path of the table, for messages.
-        also_known: names that core owns in the same table, offered when a key is misspelt.
+        also_known: names that core owns in the same table, suggested if a key is misspelt.
 
     Raises:
-        ConfigError: a key is unknown or has a wrong value.
+        ConfigError: a key is unknown or has an invalid value.
     """
     known = tuple(attribute.name for attribute in attrs.fields(cls)) + also_known  # type: ignore[arg-type]
     for name in data:
@@ -285,7 +287,7 @@ def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) ->
         converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
         return converter.structure(data, cls)
     except Exception as error:
-        # ``options`` is where core keeps keys that users write directly into the table.
+        # Users write the keys in ``options`` directly into the table.
         problems = [
             evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
         ]
@@ -303,14 +305,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _merge(data: dict[str, Any], other: Mapping[str, Any], where: str, above: tuple[str, ...] = ()) -> None:
-    """Lay ``other`` over ``data``, table by table.
+    """Merge ``other`` into ``data`` recursively; ``other`` wins.
 
     Args:
         where: added to messages about ``data``.
-        above: the tables that these are in.
+        above: names of the enclosing tables.
 
     Raises:
-        ConfigError: ``data`` has something else than a table where one must be; laying a table over it would hide that.
+        ConfigError: ``data`` has another type where a table is required; merging would hide that.
     """
     for key, value in other.items():
         steps = (*above, key)
@@ -324,7 +326,7 @@ def _merge(data: dict[str, Any], other: Mapping[str, Any], where: str, above: tu
 
 
 def _collect_options(data: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys that belong to backends and plugins into the ``options`` of their table."""
+    """Move the keys of backends and plugins into the ``options`` of their table."""
     collected = dict(data)
     if isinstance(models := data.get("models"), dict):
         own = {attribute.name for attribute in attrs.fields(ModelSettings)} - {"options"}
@@ -377,7 +379,7 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
     )
     key_file = settings.auth.key_file
     if key_file is not None and not Path(key_file).expanduser().exists():
-        key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will make it
+        key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will create it
     return evolve(settings, server=server, auth=evolve(settings.auth, key_file=resolve(key_file)), models=models)
 
 
@@ -388,7 +390,7 @@ def _resolve_drafters(
 
 
 def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in ``env`` as nested tables; ``data`` holds the model names that variables may mean."""
+    """Return the settings in ``env`` as nested tables; ``data`` holds the model names."""
     found: dict[str, Any] = {}
     for variable in sorted(env):
         steps = variable.removeprefix(_PREFIX).lower().split("__")
@@ -410,18 +412,18 @@ def _from_environment(env: Mapping[str, str], data: Mapping[str, Any]) -> dict[s
 
 
 def _model_name(step: str, models: Any) -> str:
-    """The configured model that a variable means: names hold characters that variables cannot."""
+    """Return the configured model that a variable refers to: names may hold characters that variables cannot."""
     names = list(models) if isinstance(models, dict) else []
     return next((name for name in names if re.sub(r"[^a-z0-9]", "_", name.lower()) == step), step)
 
 
 def _is_table(kind: Any, *, or_unknown: bool = True) -> bool:
-    """Whether a setting of that type is a table and nothing else; ``or_unknown``: also one unknown to core."""
+    """Return True if a setting of that type can only be a table; ``or_unknown``: also for unknown types."""
     return attrs.has(kind) or get_origin(kind) is dict or (kind is Any and or_unknown)
 
 
 def _type_of(steps: Sequence[str]) -> Any:
-    """The type of the setting at ``steps``; Any where core does not know it."""
+    """Return the type of the setting at ``steps``; Any if core does not know it."""
     kind: Any = Settings
     for step in steps:
         if attrs.has(kind):
@@ -432,7 +434,7 @@ def _type_of(steps: Sequence[str]) -> Any:
 
 
 def _parse(text: str, kind: Any) -> Any:
-    """The value that a variable's text means: strings as they are, lists also with commas, the rest as TOML."""
+    """Parse a variable's text: strings are taken as they are, lists may use commas, the rest is TOML."""
     alternatives = get_args(kind) if type(None) in get_args(kind) else (kind,)
     if any(choice is str or get_origin(choice) is Literal for choice in alternatives):
         return text

@@ -1,4 +1,4 @@
-"""``[limits]``: bounds of one request, of callers and of memory, and longest times."""
+"""``[limits]``: limits per request, per caller and of memory, and timeouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attrs.validators import ge, gt, optional
 __all__ = ["MAIN_MEMORY", "ByteCount", "LimitsSettings", "MemoryBudget", "format_bytes", "read_bytes"]
 
 MAIN_MEMORY = "cpu"
-"""Name of the machine's main memory among the devices."""
+"""Device name of the machine's main memory."""
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
@@ -22,32 +22,32 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 @frozen
 class ByteCount:
-    """One amount, of memory or of a disk."""
+    """An amount of memory or disk space."""
 
     num_bytes: int
 
     @classmethod
     def read(cls, value: Any) -> ByteCount:
-        """As settings write it; raises ValueError."""
+        """Read an amount from the settings. Raises ValueError."""
         return cls(read_bytes(value))
 
     def __str__(self) -> str:
-        """For people, and for :meth:`read`."""
+        """Readable form, also accepted by :meth:`read`."""
         return format_bytes(self.num_bytes)
 
 
 @frozen
 class MemoryBudget:
-    """How much memory models may hold, by device. A device that is not named has no bound of its own."""
+    """Memory limits for models, by device. A device that is not listed has no limit of its own."""
 
     by_device: Mapping[str, int]
 
     @classmethod
     def read(cls, value: Any) -> MemoryBudget:
-        """One amount for main memory, or a table of them by device.
+        """Read one amount for main memory, or a table of amounts by device.
 
         Raises:
-            ValueError: it is neither; says which forms there are.
+            ValueError: it is neither; the message lists the valid forms.
         """
         if isinstance(value, dict):
             return cls({device: read_bytes(amount) for device, amount in value.items()})
@@ -55,7 +55,7 @@ class MemoryBudget:
 
 
 def read_bytes(value: Any) -> int:
-    """A number of bytes, written as one or like ``"8GiB"`` or ``"500 MB"``; raises ValueError."""
+    """Read a number of bytes, or an amount like ``"8GiB"`` or ``"500 MB"``. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         num_bytes = value
     else:
@@ -69,7 +69,7 @@ def read_bytes(value: Any) -> int:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """For messages, such as ``7.5 GiB``."""
+    """Format an amount for messages, such as ``7.5 GiB``."""
     amount, unit = float(num_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if amount < 1024 or unit == "TiB":
@@ -80,41 +80,43 @@ def format_bytes(num_bytes: int) -> str:
 
 @frozen(kw_only=True)
 class LimitsSettings:
-    """``[limits]``: what one request may ask for, what one caller and all together may, and how long things may take.
+    """``[limits]``: limits per request, per caller and in total, and timeouts.
 
     Attributes:
-        max_body_bytes: longest request body.
-        max_header_bytes: longest head of a request: its first line and headers.
-        max_headers: most headers of a request.
-        max_client_bytes: memory for the data of all clients together: heads, bodies until they are answered, pipelined
-            requests, and unread responses. Data beyond it is refused.
-        max_client_bytes_per_key: the share that one key may hold, and all connections together whose callers are not
-            identified yet; unset is half. Without keys one caller may hold all.
-        max_message_bytes: longest message of a chat, as JSON.
-        max_json_depth: deepest nesting of a request body.
-        max_queue: requests that wait per model; one more is refused.
-        max_queue_per_key: of these, how many one key may have; unset is three quarters. Without keys all may be one's.
-        max_queue_tokens: prompt tokens that wait per model; a request that brings more is refused, unless none waits.
+        max_body_bytes: maximum size of a request body.
+        max_header_bytes: maximum size of a request line and its headers.
+        max_headers: maximum number of headers of a request.
+        max_client_bytes: memory for the buffered data of all clients together: request heads, bodies until they are
+            answered, pipelined requests, and unread responses. Data beyond it is refused.
+        max_client_bytes_per_key: part of this that one key may use, and also all connections together whose callers are
+            not identified yet; unset is half. Without keys, one client may use all of it.
+        max_message_bytes: maximum size of a chat message, as JSON.
+        max_json_depth: maximum nesting depth of a request body.
+        max_queue: maximum number of waiting requests per model; further ones are refused.
+        max_queue_per_key: maximum number of these per key; unset is three quarters. Without keys, one client may use
+            all of it.
+        max_queue_tokens: maximum number of waiting prompt tokens per model; a request that exceeds it is refused,
+            unless none waits.
         requests_per_minute: of the whole server; unset is no limit, here and below.
         tokens_per_minute: of prompts and answers together, of the whole server.
-        max_concurrent: requests at once that generate, tokenize, render or ask for a route, of the whole server.
-        key_requests_per_minute: of each key that names no limit of its own.
+        max_concurrent: concurrent requests that generate, tokenize, render or ask for a route, of the whole server.
+        key_requests_per_minute: of each key without a limit of its own.
         key_tokens_per_minute: of prompts and answers together, of each such key.
-        key_max_concurrent: such requests at once, of each such key.
-        queue_timeout_s: longest wait for a place in the batch; unset is no limit. A request that must be expected to
-            wait longer is refused at once.
-        first_token_timeout_s: longest time from a request's arrival to the first sign of its answer.
-        total_timeout_s: longest time from a request's arrival to the end of its answer.
-        max_choices: largest ``n``.
-        max_messages: most messages in one chat.
-        max_stop: most stop strings.
-        max_tokens: longest answer in tokens; unset is the rest of the context.
-        render_timeout_s: seconds that a chat template may take.
-        render_max_chars: longest prompt that a chat template may make, in characters.
-        memory_budget: memory that loaded models may hold, in bytes or like ``"8GiB"``; a table gives amounts by device
-            (``{cpu = "8GiB", "cuda:0" = "70GiB"}``). Unset is what this machine has, without a bound on GPUs.
-        load_wait_s: seconds that a request waits for a model that is loaded for it; then it is answered 503.
-        drain_s: seconds that running requests of a model get to finish before it is unloaded.
+        key_max_concurrent: concurrent requests of this kind, of each such key.
+        queue_timeout_s: maximum time in the queue; unset is no limit. A request that is expected to wait longer is
+            refused at once.
+        first_token_timeout_s: maximum time from a request's arrival to its first output.
+        total_timeout_s: maximum time from a request's arrival to the end of its answer.
+        max_choices: maximum value of ``n``.
+        max_messages: maximum number of messages in a chat.
+        max_stop: maximum number of stop strings.
+        max_tokens: maximum answer length in tokens; unset is the rest of the context.
+        render_timeout_s: time limit for rendering a chat template, in seconds.
+        render_max_chars: maximum length of a rendered prompt, in characters.
+        memory_budget: memory for loaded models, in bytes or like ``"8GiB"``; a table gives amounts by device (``{cpu =
+            "8GiB", "cuda:0" = "70GiB"}``). Unset is the memory of this machine, without a limit on GPUs.
+        load_wait_s: maximum time in seconds that a request waits for its model to be loaded; then it gets status 503.
+        drain_s: time in seconds for running requests of a model to finish before it is unloaded.
     """
 
     max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0))

@@ -1,4 +1,4 @@
-"""Settings of optimisations: compressor, drafter, early exit, router."""
+"""Settings of optimisations: compression, drafters, early exit, routing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["CompressorSettings", "DrafterSettings", "ExitPolicySettings", "Route
 
 @frozen(kw_only=True)
 class CompressorSettings:
-    """``compressor``: a method by its name, or a table with these keys.
+    """``compressor``: the name of a method, or a table with these keys.
 
     Attributes:
         method: name of a compressor.
-        ratio: share of the tokens that is kept of what may be shortened; unset is 0.5, for methods that have one.
-        when: ``always``, ``overflow`` only for prompts that the model's context could not hold, which else are
-            refused, ``asked`` only where a request says so.
-        min_tokens: of ``always``: prompts with less that may be shortened are left alone.
-        system: shorten system messages, too.
-        scorer: name of the model that compressors ask how probable texts are; unset is the model itself.
+        ratio: share of the compressible tokens that is kept; unset is 0.5, for methods that have a ratio.
+        when: ``always``, ``overflow`` only for prompts that exceed the model's context and would otherwise be refused,
+            ``asked`` only if a request asks for it.
+        min_tokens: for ``always``: prompts with fewer compressible tokens are not compressed.
+        system: also compress system messages.
+        scorer: name of the model that compressors use to score texts; unset is the model itself.
     """
 
     method: str
@@ -35,11 +35,11 @@ class CompressorSettings:
 
     @classmethod
     def read(cls, value: Any) -> CompressorSettings:
-        """A name, or a table.
+        """Read a name or a table.
 
         Raises:
             TypeError: it is neither.
-            Exception: whatever the converter raises.
+            Exception: any exception of the converter.
         """
         table = {"method": value} if isinstance(value, str) else value
         if not isinstance(table, dict) or not isinstance(table.get("method"), str):
@@ -52,9 +52,9 @@ class DrafterSettings:
     """One entry of ``drafters``: the name of a drafter, or a table with its name and settings.
 
     Attributes:
-        name: of the drafter.
-        source: of a second model that the drafter uses, written like that of a model.
-        backend: name of the backend of that model; unset lets the one that suits best open it.
+        name: name of the drafter.
+        source: source of a second model that the drafter uses, in the format of a model's ``source``.
+        backend: name of the backend of that model; unset selects the best match.
         settings: settings of that backend.
         options: further keys of the table; the drafter's options class reads them.
     """
@@ -67,10 +67,10 @@ class DrafterSettings:
 
     @classmethod
     def read(cls, value: Any) -> DrafterSettings:
-        """A name, or a table.
+        """Read a name or a table.
 
         Raises:
-            TypeError: it is neither, or a key of core's has a wrong type.
+            TypeError: it is neither, or one of core's keys has a wrong type.
         """
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, dict) or not isinstance(table.get("name"), str):
@@ -82,7 +82,7 @@ class DrafterSettings:
         return cls(**own, options={key: item for key, item in table.items() if key not in own})
 
     def with_source(self, source: str | None) -> DrafterSettings:
-        """The same, with another source."""
+        """Return a copy with another source."""
         return evolve(self, source=source)
 
 
@@ -91,7 +91,7 @@ class ExitPolicySettings:
     """The name of an exit policy, or a table with its name and settings.
 
     Attributes:
-        name: of the policy.
+        name: name of the policy.
         options: further keys of the table; the policy's options class reads them.
     """
 
@@ -100,7 +100,7 @@ class ExitPolicySettings:
 
     @classmethod
     def read(cls, value: Any) -> ExitPolicySettings:
-        """A name, or a table.
+        """Read a name or a table.
 
         Raises:
             TypeError: it is neither.
@@ -113,15 +113,15 @@ class ExitPolicySettings:
 
 @frozen(kw_only=True)
 class RouterSettings:
-    """``[router]``: which model answers a request for the model ``auto``, and which ones stand in for others.
+    """``[router]``: model selection for requests for the model ``auto``, and fallback models.
 
     Attributes:
-        strategy: name of the router that decides; ``load`` where nothing is said.
-        models: what ``auto`` may mean, the weakest and cheapest model first; empty is every model, in their order.
-        default: the model to take where nothing speaks for another one; unset is the first of ``models``.
-        fallbacks: model to the models that are tried in its place, in this order, while it cannot answer.
-        max_failures: failures in a row after which a model is left aside.
-        pause_s: seconds until one request tries it again then.
+        strategy: name of the router; the default is ``load``.
+        models: the candidate models for ``auto``, the weakest and cheapest first; empty is every model, in their order.
+        default: the model to use unless there is a reason for another one; unset is the first of ``models``.
+        fallbacks: model to the models that replace it, in this order, while it cannot answer.
+        max_failures: number of consecutive failures after which a model is suspended.
+        pause_s: time in seconds before one request tries a suspended model again.
     """
 
     strategy: str | None = None
@@ -132,7 +132,7 @@ class RouterSettings:
     pause_s: float = field(default=30.0, validator=ge(0))
 
     def named_models(self) -> list[tuple[str, str]]:
-        """Every model that is named here, with the path of the setting that does it."""
+        """Return every model named in these settings, with the path of the setting."""
         named = [("router.models", name) for name in self.models]
         if self.default is not None:
             named.append(("router.default", self.default))

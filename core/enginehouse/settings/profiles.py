@@ -1,8 +1,8 @@
-"""API profiles as data: what the five APIs that clients were written for do differently.
+"""API profiles as data: the differences of the five APIs that clients were written for.
 
-A profile changes defaults, names and shapes, never what can be asked. The settings, an API key or the address choose
-one; ``api`` writes answers by it, and the pipeline takes its defaults as the last layer before the built-in ones. Knows
-no JSON and no HTTP.
+A profile changes defaults, names and shapes, never the set of features. The settings, an API key or the request path
+select one; ``api`` formats responses by it, and the pipeline uses its defaults as the last layer before the built-in
+ones. Knows neither JSON nor HTTP.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _HEAD = (*_PLAIN_HEAD, "system_fingerprint")
 
 @frozen(kw_only=True)
 class Profile:
-    """One API. What is not given is as OpenAI has it.
+    """One API. Defaults are OpenAI's.
 
     Attributes:
-        name: as settings and addresses write it.
-        defaults: request fields that apply where neither the request nor the model gives them.
-        chat_id: how the ids of chats begin.
+        name: as in settings and request paths.
+        defaults: default values of request fields, if neither the request nor the model gives them.
+        chat_id: prefix of the ids of chats.
         chunk_object: ``object`` of the chunks of a streamed chat.
         chunk_head: members of such a chunk before ``choices``.
-        whole_head: members of a whole answer before ``choices``.
+        whole_head: members of a non-streamed response before ``choices``.
         opening_delta: the first delta of each choice.
-        null_logprobs: ``logprobs`` is null where it was not asked for; else it is left out.
-        null_members: members of a whole message that are null when there is nothing to say; else left out.
-            ``reasoning`` stands for the fields that carry it.
-        reasoning_field: where reasoning stands; unset is what ``server.reasoning_field`` says.
+        null_logprobs: ``logprobs`` is null if it was not requested; otherwise it is omitted.
+        null_members: members of a non-streamed message that are null if empty; others are omitted. ``reasoning`` stands
+            for the fields that carry it.
+        reasoning_field: field that carries reasoning; unset is the value of ``server.reasoning_field``.
         usage_details: ``usage`` also counts cached and reasoning tokens.
-        usage_in_streams: a chunk of its own without choices, or the last chunk with content.
-        usage_by_default: ``stream_options`` that do not say ``include_usage`` mean it.
-        names_asked_model: ``model`` in answers is the name that was asked for; else the model's own.
-        error_codes: HTTP status to the ``code`` of every error with it.
-        optimization_headers: what an answer saved (as in the member ``enginehouse``) to the response header that says
-            so, where it is more than nothing.
+        usage_in_streams: usage in a separate chunk without choices, or in the last chunk with content.
+        usage_by_default: ``stream_options`` without ``include_usage`` imply it.
+        names_asked_model: ``model`` in responses is the requested name; otherwise the model's own.
+        error_codes: HTTP status to the ``code`` of every error with that status.
+        optimization_headers: savings of an answer (keys as in the member ``enginehouse``) to the response header that
+            reports them, unless they are zero.
     """
 
     name: ProfileName
@@ -126,4 +126,4 @@ DEFAULT_PROFILE = Profile(name="openai")
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile for profile in (DEFAULT_PROFILE, _OCTOMIL, _MINI_SGLANG, _OCTOAI, _OMLX)
 }
-"""Every profile by its name."""
+"""All profiles by name."""

@@ -1,4 +1,4 @@
-"""``[server]``: the HTTP server, its addresses, and how it treats those who call.
+"""``[server]``: the HTTP server, its addresses, and its behaviour towards clients.
 
 A part of ``config``.
 """
@@ -17,14 +17,14 @@ __all__ = ["ServerSettings"]
 
 
 def _check_origins(_: object, attribute: Any, value: tuple[str, ...]) -> None:
-    """An origin without its scheme, or with a path, would never be the one that a browser sends."""
+    """Reject origins without a scheme or with a path: browsers never send these."""
     for origin in value:
         if origin not in ("*", "null") and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+/?", origin):
             raise ValueError(f"'{attribute.name}' must hold origins such as https://app.example, not {origin!r}")
 
 
 def _check_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
-    """The Host header is compared without its port and brackets, so names that have them would never match."""
+    """Reject names with a port or brackets: the Host header is compared without them, so they would never match."""
     for host in value:
         is_address = host.count(":") > 1 and not host.startswith("[")
         if not host or re.search(r"[/\s@\[\]]", host) or (":" in host and not is_address):
@@ -42,7 +42,7 @@ def _check_root_path(_: object, attribute: Any, value: str) -> None:
 
 
 def _without_brackets(host: str) -> str:
-    """An IPv6 address as the system takes it, where it is written as in a URL."""
+    """Return an IPv6 address without the brackets of its URL form."""
     return host[1:-1] if isinstance(host, str) and re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", host) else host
 
 
@@ -51,41 +51,44 @@ class ServerSettings:
     """``[server]``: the HTTP server.
 
     Attributes:
-        host: address to listen on; IPv6 addresses may be in brackets. Beyond loopback the server needs ``auth.keys`` or
-            ``insecure``.
-        port: TCP port; 0 takes any free one.
-        uds: file of a Unix domain socket to listen on instead of ``host`` and ``port``; a relative name is relative to
-            the configuration file. It is removed at the end, and replaced at the start if no server listens on it.
-        uds_mode: mode of that file in octal digits: who may connect. Without keys all of these may also use ``/admin``.
-        ssl_certfile: PEM file with the certificate and its chain; the port then speaks HTTPS only. A renewed one is
-            read at the next start.
-        ssl_keyfile: PEM file with its private key; unset: it is in ``ssl_certfile`` as well.
-        ssl_keyfile_password: password of an encrypted key.
-        ssl_ca_certs: PEM file with authorities; clients then need a certificate of one of these.
-        root_path: path below which a proxy exposes this server, such as ``/llm``. Requests are accepted with and
-            without it, so the proxy may remove it or keep it; the OpenAPI document names it.
-        allowed_hosts: further names that the Host header may carry, such as ``host.docker.internal``; loopback and
-            ``host`` always may.
-        cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all of them.
-        insecure: listen beyond loopback without keys; anyone who reaches the port can use the models. What stands below
-            ``/admin`` is answered to this machine only.
-        unsupported_parameters: ``reject`` answers 400 to a known field that cannot be honoured, ``report``
-            serves the request and lists the field in a response header.
-        profile: the API whose defaults, names and shapes hold where neither the address nor the key names another.
-        log_format: ``text`` writes log lines for people, ``json`` one JSON object per line.
-        show_prompts: show the prompts of running requests to keys with the scope ``admin``, and in the details of
-            their answers what the prefix cache holds where a prompt leaves it. Without keys, to this machine.
-        key_metrics: let metrics tell the API keys apart, by their names.
+        host: address to listen on; IPv6 addresses may be in brackets. For addresses other than loopback the server
+            needs ``auth.keys`` or ``insecure``.
+        port: TCP port; 0 selects a free one.
+        uds: path of a Unix domain socket to listen on instead of ``host`` and ``port``; a relative name is relative to
+            the configuration file. It is removed at shutdown, and replaced at startup if no server listens on it.
+        uds_mode: mode of that file in octal digits, which controls access. Without keys, every user who may connect may
+            also use ``/admin``.
+        ssl_certfile: PEM file with the certificate chain; enables HTTPS and disables HTTP. A new one is read at the
+            next start.
+        ssl_keyfile: PEM file with its private key; unset means that ``ssl_certfile`` contains the key.
+        ssl_keyfile_password: password of an encrypted private key.
+        ssl_ca_certs: PEM file with certificate authorities; clients must then present a certificate issued by one of
+            them.
+        root_path: path prefix under which a proxy exposes this server, such as ``/llm``. Requests are accepted with and
+            without the prefix, so the proxy may strip it or not; the OpenAPI document includes it.
+        allowed_hosts: further names accepted in the Host header, such as ``host.docker.internal``; loopback names and
+            ``host`` are always accepted.
+        cors_origins: web origins (``https://app.example``) whose pages may call this server; ``*`` is all origins.
+        insecure: listen on addresses other than loopback without keys; anyone who reaches the port can use the models.
+            Routes below ``/admin`` are available to this machine only.
+        unsupported_parameters: ``reject`` answers 400 to a known field that is not supported, ``report`` serves the
+            request and lists the field in a response header.
+        profile: the API profile (defaults, names and shapes), unless the request path or the key selects another.
+        log_format: ``text`` writes human-readable log lines, ``json`` one JSON object per line.
+        show_prompts: show the prompts of running requests to keys with the scope ``admin``, and include in the details
+            of their answers the cached token at which a prompt diverges from the prefix cache. Without keys, show them
+            to this machine only.
+        key_metrics: label metrics by the names of the API keys.
         log_prompts: write the prompts of requests that ask for it (``log_prompt``) to the logger
-            ``enginehouse.prompts``. Without both no prompt is logged.
-        details: add the member ``enginehouse`` to every answer (effective values, times); otherwise only to those
-            whose request has the header ``X-Enginehouse-Details: true``.
-        reasoning_field: where reasoning stands in messages and deltas; ``both`` sends it twice.
-        ping_s: seconds between the comments that keep a stream open while its request waits.
-        head_timeout_s: seconds in which a request's first line and headers must arrive; then 408.
-        body_timeout_s: seconds in which a request's body must arrive; then 408.
-        shutdown_s: seconds that running requests get to finish after SIGTERM.
-        pull: download models of the hub that are not here when the server starts. Requests never cause a download.
+            ``enginehouse.prompts``. No prompt is logged unless both this setting and the field are set.
+        details: add the member ``enginehouse`` (effective values, times) to every response; otherwise only to requests
+            with the header ``X-Enginehouse-Details: true``.
+        reasoning_field: field of messages and deltas that carries reasoning; ``both`` sends it twice.
+        ping_s: interval in seconds of the comments that keep a stream open while its request waits.
+        head_timeout_s: time limit in seconds for a request line and its headers; then status 408.
+        body_timeout_s: time limit in seconds for a request body; then status 408.
+        shutdown_s: time in seconds for running requests to finish after SIGTERM.
+        pull: download missing hub models when the server starts. Requests never cause a download.
     """
 
     host: str = field(default="127.0.0.1", converter=_without_brackets)

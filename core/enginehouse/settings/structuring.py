@@ -1,8 +1,8 @@
-"""Strict conversion of plain data (TOML, JSON) into attrs classes, with the path of whatever is wrong.
+"""Strict conversion of plain data (TOML, JSON) into attrs classes, with the path of every problem.
 
-Nothing is coerced: a bool is no int, a number is no string, a string is no list. Only an int may stand for a float,
-and in request bodies a whole float for an int, since JSON has one kind of number. Unknown keys are problems. Used for
-settings, plugin options and request fields; knows none of them.
+Nothing is coerced: a bool is not an int, a number is not a string, a string is not a list. Only an int is accepted for
+a float, and in request bodies a whole float for an int, because JSON has one number type. Unknown keys are problems.
+Used for settings, plugin options and request fields; knows none of them.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _NOUNS = {
 _MAX_NAME_CHARS = 200
 _MAX_EXACT_FLOAT = 2**53
 
-# How attrs' validators begin their messages: 'name' must be ...
+# Prefix of the messages of attrs' validators: 'name' must be ...
 _VALIDATOR_MESSAGE = re.compile(r"^'(\w+)' ")
 
 
 @frozen
 class Problem:
-    """One thing that is wrong with the data. ``path`` is dotted (``models.small.slots``), "" is the root."""
+    """One error in the data. ``path`` is dotted (``models.small.slots``), "" is the root."""
 
     path: str
     message: str
@@ -67,30 +67,30 @@ class Problem:
 
 
 def noun_of(value: Any) -> str:
-    """The kind of a value, in words; the value itself is not shown, for it might be a key."""
+    """Return the type of a value as text; the value itself is not shown, because it might be a key."""
     return _NOUNS.get(type(value), type(value).__name__)
 
 
 def closest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """A hint such as `` (did you mean 'port'?)`` for a misspelt name, or "" when nothing is close."""
+    """Return a hint such as `` (did you mean 'port'?)`` for a misspelt name, or "" if nothing is similar."""
     if len(name) > _MAX_NAME_CHARS:
-        return ""  # no name is so long, and comparing takes a while
+        return ""  # names are shorter, and comparing long strings is slow
     matches = get_close_matches(name, list(known), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def without_fraction(value: Any) -> Any:
-    """A whole float as the integer that it is exactly; anything else as it is."""
+    """Convert a whole float to the integer of exactly its value; return anything else unchanged."""
     if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
         return int(value)
     return value
 
 
 def strict_converter(*, forbid_extra_keys: bool = True, whole_floats: bool = False) -> Converter:
-    """A new converter with the rules of this module.
+    """Return a new converter with the rules of this module.
 
     Args:
-        whole_floats: take ``16.0`` where an integer is asked for, as clients without an integer type write it.
+        whole_floats: accept ``16.0`` as an integer, as written by clients without an integer type.
     """
     converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
     for wanted in (bool, int, float, str):
@@ -110,7 +110,7 @@ def strict_converter(*, forbid_extra_keys: bool = True, whole_floats: bool = Fal
 
 
 def find_problems(error: Exception, path: str = "") -> Iterator[Problem]:
-    """Every problem in an exception that a :func:`strict_converter` raised, with ``path`` in front."""
+    """Yield every problem in an exception that a :func:`strict_converter` raised, with ``path`` as a prefix."""
     if isinstance(error, ClassValidationError | IterableValidationError):
         with_notes, without = error.group_exceptions()
         for inner, note in with_notes:
@@ -134,7 +134,7 @@ def find_problems(error: Exception, path: str = "") -> Iterator[Problem]:
 
 
 def find_wide_integer(value: Any, path: str) -> tuple[str, str] | None:
-    """The path and the digits, at most 40, of the first integer in plain data that does not fit into 64 bits.
+    """Return path and digits (at most 40) of the first integer in plain data that exceeds 64 bits.
 
     Frames between processes cannot carry such integers.
     """
@@ -190,14 +190,14 @@ def _literal(kind: Any) -> _Hook:
 def _guarded(
     converter: Converter, factory: Callable[[Any, Converter], _Hook], accepted: type
 ) -> Callable[[Any], _Hook]:
-    """Let ``factory``'s hook see only ``accepted`` values; cattrs itself takes whatever iterates."""
+    """Pass only ``accepted`` values to ``factory``'s hook; cattrs itself accepts any iterable."""
 
     def guarded_factory(kind: Any) -> _Hook:
         structure_items = factory(kind, converter)
 
         def structure(value: Any, kind: Any) -> Any:
             if not isinstance(value, accepted):
-                # The value is not shown: a key that should stand in a list would leak into a log.
+                # The value is not shown: a key that should be in a list would leak into a log.
                 raise TypeError(f"must be {_NOUNS[accepted]}, not {noun_of(value)}")
             return structure_items(value, kind)
 

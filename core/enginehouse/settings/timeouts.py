@@ -1,4 +1,4 @@
-"""How long a request may take, by the server's settings and its model's."""
+"""Time limits of requests, from the settings of the server and the model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Timeouts", "timeouts_of"]
 
 @frozen(kw_only=True)
 class Timeouts:
-    """Longest times of one request in seconds; None is no limit.
+    """Time limits of one request in seconds; None is no limit.
 
     Attributes:
-        queue_s: from its acceptance until it gets a place in the batch.
-        first_token_s: from its arrival to the first sign of its answer.
+        queue_s: from its acceptance until it is scheduled into the batch.
+        first_token_s: from its arrival to its first output.
         total_s: from its arrival to the end of its answer.
     """
 
@@ -25,7 +25,7 @@ class Timeouts:
 
 
 def timeouts_of(limits: LimitsSettings, model: ModelSettings) -> Timeouts:
-    """What holds for requests to a model: what it says itself, else what all say."""
+    """Return the time limits for requests to a model: its own settings, else the server's."""
 
     def either(own: float | None, usual: float | None) -> float | None:
         return usual if own is None else own

@@ -1,10 +1,10 @@
-"""An engine in a worker process (or thread): what the model manager needs of it.
+"""An engine in a worker process or thread, as the model manager uses it.
 
-The modules, in the order in which a request passes them: ``client`` and ``connection`` (server side),
-``messages`` and ``link`` (between), ``host`` and ``intake`` (worker side), and back to ``generation`` (server
-side), from which its events are read. ``carrier`` starts and ends the process, ``handshake`` makes sure that both
-sides speak the same language, ``load_watch`` notices a load that does not get on and ``watchdog`` a worker that hangs,
-``endings`` says how one ended, ``backlog`` knows what is to be done.
+In the order in which a request passes the modules: ``client`` and ``calls`` (server side), ``messages`` and ``ipc``
+(transport and handshake), ``host`` and ``intake`` (worker side), and back to ``generation`` (server side), which
+delivers the events. ``process`` starts and ends the worker, ``parts`` opens the optional parts of its engine,
+``health`` detects hung threads and loads without progress and describes exit statuses, ``queue_estimate`` estimates the
+waiting time, ``stats`` reports the engine's counters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions to a worker that get one answer each, told apart by their numbers."""
+"""Calls to a worker: messages with one answer each, matched by call number."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["NOBODY", "Answer", "Calls", "settle"]
 Answer = Begun | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
 
 NOBODY = -1
-"""The number of questions whose answer nobody reads; that there is one says enough."""
+"""Call number of pings, whose answer is not delivered; its arrival is enough."""
 
 
 class Calls:
-    """The questions that the worker has not answered, also those whose askers have gone. Lives on the event loop."""
+    """Calls that the worker has not answered, including those whose caller has gone. Used on the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -30,17 +30,17 @@ class Calls:
         return len(self._open)
 
     def next_number(self) -> int:
-        """The number of a new question."""
+        """Return the number of a new call."""
         return next(self._numbers)
 
     async def answer_to(self, number: int, observer: WorkObserver | None) -> Any:
-        """Wait for an answer; raises what the question was refused with."""
+        """Wait for the answer; raises the error with which the call was refused."""
         answer = self._loop.create_future()
         self._open[number] = answer, observer
         return await answer
 
     def handle(self, message: Answer) -> None:
-        """The worker begins with a question or answers it; an answer that is not waited for any more is dropped."""
+        """Handle the start or the answer of a call; an answer that is no longer awaited is dropped."""
         if isinstance(message, Begun):
             _, observer = self._open.get(int(message.work), (None, None))
             if observer is not None:
@@ -66,7 +66,7 @@ class Calls:
                 settle(future, message.failure.to_error())
 
     def fail_all(self, error: EnginehouseError) -> None:
-        """No more answers come."""
+        """Fail all open calls; no more answers will come."""
         still_open, self._open = self._open, {}
         for future, observer in still_open.values():
             if observer is not None and not isinstance(error, WorkerDied):
@@ -80,6 +80,6 @@ def settle(future: asyncio.Future[Any], outcome: object) -> None:
         return
     if isinstance(outcome, EnginehouseError):
         future.set_exception(outcome)
-        future.exception()  # counts as seen even when nobody waits for it any more
+        future.exception()  # marks it as retrieved, in case it is never awaited
     else:
         future.set_result(outcome)

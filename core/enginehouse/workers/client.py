@@ -1,6 +1,6 @@
-"""The server's side: an :class:`enginehouse.contract.backend.Engine` whose work happens behind a link.
+"""Server side of a worker: an :class:`enginehouse.contract.backend.Engine` that forwards to a worker over a link.
 
-Lives on the event loop. Each step of the worker is one message and wakes each request in it once.
+Used on the event loop. Each engine step is one message and wakes each of its requests once.
 """
 
 from __future__ import annotations
@@ -63,34 +63,34 @@ from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["WorkerEngine"]
 
-# How long a worker may take to close its model before it is killed; it holds nothing that could be lost.
+# Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0
-_CLOSE_WITH_DISK_S = 15.0  # what is in memory only is saved first
+_CLOSE_WITH_DISK_S = 15.0  # sequences that are only in memory are saved first
 
-# After the link broke: how long to wait for the exit status, which says why. After the process ended: how long
-# to wait for what it sent last, in case a process that it started keeps the link open.
-_AUTOPSY_S = 0.3
+# After the link broke: time to wait for the exit status, which gives the reason. After the process ended: time to wait
+# for its last messages, in case a process that it started keeps the link open.
+_AUTOPSY_S = 2.0
 
-# How long to wait for a killed worker, or for a worker thread, which cannot be killed.
+# Time to wait for a killed worker, or for a worker thread, which cannot be killed.
 _KILL_S = 1.0
 
-# A worker says hello as soon as it has imported enginehouse.
+# Time limit for Hello, which a worker sends as soon as it has imported enginehouse.
 _HELLO_S = 60.0
 
-# Bytes that may wait for a worker that does not read; more are refused instead of filling the memory.
+# Limit of unsent bytes for a worker that does not read; further messages are refused to bound the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 
 class WorkerEngine:
-    """An engine in a worker. Make one with :meth:`open`.
+    """An engine in a worker. Create one with :meth:`open`.
 
     Attributes:
-        info: the loaded model's.
-        died: the reason, once the worker has ended without being asked to.
-        is_killed_from_outside: it ended because somebody killed it, and not because of what it was doing.
-        has_died_working: it ended by itself while it worked on requests or questions.
-        figures: what the worker last said that it has counted.
-        backlog: what it has to do; with it requests are refused before their prompts are made.
+        info: information about the loaded model.
+        died: the reason, once the worker has ended without having been asked to.
+        is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
+        has_died_working: True if it ended by itself while it worked on requests or calls.
+        figures: the last statistics that the worker reported.
+        backlog: estimate of the worker's queue, used to refuse requests before their prompts are rendered.
     """
 
     info: ModelInfo
@@ -109,7 +109,7 @@ class WorkerEngine:
         self.backlog = Backlog(settings)
         self._requests = Requests(self.backlog)
         self._calls = Calls()
-        self._reason: str | None = None  # the worker's own last words
+        self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
             step_timeout_s,
             lambda: bool(self._requests),
@@ -129,10 +129,10 @@ class WorkerEngine:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests, as far as is known."""
+        """True if it accepts requests, as far as the server knows."""
         return self._is_ready and not self._is_closing and not self.died.done() and self._connection.is_open
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
 
     @classmethod
     async def open(
@@ -148,17 +148,17 @@ class WorkerEngine:
         """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
 
         Args:
-            load: what to load.
+            load: the model to load.
             isolation: ``process`` or ``thread``.
-            python: interpreter for the process; None is this one.
+            python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
-            step_timeout_s: how long a step, or tokenizing one prompt, may take before the worker is killed; 0 is for
-                ever.
-            load_timeout_s: how long the load may say nothing new before the worker is killed; 0 is for ever.
+            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0 disables
+                the limit.
+            load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.
 
         Raises:
-            ModelLoadError, MissingDependency, ConfigError: the worker says why it cannot load the model, or it does not
-                get on.
+            ModelLoadError, MissingDependency, ConfigError: the worker cannot load the model and says why, or the load
+                makes no progress.
             EngineDead: the worker died while loading.
         """
         path = f"{load.options_path}.python"
@@ -184,7 +184,7 @@ class WorkerEngine:
         return engine
 
     async def _greet(self, python: str | None, path: str) -> None:
-        """Wait for the worker's first words and check that it is one of ours."""
+        """Wait for the worker's Hello and check that its versions match."""
         try:
             async with asyncio.timeout(_HELLO_S):
                 hello = await self._greeted
@@ -197,7 +197,7 @@ class WorkerEngine:
         check_hello(hello, path)
 
     async def _wait_loaded(self, timeout_s: float, on_progress: Progress, path: str) -> ModelInfo:
-        """Wait until the model is there; a load that does not get on is refused, and its worker killed."""
+        """Wait until the model is loaded; a load without progress fails, and its worker is killed."""
 
         def refuse(why: str) -> None:
             settle(self._loaded, ModelLoadError(f"{why}; if it needs longer, raise {path}.load_timeout_s"))
@@ -209,13 +209,13 @@ class WorkerEngine:
             watch.end()
 
     def _end_hung(self, reason: str) -> None:
-        """A thread of the worker hangs: nothing but the end of the process ends that."""
+        """Kill the worker because one of its threads hangs; only the end of the process stops that."""
         self._reason = reason
         self._carrier.kill()
         self._connection.abort()
 
     async def close(self) -> None:
-        """Stop; running requests end with EngineDead."""
+        """Stop the worker; running requests end with EngineDead."""
         self._is_closing = True
         self._end_everything(EngineDead("The server is shutting down."))
         if self._is_ready and self._connection.is_open:
@@ -229,7 +229,7 @@ class WorkerEngine:
         await asyncio.wait([self._carrier.ended], timeout=timeout_s)
 
     def _on_lost(self, reason: str | None) -> None:
-        """The link has ended: find out why, but not for long."""
+        """Handle the end of the link: wait a limited time for the exit status."""
         self._reason = self._reason or reason
         if self._carrier.ended.done():
             self._bury()
@@ -238,7 +238,7 @@ class WorkerEngine:
             self._loop.call_later(_AUTOPSY_S, self._bury)
 
     def _bury(self) -> None:
-        """The worker is dead, or useless because its link is: end everything that waits for it."""
+        """Handle the death of the worker, or the loss of its link: fail everything that waits for it."""
         if self._is_closing or self.died.done():
             return
         ending = self._carrier.ended.result() if self._carrier.ended.done() else Ending("the worker closed its link")
@@ -266,9 +266,9 @@ class WorkerEngine:
         """Queue a request; returns when the worker has accepted it.
 
         Args:
-            request: what to answer.
-            resume: how far it was answered before, by another worker or earlier by this one.
-            recorder: told of everything that happens to it.
+            request: the request to serve.
+            resume: progress of the answer so far, made by another worker or earlier by this one.
+            recorder: called with every event of the request.
 
         Raises:
             RequestError: the request cannot be served.
@@ -282,7 +282,7 @@ class WorkerEngine:
         generation = WorkerGeneration(request_id, self._loop, lambda: self._cancel(link_id), recorder)
         self._check_room()
         if resume is not None:
-            # What has begun once is not given up for waiting again.
+            # A request that has once started must not time out in the queue again.
             request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
         self._connection.send(Submit(request, resume))
         self._requests.add(link_id, generation)
@@ -306,26 +306,26 @@ class WorkerEngine:
     async def tokenize(
         self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
     ) -> list[int]:
-        """Token ids of a prompt, exactly as ``submit`` would encode it."""
+        """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
         token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special), observer)
         return token_ids
 
     async def detokenize(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> str:
-        """Text of ids; raises InvalidRequest for ids outside the vocabulary."""
+        """Return the text of token ids; raises InvalidRequest for ids outside the vocabulary."""
         return b"".join(await self.pieces(token_ids, observer)).decode("utf-8", "replace")
 
     async def pieces(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> list[bytes]:
-        """The bytes of each id; raises InvalidRequest for ids outside the vocabulary."""
+        """Return the bytes of each token id; raises InvalidRequest for ids outside the vocabulary."""
         pieces: list[bytes] = await self._call(lambda call: Detokenize(call, tuple(token_ids)), observer)
         return pieces
 
     async def stats(self) -> EngineStats:
-        """What the engine is doing now; answered after the running step."""
+        """Return the engine's current statistics; answered after the running step."""
         stats: EngineStats = await self._call(GetStats)
         return stats
 
     async def view(self, observer: WorkObserver | None = None) -> EngineView:
-        """What runs, waits and is kept; answered after the running step."""
+        """Return a snapshot of running and waiting requests and of the cache; answered after the running step."""
         view: EngineView = await self._call(GetView, observer)
         requests = tuple(
             msgspec.structs.replace(request, request_id=self._requests.request_id(request.request_id))
@@ -334,7 +334,7 @@ class WorkerEngine:
         return msgspec.structs.replace(view, requests=requests)
 
     async def stop_thinking(self, request_id: str) -> int:
-        """Close the reasoning of a request's choices by force; returns of how many, 0 when none is thinking."""
+        """Force the end of the reasoning of a request's choices; return their number, 0 if none is in its reasoning."""
         link_id, generation = self._requests.find(request_id)
         num_choices: int = await self._call(lambda call: StopThinking(call, link_id))
         if num_choices and generation is not None and generation.recorder is not None:
@@ -342,7 +342,7 @@ class WorkerEngine:
         return num_choices
 
     async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:
-        """Send the message that ``message_for`` makes of a new call number, and wait for its answer."""
+        """Send the message that ``message_for`` creates for a new call number, and wait for its answer."""
         number = self._calls.next_number()
         self._check_room()
         self._connection.send(message_for(number))
@@ -359,7 +359,7 @@ class WorkerEngine:
         if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
             raise ModelOverloaded("The model's worker does not take requests at the moment; try again.")
 
-    # -- what comes back ---------------------------------------------------------------------------
+    # -- messages of the worker --------------------------------------------------------------------
 
     def _handle(self, message: FromWorker) -> None:
         if isinstance(message, StepOutputs):
@@ -386,11 +386,11 @@ class WorkerEngine:
                 settle(self._loaded, message.failure.to_error())
             case Died():
                 self._reason = message.reason
-                self._on_lost(None)  # its link may stay open for as long as one of its threads is busy
+                self._on_lost(None)  # its link may stay open until all of its threads have finished
             case _:
                 self._calls.handle(message)
 
 
 def _lost_request(reason: str) -> str:
-    """What a client is told whose request the worker took along."""
+    """Return the error message for a request that was lost with its worker."""
     return f"The model stopped working ({reason}); it is being restarted, so try again in a moment."

@@ -1,4 +1,4 @@
-"""Requests that a worker has accepted, and their events on the server's side."""
+"""Requests that a worker has accepted, and their events on the server side."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ __all__ = ["Recorder", "Requests", "WorkObserver", "WorkerGeneration"]
 
 
 class WorkObserver(Protocol):
-    """Is told when a worker works on a request or a question, and when it does not any more."""
+    """Receives the start and the end of a worker's work on a request or call."""
 
     def begun(self, stage: Stage) -> None:
-        """The worker begins with a part of it."""
+        """The worker starts a stage of it."""
         ...
 
     def left(self) -> None:
-        """A worker that lives holds nothing of it any more."""
+        """A live worker no longer holds any of it."""
         ...
 
 
 class Recorder(WorkObserver, Protocol):
-    """Is told of everything that happens to a request as it comes from the worker, before it is read."""
+    """Receives everything that happens to a request when it arrives from the worker, before the client reads it."""
 
     def accepted(self, num_prompt_tokens: int) -> None:
         """The worker has accepted the request."""
         ...
 
     def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
-        """The request has left the queue, with what the prefix cache had of its prompt."""
+        """The request has left the queue; the arguments say how much of its prompt was in the prefix cache."""
         ...
 
     def entered(self) -> None:
-        """The engine holds it and has asked all plugins that take part; it may have to queue."""
+        """The engine holds the request and has run all plugin code for it; it may still be queued."""
         ...
 
     def record(self, event: Event) -> Event:
-        """Something happened; returns what the reader is given."""
+        """Record an event; returns the event to pass to the reader."""
         ...
 
     def failed(self, error: EnginehouseError) -> None:
-        """It ended with an error."""
+        """The request ended with an error."""
         ...
 
     def thinking_stopped(self) -> None:
-        """Its reasoning is closed on demand."""
+        """The end of its reasoning has been forced."""
         ...
 
 
 class WorkerGeneration:
     """Implements :class:`enginehouse.contract.backend.Generation`.
 
-    Events wait here while the client is slow; the model's context bounds how many there can be.
+    Buffers events while the client is slow; the model's context length bounds their number.
 
     Args:
-        request_id: the request's.
-        loop: the event loop that everything here runs on.
+        request_id: id of the request.
+        loop: the event loop on which everything here runs.
         on_cancel: called once when the request is cancelled before its end.
-        recorder: told of everything that happens.
+        recorder: called with everything that happens.
 
     Attributes:
-        is_accepted: whether the worker has accepted the request.
-        is_begun: whether the worker has ever worked on it.
+        is_accepted: True if the worker has accepted the request.
+        is_begun: True if the worker has ever worked on it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WorkerGeneration:
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
 
-    # -- the engine's side -------------------------------------------------------------------------
+    # -- engine side -------------------------------------------------------------------------------
 
     def accept(self, num_prompt_tokens: int) -> None:
         """The worker has accepted the request."""
@@ -102,34 +102,34 @@ class WorkerGeneration:
             self._accepted.set_result(num_prompt_tokens)
 
     def begin(self, stage: Stage) -> None:
-        """The worker begins with a part of it."""
+        """The worker starts a stage of it."""
         self.is_begun = True
         if self.recorder is not None:
             self.recorder.begun(stage)
 
     def leave(self) -> None:
-        """The worker has forgotten it, as it was told to."""
+        """The worker has dropped the request after its cancellation."""
         if self.recorder is not None:
             self.recorder.left()
 
     @property
     def num_waiting_events(self) -> int:
-        """Events that have come and are not read yet."""
+        """Number of events that have arrived and are not read yet."""
         return len(self._events)
 
     async def wait_accepted(self) -> None:
-        """Wait for the worker's verdict; raises what it was refused with."""
+        """Wait until the worker has accepted the request; raises the error if it was rejected."""
         self.num_prompt_tokens = await self._accepted
 
     def push(self, event: Event) -> None:
         """Add an event; RequestFinished is the last one."""
         self._events.append(event if self.recorder is None else self.recorder.record(event))
-        if isinstance(event, RequestFinished):  # the recorder may have ended it meanwhile
+        if isinstance(event, RequestFinished):  # the recorder may already have ended it
             self._is_ended = True
         self._wake()
 
     def fail(self, error: EnginehouseError) -> None:
-        """End with an error, after the events that are already here."""
+        """End with an error, after the buffered events."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -145,10 +145,10 @@ class WorkerGeneration:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # -- the pipeline's side -----------------------------------------------------------------------
+    # -- pipeline side -----------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Batches of events. Closing the iterator early cancels the request."""
+        """Iterate over batches of events. Closing the iterator early cancels the request."""
         try:
             while True:
                 if self._events:
@@ -165,14 +165,14 @@ class WorkerGeneration:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop generating; idempotent, also after the end. Iteration then just ends."""
+        """Stop generating; idempotent, also after the end. Iteration then ends without an error."""
         if self._is_ended:
             return
         self._events.clear()
         self.detach()
 
     def detach(self) -> None:
-        """Take the request out of the worker; iteration ends after the events that are already here."""
+        """Remove the request from the worker; iteration ends after the buffered events."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -181,16 +181,16 @@ class WorkerGeneration:
 
 
 class Requests:
-    """Generations by request and by their names on the link.
+    """Generations by request id and by link id, the id that is used in messages.
 
     Args:
-        backlog: told who comes and goes.
+        backlog: told of each request that enters or leaves.
     """
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self._generations: dict[str, WorkerGeneration] = {}
-        self._leaving: dict[str, WorkerGeneration] = {}  # cancelled, and the worker has not said that it is rid of it
+        self._leaving: dict[str, WorkerGeneration] = {}  # cancelled, and the worker has not sent Left yet
         self._link_ids: dict[str, str] = {}
         self._num_resumed = itertools.count(1)
 
@@ -204,25 +204,25 @@ class Requests:
         return iter(self._generations.values())
 
     def link_id(self, request_id: str, *, is_resumed: bool) -> str:
-        """What a request that is about to enter is called on the link."""
+        """Return the link id for a request that is about to be sent."""
         return f"{request_id}~{next(self._num_resumed)}" if is_resumed else request_id
 
     def add(self, link_id: str, generation: WorkerGeneration) -> None:
-        """The request was sent."""
+        """Add a request that was sent."""
         self._generations[link_id], self._link_ids[generation.request_id] = generation, link_id
 
     def find(self, request_id: str) -> tuple[str, WorkerGeneration | None]:
-        """A request's name on the link, and its generation if it runs."""
+        """Return a request's link id, and its generation if it runs."""
         link_id = self._link_ids.get(request_id, request_id)
         return link_id, self._generations.get(link_id)
 
     def request_id(self, link_id: str) -> str:
-        """The request behind a name on the link."""
+        """Return the request id for a link id."""
         generation = self._generations.get(link_id)
         return generation.request_id if generation is not None else link_id
 
     def forget(self, link_id: str, *, is_served: bool = False) -> WorkerGeneration | None:
-        """Take a request out, perhaps because it was answered; None when it is not in."""
+        """Remove a request, which was answered if ``is_served``; None if it is not present."""
         generation = self._generations.pop(link_id, None)
         if generation is not None:
             self._link_ids.pop(generation.request_id, None)
@@ -230,7 +230,7 @@ class Requests:
         return generation
 
     def cancel(self, link_id: str) -> bool:
-        """Take a request out that the worker still holds until it says Left; False when it is not in."""
+        """Remove a request that the worker holds until it sends Left; False if it is not present."""
         generation = self.forget(link_id)
         if generation is not None:
             self._leaving[link_id] = generation
@@ -238,11 +238,11 @@ class Requests:
 
     @property
     def is_any_begun(self) -> bool:
-        """Whether the worker has worked on any of those that it holds."""
+        """True if the worker has worked on any of the requests that it holds."""
         return any(held.is_begun for held in (*self._generations.values(), *self._leaving.values()))
 
     def fail_all(self, error: EngineDead) -> None:
-        """End every request."""
+        """End every request with the error."""
         leaving, self._leaving = self._leaving, {}
         if not isinstance(error, WorkerDied):
             for generation in leaving.values():
@@ -254,7 +254,7 @@ class Requests:
             generation.fail(error)
 
     def handle(self, message: Accepted | Begun | Entered | Left | Rejected | Started) -> None:
-        """What the worker says of one request; an answer to one that was cancelled meanwhile is dropped."""
+        """Handle a message about one request; messages for a cancelled request are dropped, except Begun and Left."""
         if isinstance(message, Left):
             if (generation := self._leaving.pop(message.request_id, None)) is not None:
                 generation.leave()
@@ -284,7 +284,7 @@ class Requests:
                 generation.recorder.started(message.num_cached_tokens, message.num_loaded_tokens, message.cache_miss)
 
     def distribute(self, message: StepOutputs) -> None:
-        """Give each request its events of one step."""
+        """Pass the events of one step to their requests."""
         generations = self._generations
         for link_id, output in message.outputs:
             generation = generations.get(link_id)

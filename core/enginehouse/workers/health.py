@@ -1,6 +1,6 @@
-"""Health of a worker: hung threads, loads without progress, and what an exit status says.
+"""Health of a worker: hung threads, loads without progress, and descriptions of exit statuses.
 
-Called by :mod:`enginehouse.workers.client`. The worker needs no cooperation to be found hung.
+Called by :mod:`enginehouse.workers.client`. Detecting a hang needs no cooperation of the worker.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Ending:
     """The end of a worker.
 
     Attributes:
-        text: what happened.
-        is_from_outside: somebody killed it who is neither this server nor a system that was out of memory.
+        text: description of what happened.
+        is_from_outside: True if it was killed neither by this server nor by a system that was out of memory.
     """
 
     text: str
@@ -33,20 +33,20 @@ class Ending:
 
 
 def ending_of(returncode: int, num_memory_kills: int | None, *, is_own: bool) -> Ending:
-    """The end of a process.
+    """Return the end of a process.
 
     Args:
-        returncode: as ``subprocess`` gives it; negative is a signal.
-        num_memory_kills: how many processes the system has killed for want of memory since this one was started; None
-            is not known.
-        is_own: this server has killed it.
+        returncode: as ``subprocess`` gives it; a negative value is a signal.
+        num_memory_kills: number of processes that the system has killed because it was out of memory since this one was
+            started; None if unknown.
+        is_own: True if this server killed it.
     """
     is_from_outside = returncode == -signal.SIGKILL and num_memory_kills == 0 and not is_own
     return Ending(describe_exit(returncode, num_memory_kills), is_from_outside)
 
 
 def describe_exit(returncode: int, num_memory_kills: int | None = None) -> str:
-    """How a process ended, in words; the arguments are those of :func:`ending_of`."""
+    """Describe as text how a process ended; the arguments are those of :func:`ending_of`."""
     if returncode >= 0:
         return f"the worker process exited with code {returncode}"
     try:
@@ -61,29 +61,29 @@ def describe_exit(returncode: int, num_memory_kills: int | None = None) -> str:
 
 
 def count_memory_kills() -> int | None:
-    """Processes that the system has killed for want of memory since it started, in containers too; None: not known."""
+    """Return the number of out-of-memory kills since the system started, containers included; None if unknown."""
     try:
         for line in _COUNTS.read_text(encoding="ascii").splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)
-    except (OSError, ValueError):  # another system than Linux
+    except (OSError, ValueError):  # not Linux
         pass
     return None
 
 
-# Looks per limit. The limit is counted in looks, not in seconds: a server that was stopped or busy for long looks
-# once when it goes on, and then reads what the worker has sent meanwhile.
+# Checks per limit. The limit counts checks, not seconds: a server that was suspended or busy for long checks only once
+# when it continues, and then reads what the worker has sent in the meantime.
 _LOOKS = 4
 
 
 class Watchdog:
-    """Watches one thread of a worker. Lives on the event loop and costs nothing while there is no work.
+    """Watches one thread of a worker. Used on the event loop; no cost while there is no work.
 
     Args:
-        limit_s: how long an answer may take; 0 never finds anything wrong.
-        has_work: whether the thread should be doing something.
-        ask: sends the question.
+        limit_s: maximum time for an answer; 0 disables the watchdog.
+        has_work: returns True if the thread should be working.
+        ask: sends the ping.
         on_hang: called once, when the thread hangs.
     """
 
@@ -97,11 +97,11 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_alive = False
-        self._was_at_rest = False  # at the last look
-        self._num_looks = 0  # since the question that is not answered yet
+        self._was_at_rest = False  # at the last check
+        self._num_looks = 0  # since the unanswered ping
 
     def begin(self) -> None:
-        """There is work now; harmless when that is known."""
+        """There is work now; a repeated call has no effect."""
         self._was_at_rest = False
         if self._timer is None and self._interval_s > 0:
             self._is_alive = True
@@ -109,7 +109,7 @@ class Watchdog:
             self._timer = self._loop.call_later(self._interval_s, self._look)
 
     def heard(self) -> None:
-        """The thread has said something."""
+        """The thread has sent a message."""
         self._is_alive = True
 
     def end(self) -> None:
@@ -122,7 +122,7 @@ class Watchdog:
         self._timer = None
         is_at_rest = not self._has_work()
         if self._is_alive and is_at_rest and self._was_at_rest:
-            return  # it has said something since there is nothing to do
+            return  # it has sent a message since the work ended
         self._was_at_rest = is_at_rest
         if self._is_alive:
             self._is_alive, self._num_looks = False, 0
@@ -137,19 +137,19 @@ class Watchdog:
         self._timer = self._loop.call_later(self._interval_s, self._look)
 
 
-# Looks per limit. Counted in looks, not in seconds, for the reason that ``watchdog`` gives.
+# Checks per limit. The limit counts checks, not seconds, for the same reason as ``_LOOKS``.
 _LOAD_LOOKS = 6
 
 _SHOWN_S = 10.0
 
 
 class LoadWatch:
-    """Watches one load. Lives on the event loop, from its creation to :meth:`end`.
+    """Watches one load. Used on the event loop, from its creation to :meth:`end`.
 
     Args:
-        limit_s: seconds without news after which it is stuck; 0 is never.
-        on_progress: shown what the load says, and how long it has said nothing.
-        on_stuck: called once, with what is wrong.
+        limit_s: seconds without progress after which the load is stuck; 0 disables the limit.
+        on_progress: called with the reported progress, and with the time without any.
+        on_stuck: called once, with a description of the problem.
     """
 
     def __init__(self, limit_s: float, on_progress: Progress, on_stuck: Callable[[str], None]) -> None:
@@ -163,13 +163,13 @@ class LoadWatch:
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._interval_s, self._look)
 
     def heard(self, share: float, text: str) -> None:
-        """The load has got on."""
+        """The load has made progress."""
         if self._timer is not None:
             self._share, self._text, self._silent_s = share, text, 0.0
             self._on_progress(share, text)
 
     def end(self) -> None:
-        """The load has ended; later news are dropped."""
+        """The load has ended; later reports are dropped."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

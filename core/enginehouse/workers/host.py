@@ -1,9 +1,9 @@
-"""The worker's side: loads the model and serves it. The same code runs in a process or in a thread.
+"""Worker side: loads the model and serves it. The same code runs in a process or in a thread.
 
-Four threads share the work. The *engine thread* (the caller of :meth:`WorkerHost.run`) loads the model and
-steps the engine; runners are used by no other thread. The *reader thread* receives messages and never waits
-for the other two, so a cancellation or the end of the server is noticed at once. The *intake threads* tokenize, one
-of them the requests with constraints, which may take a second to compile.
+The work is divided between these threads. The *engine thread* (the caller of :meth:`WorkerHost.run`) loads the model
+and steps the engine; no other thread uses the runner. The *reader thread* receives messages and never waits for the
+others, so a cancellation or the end of the server is noticed at once. The *intake threads* tokenize; one of them
+handles the requests with constraints, which may take a second to compile.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 @frozen
 class _Enter:
-    """A tokenized request on its way from the intake thread to the engine thread."""
+    """A tokenized request, passed from an intake thread to the engine thread."""
 
     request: EngineRequest
     token_ids: list[int]
@@ -77,8 +77,8 @@ class WorkerHost:
 
     Args:
         link: the worker's end.
-        on_server_gone: called on the reader thread when the server closed its end or died. A process ends
-            itself here, whatever the engine thread is doing; a thread can only be asked to end.
+        on_server_gone: called on the reader thread when the server closed its end or died. A process exits here,
+            whatever the engine thread is doing; a thread can only be asked to end.
     """
 
     def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
@@ -94,7 +94,7 @@ class WorkerHost:
     # -- engine thread -----------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Load the model and serve until the server says Close; False when the engine broke before."""
+        """Load the model and serve until the server sends Close; returns False if the engine failed before."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             self._send(own_hello())
@@ -102,11 +102,11 @@ class WorkerHost:
             engine = self._load(first) if isinstance(first, Load) else None
             return engine is None or self._serve(engine)
         finally:
-            self._is_ended = True  # the reader thread sees the link's end now, but it is not the server's doing
+            self._is_ended = True  # the reader thread now sees the end of the link, which the server did not cause
             self._link.close()
 
     def _load(self, message: Load) -> StepEngine | None:
-        """Open the model and say so; None when that failed, which is said as well."""
+        """Open the model and report the result to the server; None if opening failed."""
         try:
             runner, engine = self._open(message)
         except EnginehouseError as error:
@@ -114,7 +114,7 @@ class WorkerHost:
             return None
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - worker border; panics of libraries in Rust are no Exception
+        except BaseException as error:  # noqa: BLE001 - worker border; Rust panics are not an Exception
             _log.exception("the backend %s failed to load the model", message.backend)
             reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
             self._send(LoadFailed(failure_of(ModelLoadError(reason))))
@@ -159,14 +159,14 @@ class WorkerHost:
         self._send(Started(request_id, num_cached, request.num_loaded_tokens, request.cache_miss))
 
     def _report(self, share: float, text: str) -> None:
-        """Pass on a load's progress, but not more often than it can be seen."""
+        """Forward load progress to the server, but only if the text changes or the share changes by 1 %."""
         last = self._last_progress
         if text != last.text or abs(share - last.share) >= 0.01:
             self._last_progress = LoadProgress(share, printable(text))
             self._send(self._last_progress)
 
     def _serve(self, engine: StepEngine) -> bool:
-        """The engine thread's loop: take what came in, then one step; sleeps while there is no work."""
+        """Run the engine thread's loop: handle messages, then run one step; blocks while there is no work."""
         reports = FigureReports(engine, self._send, is_process=self._on_server_gone is not None)
         try:
             while self._take_messages(engine, reports):
@@ -185,7 +185,7 @@ class WorkerHost:
         return True
 
     def _take_messages(self, engine: StepEngine, reports: FigureReports) -> bool:
-        """Handle all messages; False after Close. Waits for one while the engine has nothing to do."""
+        """Handle all queued messages; returns False after Close. Blocks while the engine has nothing to do."""
         while True:
             is_idle = not engine.has_work()
             if is_idle and self._inbox.empty():
@@ -228,7 +228,7 @@ class WorkerHost:
         self._intake.entered(len(entering.token_ids))
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
-        """One message for the whole step."""
+        """Send the outputs of a step in one message."""
         self._send(
             StepOutputs(
                 [
@@ -241,13 +241,13 @@ class WorkerHost:
     # -- reader thread -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Receive until the server is gone. A worker that cannot receive any more ends, whatever the reason."""
+        """Receive messages until the server is gone. A worker that can no longer receive ends, whatever the reason."""
         try:
             while (payload := self._link.receive()) is not None:
                 self._dispatch(decode_to_worker(payload))
         except (FrameTooLarge, msgspec.DecodeError):
             _log.exception("the server sent something that is no message")
-        except Exception:  # noqa: BLE001 - a runner's abort(), for example: a deaf worker would keep all waiting
+        except Exception:  # noqa: BLE001 - a runner's abort(), for example: otherwise all requests would wait forever
             _log.exception("receiving failed")
             self._send(Died("the worker could not receive any more"))
         if self._on_server_gone is not None and not self._is_ended:
@@ -274,5 +274,5 @@ class WorkerHost:
     # -- any thread --------------------------------------------------------------------------------
 
     def _send(self, message: FromWorker) -> None:
-        """Send, or drop when the server is gone: the reader thread notices that too and ends the worker."""
+        """Send a message; dropped if the server is gone, which the reader thread notices too, ending the worker."""
         self._link.send(encode(message))

@@ -1,7 +1,7 @@
 """The worker's intake threads: prompts are tokenized and checked here, while the engine thread computes.
 
-A long prompt delays only those behind it, never a running stream and never a cancellation: the reader
-thread tells :class:`Intake` directly what was cancelled.
+A long prompt delays only the prompts queued after it, never a running stream and never a cancellation: the reader
+thread passes cancellations directly to :class:`Intake`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from enginehouse.workers.messages import (
 
 __all__ = ["Intake"]
 
-# What a refused client is told to wait: about the time of a short answer, after which a place may be free.
+# Retry-After for refused requests: about the time of a short answer, after which a slot may be free.
 _RETRY_AFTER_S = 1.0
 
-# Tokenized in some 30 ms, also by a tokenizer that takes a microsecond per character.
+# Tokenized in about 30 ms, even by a tokenizer that needs a microsecond per character.
 _LONG_CHARACTERS = 32_768
 
 _log = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ _Queue = SimpleQueue[Submit | Tokenize | Detokenize | None]
 class Intake:
     """Turns Submit messages into tokenized requests.
 
-    Long prompts have a thread of their own, so that short ones do not wait for them. So have requests with a
-    constraint, which may take a second to compile.
+    Long prompts have their own thread, so that short ones do not wait for them. So do requests with a constraint, which
+    may take a second to compile.
 
     Args:
-        engine: asked whether a request fits; only its thread-safe methods are used.
-        tokenizer: the model's.
+        engine: checks whether a request fits; only its thread-safe methods are used.
+        tokenizer: the tokenizer of the model.
         send: sends a message to the server.
-        enter: hands a tokenized request to the engine thread.
+        enter: passes a tokenized request to the engine thread.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Intake:
         self._queues = {"constrained intake": self._constrained, "long intake": self._long, "intake": self._queue}
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
-        self._begun: dict[str, bool] = {}  # being tokenized or compiled; whether it was cancelled meanwhile
-        self._num_entering = 0  # handed over, not yet added by the engine thread
-        self._num_entering_tokens = 0  # of their prompts
+        self._begun: dict[str, bool] = {}  # being tokenized or compiled; True if cancelled since then
+        self._num_entering = 0  # passed on, not yet added by the engine thread
+        self._num_entering_tokens = 0  # prompt tokens of these requests
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
@@ -87,12 +87,12 @@ class Intake:
         ]
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Stop after what is being tokenized and compiled now; waits for that."""
+        """Stop after the current tokenization and compilation; blocks until they have finished."""
         self._is_closing = True
         for queue in self._queues.values():
             queue.put(None)
@@ -102,7 +102,7 @@ class Intake:
     # -- reader thread -----------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        """Queue a request, or refuse it at once when the queue is full."""
+        """Queue a request, or refuse it at once if the queue is full."""
         request_id = message.request.request_id
         with self._lock:
             num_before = len(self._waiting) + self._num_entering
@@ -117,12 +117,12 @@ class Intake:
             (self._long if _is_long(message.request) else usual).put(message)
 
     def call(self, message: Tokenize | Detokenize) -> None:
-        """Queue a call; the watchdog's question goes through all threads, for each may hang."""
+        """Queue a call; the watchdog's ping passes through all threads, because any of them may hang."""
         usual = self._constrained if message.call == NOBODY else self._queue
         (self._long if _is_long(message) else usual).put(message)
 
     def cancel(self, request_id: str) -> bool:
-        """Forget a request and say so when nothing works on it; False when the engine thread has it already."""
+        """Drop a request, and send Left if no thread is working on it; False if the engine thread already has it."""
         with self._lock:
             if request_id not in self._waiting:
                 return False
@@ -137,7 +137,7 @@ class Intake:
     # -- engine thread -----------------------------------------------------------------------------
 
     def entered(self, num_tokens: int) -> None:
-        """The engine thread has added a request with so long a prompt; the engine counts it from now on."""
+        """The engine thread has added a request with this number of prompt tokens; the engine counts it from now on."""
         with self._lock:
             self._num_entering -= 1
             self._num_entering_tokens -= num_tokens
@@ -154,7 +154,7 @@ class Intake:
                 self._answer(message)
 
     def _begin(self, request: EngineRequest, resume: Resume | None) -> None:
-        """Take a request in, unless it was cancelled before its turn; if it is meanwhile, it leaves afterwards."""
+        """Take in a request unless it was cancelled while it waited; if cancelled meanwhile, send Left afterwards."""
         request_id = request.request_id
         with self._lock:
             if request_id not in self._waiting:
@@ -181,7 +181,7 @@ class Intake:
                 self._waiting.discard(request_id)
             self._send(Rejected(request_id, failure_of(_as_ours(error, "The prompt could not be tokenized"))))
             return
-        # Accepted leaves before the engine thread knows the request, so it precedes the request's first event.
+        # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
         self._send(Accepted(request_id, len(token_ids)))
         with self._lock:
             if request_id in self._waiting:
@@ -191,7 +191,7 @@ class Intake:
                 self._enter(request, token_ids, resume)
 
     def _check_room(self, num_tokens: int) -> None:
-        """Refuse a prompt that makes the tokens that wait too many."""
+        """Refuse a prompt that would exceed the limit of waiting tokens."""
         with self._lock:
             num_before = self._num_entering_tokens
         if self._engine.is_full_of_tokens(num_before, num_tokens):
@@ -200,7 +200,7 @@ class Intake:
     def _token_ids(self, request: EngineRequest) -> list[int]:
         if request.token_ids is not None:
             return list(request.token_ids)
-        # What cannot fit is refused by its length: tokenizing it would only take time.
+        # A prompt that cannot fit is refused by its text length, which saves the time of tokenizing it.
         self._engine.check_length(min_tokens(self._tokenizer, request.segments), is_lower_bound=True)
         return encode_segments(self._tokenizer, request.segments, request.add_special)
 
@@ -228,7 +228,7 @@ class Intake:
 
 
 def _is_long(asked: EngineRequest | Tokenize | Detokenize) -> bool:
-    """Whether tokenizing, or listing what ids stand for, may take more than some milliseconds."""
+    """True if tokenizing, or listing the bytes of token ids, may take more than a few milliseconds."""
     if isinstance(asked, Detokenize):
         return len(asked.token_ids) > _LONG_CHARACTERS
     return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS

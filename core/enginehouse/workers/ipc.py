@@ -1,6 +1,7 @@
-"""The link between server and worker: framed msgspec messages over a socket pair, and the handshake.
+"""Link between server and worker: framed msgspec messages over a socket pair, and the handshake.
 
-One message per step, never pickle; a frame has a length and a bound. Knows message types, not what they mean.
+One message per step, never pickle; each frame has a length prefix and a maximum size. Does not know the meaning of
+messages.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-# Room for many steps' events, so that a step does not wait for a server that is busy for some milliseconds.
+# Space for the events of many steps, so that a step does not wait for a server that is busy for a few milliseconds.
 _BUFFER_BYTES = 1024 * 1024
 
 _LENGTH = struct.Struct("<I")
@@ -55,7 +56,7 @@ class FrameTooLarge(ValueError):
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected stream sockets: the server's end and the worker's end."""
+    """Return two connected stream sockets: the server's end and the worker's end."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -63,24 +64,24 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def frame(payload: bytes) -> bytes:
-    """The payload with its length in front. Raises FrameTooLarge."""
+    """Return the payload with its length prefix. Raises FrameTooLarge."""
     if len(payload) > MAX_FRAME_BYTES:
         raise FrameTooLarge(len(payload))
     return _LENGTH.pack(len(payload)) + payload
 
 
 class Link:
-    """The worker's end. One thread receives; any thread sends."""
+    """The worker's end of the link. One thread receives; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
 
     def receive(self) -> bytearray | None:
-        """The next payload; None when the server closed its end or is gone.
+        """Return the next payload; None if the server closed its end or is gone.
 
         Raises:
-            FrameTooLarge: the length cannot be one of ours.
+            FrameTooLarge: the length exceeds the limit, so the frame cannot be valid.
         """
         header = self._read(_LENGTH.size)
         if header is None:
@@ -104,10 +105,10 @@ class Link:
         return data
 
     def send(self, payload: bytes) -> bool:
-        """Send one payload; False when the server is gone.
+        """Send one payload; returns False if the server is gone.
 
-        Blocks while the server does not read: a server that is stopped for a while pauses generation, and one that
-        dies or closes its end wakes this up. The server never blocks on its own sends, so there is no deadlock.
+        Blocks while the server does not read: a suspended server pauses generation; a server that dies or closes its
+        end unblocks this call. The server never blocks on its own sends, so there is no deadlock.
         """
         data = frame(payload)
         with self._sending:
@@ -118,23 +119,23 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Close this end; wakes a blocked ``receive``."""
-        with contextlib.suppress(OSError):  # the other side was faster
+        """Close this end; unblocks ``receive``."""
+        with contextlib.suppress(OSError):  # the other side has already closed
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
 class FrameCutter:
-    """Cuts a stream of bytes, as the event loop delivers it, into payloads."""
+    """Splits the byte stream that the event loop delivers into payloads."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The payloads that ``data`` completes; each is valid until the next one is asked for.
+        """Yield the payloads that ``data`` completes; each is valid until the next one is requested.
 
         Raises:
-            FrameTooLarge: the length cannot be one of ours.
+            FrameTooLarge: the length exceeds the limit, so the frame cannot be valid.
         """
         if self._rest:
             self._rest += data
@@ -155,7 +156,7 @@ class FrameCutter:
         self._rest += view[start:]
 
     def _is_complete(self) -> bool:
-        """Whether the kept bytes hold a whole frame; checked first so that a large one is not copied per piece."""
+        """True if the buffer holds a whole frame; checked first so that a large frame is not copied per chunk."""
         if len(self._rest) < _LENGTH.size:
             return False
         (length,) = _LENGTH.unpack_from(self._rest)
@@ -166,11 +167,11 @@ _READ_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """One link. Make one with :meth:`open`; the ``connection_*`` and ``data_*`` methods are the event loop's.
+    """The server's end of a link. Create one with :meth:`open`; the event loop calls ``connection_*`` and ``data_*``.
 
     Args:
         on_message: called with each message of the worker.
-        on_lost: called once when the link ends, with the reason if the worker broke the protocol.
+        on_lost: called once when the link ends, with the reason if the worker violated the protocol.
     """
 
     def __init__(self, on_message: Callable[[FromWorker], None], on_lost: Callable[[str | None], None]) -> None:
@@ -179,10 +180,10 @@ class Connection(asyncio.Protocol):
         self._cutter = FrameCutter()
         self._reason: str | None = None
         self._transport: asyncio.Transport | None = None
-        self._rest: socket.socket | None = None  # the same link, which stays readable when a write has failed
+        self._rest: socket.socket | None = None  # duplicate of the socket, which stays readable after a failed write
 
     async def open(self, sock: socket.socket) -> None:
-        """Take the socket over, whatever comes of it."""
+        """Take ownership of the socket; it is closed if this fails."""
         loop = asyncio.get_running_loop()
         self._rest = sock.dup()
         connect: Callable[..., Any] = loop.create_unix_connection if os.name == "posix" else loop.create_connection
@@ -195,19 +196,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
+        """True if messages can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What waits because the worker does not read."""
+        """Number of buffered bytes that the worker has not read yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send(self, message: ToWorker) -> None:
-        """Send a message; dropped when the link is lost, which ``on_lost`` tells.
+        """Send a message; it is dropped if the link is lost, which ``on_lost`` reports.
 
         Raises:
-            InvalidRequest: the message holds text that is no text or a number that is too wide, or is too large.
+            InvalidRequest: the message is too large, or holds a lone surrogate or a number wider than 64 bits.
         """
         try:
             data = frame(encode(message))
@@ -222,16 +223,16 @@ class Connection(asyncio.Protocol):
             cast(asyncio.Transport, self._transport).write(data)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the link immediately."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Cut and decode what came."""
+        """Split and decode the received bytes."""
         try:
             for payload in self._cutter.feed(data):
                 self._on_message(decode_from_worker(payload))
@@ -240,23 +241,23 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say so, after what the worker has sent last: a write that fails ends the link before that is read."""
+        """Report the loss after reading the worker's last messages; a failed write ends the link before that."""
         assert self._rest is not None
         if exc is not None:
-            with contextlib.suppress(OSError):  # there is no more
+            with contextlib.suppress(OSError):  # nothing more to read
                 while self._reason is None and (data := self._rest.recv(_READ_BYTES)):
                     self.data_received(data)
         self._rest.close()
         self._on_lost(self._reason)
 
 
-# One more whenever the messages change.
+# Increase whenever the messages change.
 PROTOCOL = 5
 
-# How long to look for the reason why an interpreter does not become a worker.
+# Time limit for finding out why an interpreter does not become a worker.
 _EXPLAIN_S = 20.0
 
-# Understood by Pythons that are too old for enginehouse; the current folder may hold files named like modules.
+# Must run on Pythons that are too old for enginehouse; the current folder may hold files named like modules.
 _QUESTION = """
 import json, sys
 sys.path[:] = [path for path in sys.path if path]
@@ -270,7 +271,7 @@ print(json.dumps([sys.version.split()[0], problem]))
 
 
 def own_hello() -> Hello:
-    """Who this process is."""
+    """Return the Hello of this process."""
     try:
         own_version = version("enginehouse")
     except PackageNotFoundError:  # run from its sources
@@ -279,13 +280,13 @@ def own_hello() -> Hello:
 
 
 def check_hello(theirs: Hello, path: str) -> None:
-    """Refuse a worker that speaks another language.
+    """Refuse a worker with another protocol or version.
 
     Args:
         path: dotted path of the setting that chose the worker's Python.
 
     Raises:
-        ModelLoadError: says what to install where.
+        ModelLoadError: names what to install, and in which environment.
     """
     ours = own_hello()
     if theirs.protocol == ours.protocol and theirs.version == ours.version:
@@ -298,12 +299,12 @@ def check_hello(theirs: Hello, path: str) -> None:
 
 
 async def explain(python: str, path: str, reason: str) -> ModelLoadError:
-    """Why an interpreter ended before it said hello.
+    """Return an error that explains why an interpreter ended before it sent Hello.
 
     Args:
         python: the interpreter.
         path: dotted path of the setting that chose it.
-        reason: how its process ended.
+        reason: description of how its process ended.
     """
     try:
         asked = await asyncio.to_thread(_ask, python)
@@ -318,7 +319,7 @@ async def explain(python: str, path: str, reason: str) -> ModelLoadError:
 
 
 def _ask(python: str) -> tuple[str, str]:
-    """The interpreter's version, and why it cannot import enginehouse; ValueError when it answers something else."""
+    """Return the interpreter's version and the error of importing enginehouse; ValueError on any other output."""
     answer = subprocess.run([python, "-c", _QUESTION], capture_output=True, timeout=_EXPLAIN_S, check=True, text=True)
     its_version, problem = json.loads(answer.stdout)
     return str(its_version), str(problem)

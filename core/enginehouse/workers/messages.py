@@ -1,10 +1,10 @@
-"""What the server process and a worker say to each other.
+"""Messages between the server process and a worker.
 
-Every message is one tagged msgpack array in one frame (see ``link``). The worker sends at most one
-:class:`StepOutputs` per step, however many requests ran in it.
+Every message is one tagged msgpack array in one frame (see ``ipc``). The worker sends at most one :class:`StepOutputs`
+per step, regardless of the number of requests in it.
 """
 
-# Annotations are resolved by msgspec when this module is imported, so no name may hide in TYPE_CHECKING.
+# msgspec resolves annotations when this module is imported, so names must not be imported under TYPE_CHECKING.
 from typing import Any, Literal
 
 import msgspec
@@ -74,17 +74,17 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
     fields: dict[str, Any]
 
     def to_error(self) -> EnginehouseError:
-        """The error it stands for."""
+        """Return the error that this describes."""
         return error_from_fields(self.fields)
 
 
 def failure_of(error: EnginehouseError) -> Failure:
-    """The error as a value that crosses the link."""
+    """Return the error as a value that can be sent over the link."""
     return Failure({name: printable(value) for name, value in error.to_fields().items()})
 
 
 def printable(value: Any) -> Any:
-    """A text without lone surrogates, as file names and libraries' messages may hold them; other values as they are."""
+    """Escape lone surrogates, as in file names and library messages, if ``value`` is a text; else return it as is."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
@@ -92,7 +92,7 @@ def printable(value: Any) -> Any:
 
 
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A further model to open; its fields are those of :class:`Load`."""
+    """An additional model to open; the fields are those of :class:`Load`."""
 
     backend: str
     source_text: str
@@ -111,7 +111,7 @@ class DrafterLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExitPolicyLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy of early exit to bind to the model, with its own settings as plain data."""
+    """An early-exit policy to bind to the model, with its own settings as plain data."""
 
     name: str
     options: dict[str, Any]
@@ -119,11 +119,11 @@ class ExitPolicyLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixDiskLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Where sequences of the prefix cache are saved.
+    """Disk tier of the prefix cache: folder for its saved sequences.
 
     Attributes:
-        folder: this model's own.
-        setting: dotted path of the setting that asks for it, for messages.
+        folder: folder of this model only.
+        setting: dotted path of the setting that enables it, for messages.
     """
 
     folder: str
@@ -132,15 +132,15 @@ class PrefixDiskLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """The first message: which model to open, and how.
+    """The first message: the model to open and its settings.
 
     Attributes:
-        options: the backend's settings as plain data; the worker reads them with the backend's class.
+        options: the backend's settings as plain data; the worker structures them with the backend's class.
         options_path: dotted path of the options in the configuration, for messages.
-        plugins: which plugins the worker loads, and their options.
-        drafters: what proposes tokens for it, in order of preference.
-        exit_policy: what lets its tokens leave early.
-        prefix_disk: where its prefix cache is saved; None is nowhere.
+        plugins: plugins that the worker loads, and their options.
+        drafters: drafters of the model, in order of preference.
+        exit_policy: early-exit policy of the model.
+        prefix_disk: disk tier of its prefix cache; None disables it.
     """
 
     backend: str
@@ -156,10 +156,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Serve a request; answered by Accepted or Rejected, then by its share of StepOutputs.
+    """Serve a request; answered by Accepted or Rejected, then by its events in StepOutputs.
 
     Attributes:
-        resume: what was answered before; such a request was accepted once and is not refused for a full queue.
+        resume: progress of the answer so far; a resumed request was accepted once and is not refused for a full queue.
     """
 
     request: EngineRequest
@@ -167,7 +167,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Forget a request; answered by Left."""
+    """Drop a request; answered by Left."""
 
     request_id: str
 
@@ -188,26 +188,26 @@ class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detokenize")
 
 
 class GetStats(msgspec.Struct, frozen=True, array_like=True, tag="get_stats"):
-    """Answered by Stats, after the running step."""
+    """Get statistics; answered by Stats, after the running step."""
 
     call: int
 
 
 class GetView(msgspec.Struct, frozen=True, array_like=True, tag="get_view"):
-    """Answered by View, after the running step."""
+    """Get a snapshot; answered by View, after the running step."""
 
     call: int
 
 
 class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_thinking"):
-    """Close the reasoning of a request; answered by ThinkingStopped, after the running step."""
+    """Force the end of a request's reasoning; answered by ThinkingStopped, after the running step."""
 
     call: int
     request_id: str
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
-    """Free the model and end; not answered."""
+    """Free the model and exit; not answered."""
 
 
 ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | StopThinking | Close
@@ -217,11 +217,11 @@ ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView |
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first message, before Load is read: who the worker is. Its form never changes.
+    """The first message, sent before Load is read: identifies the worker. Its format never changes.
 
     Attributes:
-        protocol: number of the language that it speaks.
-        version: of its enginehouse.
+        protocol: protocol number.
+        version: version of the worker's enginehouse.
         python: version of its Python.
         prefix: folder of its environment.
     """
@@ -233,20 +233,20 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """The model is loading. ``share`` is what is done, 0 to 1."""
+    """The model is loading. ``share`` is the completed part, 0 to 1."""
 
     share: float
     text: str
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded; requests may come."""
+    """The model is loaded; requests may be sent."""
 
     info: ModelInfo
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
-    """The model could not be opened; the worker ends."""
+    """The model could not be opened; the worker exits."""
 
     failure: Failure
 
@@ -259,31 +259,31 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The request was refused; nothing else follows for it."""
+    """The request was refused; no other message follows for it."""
 
     request_id: str
     failure: Failure
 
 
 Stage = Literal["waiting", "text", "constraint", "request"]
-"""On what of a piece of work the worker is working: on nothing, on its text, on its constraint, or on all of it."""
+"""The part of a request or call on which the worker is working: none, its text, its constraint, or all of it."""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """Work on a request (its id) or a call (its number) begins; sent before anything is done of it."""
+    """Work on a request (identified by its id) or a call (by its number) begins; sent before any of it is done."""
 
     work: str | int
     stage: Stage
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """Answer to Cancel: nothing works on the request any more."""
+    """Answer to Cancel: the worker no longer works on the request."""
 
     request_id: str
 
 
 class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered"):
-    """The engine holds the request; plugins' code for it has run without harm."""
+    """The engine holds the request; all plugin code for it has run without error."""
 
     request_id: str
 
@@ -292,9 +292,9 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """The request has left the queue; sent before anything of it is computed.
 
     Attributes:
-        num_cached_tokens: tokens of its prompt that need not be computed.
-        num_loaded_tokens: of these, how many came from the disk.
-        cache_miss: why there are no more.
+        num_cached_tokens: prompt tokens that are in the prefix cache and need not be computed.
+        num_loaded_tokens: the part of them that was loaded from disk.
+        cache_miss: reason why there are no more.
     """
 
     request_id: str
@@ -304,7 +304,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Everything that one step gave, as (request id, what happened); a Failure ends its request."""
+    """All outputs of one step, as (request id, output); a Failure ends its request."""
 
     outputs: list[tuple[str, Event | Failure]]
 
@@ -338,27 +338,27 @@ class View(msgspec.Struct, frozen=True, array_like=True, tag="view"):
 
 
 class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinking_stopped"):
-    """Answer to StopThinking: of how many choices."""
+    """Answer to StopThinking: the number of choices whose reasoning was ended."""
 
     call: int
     num_choices: int
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
-    """What the engine has counted; nobody asks for it, it comes about once a second while the engine works."""
+    """Statistics of the engine; sent without a request, about once a second while the engine works."""
 
     figures: EngineFigures
 
 
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):
-    """Answer to a call that was refused."""
+    """Answer to a call that was refused or failed."""
 
     call: int
     failure: Failure
 
 
 class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
-    """The last message of a worker that must end because its engine broke."""
+    """The last message of a worker that must exit because its engine failed."""
 
     reason: str
 
@@ -385,26 +385,26 @@ FromWorker = (
     | Died
 )
 
-# Errors may carry fields of any type (plugins raise them too); what msgpack does not know travels as its repr.
+# Errors may carry fields of any type, also those of plugins; types unknown to msgpack are sent as their repr.
 _encoder = msgspec.msgpack.Encoder(enc_hook=repr)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """The payload of one frame.
+    """Encode the payload of one frame.
 
     Raises:
-        UnicodeEncodeError: a text holds a lone surrogate, which is no character.
+        UnicodeEncodeError: a text holds a lone surrogate, which is not a character.
     """
     return _encoder.encode(message)
 
 
 def decode_to_worker(payload: bytes | bytearray | memoryview) -> ToWorker:
-    """A message of the server. Raises msgspec.DecodeError when it is none."""
+    """Decode a message of the server. Raises msgspec.DecodeError if it is not valid."""
     return _to_worker.decode(payload)
 
 
 def decode_from_worker(payload: bytes | bytearray | memoryview) -> FromWorker:
-    """A message of a worker. Raises msgspec.DecodeError when it is none."""
+    """Decode a message of a worker. Raises msgspec.DecodeError if it is not valid."""
     return _from_worker.decode(payload)

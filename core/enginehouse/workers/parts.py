@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_disk(load: PrefixDiskLoad, model: Load, runner: Runner) -> DiskTier | None:
-    """The tier; None while another process uses the folder, for this is an optimisation only.
+    """Open the disk tier; None if another process uses the folder, because the tier is only an optimisation.
 
     Raises:
         ModelLoadError: the runner's sequences cannot be saved, or the folder cannot be used.
@@ -64,7 +64,7 @@ def open_disk(load: PrefixDiskLoad, model: Load, runner: Runner) -> DiskTier | N
 
 
 def model_digest(model: Load, state_format: str) -> bytes:
-    """Changes with everything that changes what a saved sequence means."""
+    """Return a digest of everything that determines the meaning of a saved sequence."""
     whole = blake2b(digest_size=_DIGEST_BYTES)
     exit_policy = msgspec.to_builtins(model.exit_policy)
     for part in (model.backend, model.source_text, state_format, repr(exit_policy)):
@@ -76,7 +76,7 @@ def model_digest(model: Load, state_format: str) -> bytes:
 
 
 def _facts(source: Path) -> Iterator[bytes]:
-    """Of each file of a model: name, size and time of change, and its first and last megabyte."""
+    """Yield, for each file of a model, its name, size and modification time, and its first and last megabyte."""
     paths = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
     for path in paths:
         facts = path.stat()
@@ -95,7 +95,7 @@ def open_runner(backend: Backend, model: Load | ModelLoad, progress: Progress) -
 
 
 def find_backend(registry: PluginRegistry, name: str) -> Backend:
-    """The backend of that name; raises ModelLoadError with what this process knows of plugins that failed."""
+    """Return the backend with that name; raises ModelLoadError, which lists the plugins that failed in this process."""
     backend = registry.backends.get(name)
     if backend is None:
         problems = "; ".join(record.problem for record in registry.plugins if record.problem)
@@ -106,10 +106,10 @@ def find_backend(registry: PluginRegistry, name: str) -> Backend:
 def bind_drafters(
     registry: PluginRegistry, loads: Sequence[DrafterLoad], runner: Runner, slots: int, progress: Progress
 ) -> Mapping[str, BoundDrafter]:
-    """Bind each drafter to the model of ``runner``; those bound before one that fails are shut down.
+    """Bind each drafter to the model of ``runner``; if one fails, those bound before it are shut down.
 
     Raises:
-        ModelLoadError: a drafter is missing here, or cannot draft for this model.
+        ModelLoadError: a drafter is not installed here, or cannot draft for this model.
     """
     bound: dict[str, BoundDrafter] = {}
     try:
@@ -140,7 +140,7 @@ def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: in
 
 @define
 class _Second:
-    """Opens a second model, and remembers that it did."""
+    """Opens a second model, and records that it did."""
 
     registry: PluginRegistry
     model: ModelLoad
@@ -148,13 +148,13 @@ class _Second:
     was_opened: bool = False
 
     def __call__(self) -> Runner:
-        """The runner of the second model."""
+        """Open the second model and return its runner."""
         self.was_opened = True
         return open_runner(find_backend(self.registry, self.model.backend), self.model, self.progress)
 
 
 class GuardedExitPolicy:
-    """A policy whose failures and wrong answers keep every token inside, from then on."""
+    """An exit policy that is disabled after its first failure or invalid answer; no token exits early from then on."""
 
     def __init__(self, name: str, policy: BoundExitPolicy) -> None:
         self.layers = policy.layers
@@ -163,7 +163,7 @@ class GuardedExitPolicy:
         self._has_failed = False
 
     def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        """(num_rows,) bool, on the host."""
+        """Return the tokens that exit early: (num_rows,) bool, on the host."""
         num_rows = len(view.hidden)
         if self._has_failed:
             return np.zeros(num_rows, np.bool_)
@@ -179,10 +179,11 @@ class GuardedExitPolicy:
 
 
 def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runner, backend: str) -> None:
-    """Bind the policy to the runner's model and set it to work.
+    """Bind the policy to the runner's model and enable it.
 
     Raises:
-        ModelLoadError: the runner's layers cannot be left, the policy is missing here, or cannot decide for this model.
+        ModelLoadError: the runner does not support early exit, the policy is not installed here, or it cannot decide
+            for this model.
     """
     if not isinstance(runner, LayerAccess):
         raise ModelLoadError(

@@ -1,7 +1,7 @@
-"""What carries a host: a process of its own, or a thread of the server.
+"""Runs a worker host in a subprocess or in a thread of the server.
 
-Both hand out the server's end of the link and can be asked how and whether they ended. No process outlives
-the server: it ends itself when the link reaches its end (see ``__main__``), even if the server was killed.
+Both provide the server's end of the link and report the end of the host. No process outlives the server: it exits when
+the link ends (see ``__main__``), even if the server was killed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from enginehouse.workers.ipc import Link, socket_pair
 
 __all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worker_command"]
 
-# Python's stderr file descriptor: what a library prints must not end up in the server's output.
+# File descriptor of stderr: output that a library prints must not go to the server's stdout.
 _STDERR = 2
 
-# What the system says while it is short of something that it may have again in a moment.
+# Errors that mean a temporary shortage of resources.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
 
 
@@ -35,23 +35,23 @@ class Carrier(Protocol):
     """A running host.
 
     Attributes:
-        socket: the server's end of the link; the client takes it over.
-        ended: how the host ended; done as soon as it has.
+        socket: the server's end of the link; the client takes ownership of it.
+        ended: description of the end; done as soon as the host has ended.
     """
 
     socket: socket.socket
     ended: asyncio.Future[Ending]
 
     def kill(self) -> None:
-        """End it now, if that is possible."""
+        """End the host now, if that is possible."""
         ...
 
 
 def start_carrier(isolation: str, python: str | None) -> Carrier:
-    """Start a host that waits for its Load message; call it on the event loop's thread.
+    """Start a host that waits for its Load message; must be called on the event loop's thread.
 
     Raises:
-        ModelLoadError: the process cannot be started; ResourcesExhausted when that is for want of something.
+        ModelLoadError: the process cannot be started; ResourcesExhausted if the reason is a shortage of resources.
     """
     try:
         return ThreadCarrier() if isolation == "thread" else ProcessCarrier(python)
@@ -61,10 +61,10 @@ def start_carrier(isolation: str, python: str | None) -> Carrier:
 
 
 def worker_command(python: str | None, descriptor: int) -> list[str]:
-    """The command line of a worker process.
+    """Return the command line of a worker process.
 
     Args:
-        python: interpreter of the environment to run in; None is this one.
+        python: interpreter of the environment to run in; None is the current one.
         descriptor: the inherited file descriptor of the worker's end of the link.
     """
     # -P: the current folder may hold files that are named like modules.
@@ -72,9 +72,9 @@ def worker_command(python: str | None, descriptor: int) -> list[str]:
 
 
 class ProcessCarrier:
-    """A worker process in a session of its own, so that Ctrl-C reaches the server only.
+    """A worker process in its own session, so that Ctrl-C reaches only the server.
 
-    It must be started on a thread that lives as long as the server, since Linux ties the process to that thread.
+    Must be started on a thread that lives as long as the server, because Linux ties the process to that thread.
     """
 
     def __init__(self, python: str | None) -> None:
@@ -86,20 +86,20 @@ class ProcessCarrier:
         self.pid = self._process.pid
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
-        # A thread in waitpid costs nothing and works on every event loop, unlike child watchers.
+        # A thread in waitpid costs nothing and, unlike child watchers, works on every event loop.
         threading.Thread(target=self._wait, name="worker exit", daemon=True).start()
 
     def _wait(self) -> None:
         returncode, before, now = self._process.wait(), self._num_memory_kills, count_memory_kills()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it started and left behind may hold its memory
+            os.killpg(self.pid, signal.SIGKILL)  # processes that it started and left running may hold its memory
         num_memory_kills = now - before if now is not None and before is not None else None
         ending = ending_of(returncode, num_memory_kills, is_own=self._is_killed)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody asks any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so the result is not needed
             self._loop.call_soon_threadsafe(_resolve, self.ended, ending)
 
     def kill(self) -> None:
-        """Kill the process and whatever it started."""
+        """Kill the process and all processes in its group."""
         if not self.ended.done():
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -107,7 +107,7 @@ class ProcessCarrier:
 
 
 def _start_process(python: str | None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The server's end of the link, and the process at the other one."""
+    """Return the server's end of the link, and the process at the other end."""
     ours, theirs = socket_pair()
     try:
         with theirs:
@@ -125,7 +125,7 @@ def _start_process(python: str | None) -> tuple[socket.socket, subprocess.Popen[
 
 
 class ThreadCarrier:
-    """The host in a daemon thread. It cannot be killed: a forward pass in it runs to its end."""
+    """The host in a daemon thread. It cannot be killed: a running forward pass always completes."""
 
     def __init__(self) -> None:
         self.socket, self._theirs = socket_pair()
@@ -143,7 +143,7 @@ class ThreadCarrier:
                 self._loop.call_soon_threadsafe(_resolve, self.ended, Ending(text))
 
     def kill(self) -> None:
-        """Do nothing: closing the link, which the client does next, asks the thread to end."""
+        """Do nothing: the client closes the link next, which asks the thread to end."""
 
 
 def _resolve(future: asyncio.Future[Ending], ending: Ending) -> None:

@@ -1,7 +1,7 @@
-"""What an engine has to do, as the server's process sees it: who waits, who runs, and how fast that goes.
+"""Queue estimate of an engine, kept in the server process: waiting and running requests, and the pace of completion.
 
-With it a request that cannot be served soon is refused at once, before its prompt is rendered, and is told when to come
-again. The worker itself stays the judge: what this module lets in may still be refused there.
+With it, a request that cannot be served soon is refused at once, before its prompt is rendered, with the time after
+which to try again. The worker still decides: a request that passes this check may be refused there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginehouse.engine.throughput import Throughput
 __all__ = ["Backlog"]
 
 _SHARE_PER_CALLER = 0.75
-"""Of the queue, that one named caller may fill where the settings say nothing: others still find a place."""
+"""Share of the queue that one named caller may fill if the settings give none, so that others still find a place."""
 
 _MAX_RETRY_S = 600.0
 
@@ -35,11 +35,12 @@ class _Entry:
 
 @define
 class _Lateness:
-    """By how much requests began later than expected: the mean, and the mean deviation from it, of late.
+    """Running mean of the delay of requests beyond the expected wait, and its mean deviation.
 
-    Answers that began together end together, so a place may come up to a whole answer later than the pace says.
+    Answers that began together end together, so a slot may become free up to a whole answer later than the pace
+    predicts.
 
-    Source: the estimator of round trips in RFC 6298.
+    Source: the round-trip time estimator of RFC 6298.
     """
 
     mean_s: float = 0.0
@@ -51,7 +52,7 @@ class _Lateness:
 
     @property
     def likely_s(self) -> float:
-        """A request is rarely later than this."""
+        """Upper estimate of the delay, rarely exceeded."""
         return max(0.0, self.mean_s + 4 * self.deviation_s)
 
 
@@ -59,7 +60,7 @@ class Backlog:
     """The requests of one engine. Used on the event loop.
 
     Args:
-        settings: slots and sizes of the queue.
+        settings: number of slots and limits of the queue.
         clock: seconds, monotonic.
     """
 
@@ -69,30 +70,30 @@ class Backlog:
         self._entries: dict[str, _Entry] = {}
         self._lateness = _Lateness()
         self._pace = Throughput(clock)
-        # While all slots are taken: what the engine can do, not what was asked of it.
+        # Measured only while all slots are taken: the engine's capacity, not the demand.
         self._full_pace = Throughput(clock)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
     def enter(self, request_id: str, caller: str, priority: int) -> None:
-        """A request is on its way to the engine; harmless when it has entered before."""
+        """A request was sent to the engine; no effect if it has entered before."""
         if request_id not in self._entries:
             expected_s = self._expected_wait_s(caller, priority)
             self._entries[request_id] = _Entry(caller, priority, self._clock(), expected_s)
             self._run()
 
     def start(self, request_id: str) -> None:
-        """It has left the queue."""
+        """The request has left the queue."""
         entry = self._entries.get(request_id)
         if entry is not None and not entry.is_running:
             entry.is_running = True
             self._note_wait(entry)
 
     def leave(self, request_id: str, *, is_served: bool = False) -> None:
-        """It has ended or was refused; harmless when it has left before."""
+        """The request has ended or was refused; no effect if it has left before."""
         if self._entries.pop(request_id, None) is not None:
             if is_served:
                 self._pace.count()
@@ -101,12 +102,12 @@ class Backlog:
             self._run()
 
     def clear(self) -> None:
-        """All have ended."""
+        """All requests have ended."""
         self._entries.clear()
         self._run()
 
     def _note_wait(self, entry: _Entry) -> None:
-        """It has waited long enough to tell how good the expectation was."""
+        """Record the difference between the actual and the expected wait of a request."""
         if entry.expected_s is not None:
             self._lateness.add(self._clock() - entry.since_s - entry.expected_s)
 
@@ -114,13 +115,13 @@ class Backlog:
         self._pace.run(bool(self._entries))
         self._full_pace.run(len(self._entries) >= self._settings.slots)
 
-    # -- what follows from it ----------------------------------------------------------------------
+    # -- estimates ---------------------------------------------------------------------------------
 
     def check(self, caller: str, priority: int, queue_timeout_s: float | None) -> None:
-        """Refuse a request that the queue has no place for, or that would wait longer than it may.
+        """Refuse a request that does not fit into the queue, or that would wait longer than its limit.
 
         Raises:
-            Overloaded: the queue is full, or the caller's share of it is.
+            Overloaded: the queue or the caller's share of it is full, or the expected wait is too long.
         """
         settings = self._settings
         own = sum(entry.caller == caller for entry in self._entries.values())
@@ -135,11 +136,11 @@ class Backlog:
             raise ModelOverloaded(f"{message} (queue_timeout_s); try again later.", likely_s - queue_timeout_s)
 
     def explain(self, error: EnginehouseError, request_id: str) -> EnginehouseError:
-        """The worker's error; a refusal for want of room with whose doing it is and when to come again."""
+        """Return the worker's error; overload errors gain a Retry-After, and their cause: the caller or others."""
         entry = self._entries.get(request_id)
         if isinstance(error, QueueTimeout):
             if entry is not None:
-                self._note_wait(entry)  # it would have waited still longer
+                self._note_wait(entry)  # the actual wait would have been even longer
             return QueueTimeout(error.message, self.retry_after_s)
         if not isinstance(error, Overloaded):
             return error
@@ -147,7 +148,7 @@ class Backlog:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds in which half of what waits now will have begun, at the pace of late; 1 while none is known."""
+        """Seconds until half of the waiting requests will have begun, at the recent pace; 1 if the pace is unknown."""
         per_s = self._full_pace.per_s or self._pace.per_s
         if not per_s:
             return 1.0
@@ -155,7 +156,7 @@ class Backlog:
         return min(_MAX_RETRY_S, (num_waiting / 2 + 1) / per_s)
 
     def _share(self, caller: str) -> int:
-        """Places in the queue for one caller; unnamed callers are told from nobody, so all may be theirs."""
+        """Queue places for one caller; callers without a name cannot be told apart, so all places are open to them."""
         most = self._settings.max_queue
         if not caller:
             return most
@@ -163,13 +164,13 @@ class Backlog:
         return min(most, share) if share is not None else max(min(1, most), int(most * _SHARE_PER_CALLER))
 
     def _full(self, caller: str, message: str) -> Overloaded:
-        """The refusal: its own fault where the caller has at least its part of what is in."""
+        """Return the refusal: the caller's own fault if it has at least an equal share of the requests."""
         counts = Counter(entry.caller for entry in self._entries.values())
         is_own_doing = counts[caller] * len(counts) >= len(self._entries)
         return (Overloaded if is_own_doing else ModelOverloaded)(message, self.retry_after_s)
 
     def _expected_wait_s(self, caller: str, priority: int) -> float | None:
-        """How long a request would wait, as callers take turns; None while the pace with full slots is unknown."""
+        """Expected wait of a request in seconds, as callers take turns; None if the full-load pace is unknown."""
         per_s = self._full_pace.per_s
         if not per_s:
             return None

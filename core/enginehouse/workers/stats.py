@@ -1,6 +1,6 @@
-"""When a worker tells the server what its engine has counted: about once a second, and before it rests.
+"""Reports of the engine's statistics from a worker to the server, about once a second and before it becomes idle.
 
-So the server always knows them without asking, and a step costs one look at the clock.
+The server therefore always knows them without asking, and a step costs one read of the clock.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _INTERVAL_S = 1.0
 
 
 class FigureReports:
-    """Sends the figures of one engine. Used on the engine thread.
+    """Sends the statistics of one engine. Used on the engine thread.
 
     Args:
-        is_process: whether the worker has a process, and so memory, of its own.
+        is_process: True if the worker is a process, and so has its own memory.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FigureReports:
         self._is_process = is_process
         self._clock = clock
         self._sent_s = float("-inf")
-        self._is_news = True  # the first ones tell the size of the cache
+        self._is_news = True  # the first report contains the size of the cache
 
     def after_step(self) -> None:
         """A step has ended."""
@@ -49,7 +49,7 @@ class FigureReports:
             self._report()
 
     def before_rest(self) -> None:
-        """Nothing is left to do."""
+        """The engine is about to become idle."""
         if self._is_news:
             self._report()
 
@@ -62,7 +62,7 @@ class FigureReports:
 
 
 def rss_bytes() -> int:
-    """Memory of this process that is in use now; 0 where the system does not say so cheaply."""
+    """Resident memory of this process in bytes; 0 where the system does not report it cheaply."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""What all contract tests share: the fixtures, the tolerances, the comparison of rows."""
+"""Shared base of the runner contract tests: fixtures, tolerances, comparison of logit rows."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["ContractBase"]
 class ContractBase:
     """Fixtures and settings; override the class attributes where a backend needs it.
 
-    The fixture ``model`` is the author's, see :mod:`enginehouse_testkit.runner_contract`.
+    The fixture ``model`` is provided by the author, see :mod:`enginehouse_testkit.runner_contract`.
 
     Attributes:
         max_logit_difference: between rows that were computed differently (other chunks, other batch), when the
             runner is not ``batch_invariant``. A batch-invariant runner must give equal rows.
-        exact: whether rows must be equal; None: exactly when the runner says ``batch_invariant``.
+        exact: require equal rows; None: as the runner's ``batch_invariant`` says.
         max_fill_tokens: a larger cache is not filled up, and the tests of a full cache are skipped.
         num_random_steps: length of the random walk over all operations.
-        adds_space: the tokenizer puts a space before a text (SentencePiece's dummy prefix).
-        texts: what prompts are made of.
+        adds_space: the tokenizer prepends a space to a text (SentencePiece's dummy prefix).
+        texts: source texts of the prompts.
     """
 
     max_logit_difference: ClassVar[float] = 0.05
@@ -44,20 +44,20 @@ class ContractBase:
     @pytest.fixture(scope="class")
     @classmethod
     def make_runner(cls, model: ModelUnderTest) -> Callable[[], Runner]:
-        """Opens a fresh runner."""
+        """Factory that opens a new runner."""
         return model.open_runner
 
     @pytest.fixture(scope="class")
     @classmethod
     def runner(cls, make_runner: Callable[[], Runner]) -> Iterator[Runner]:
-        """The runner that the tests of a class share."""
+        """The runner shared by the tests of a class."""
         runner = make_runner()
         yield runner
         runner.close()
 
     @pytest.fixture
     def driver(self, runner: Runner) -> Iterator[RunnerDriver]:
-        """Drives the shared runner and gives back every sequence after the test."""
+        """Drives the shared runner and frees every sequence after the test."""
         driver = RunnerDriver(runner)
         yield driver
         driver.free_all()
@@ -72,14 +72,14 @@ class ContractBase:
         return [token_ids[:length] for token_ids, length in zip(encoded, lengths, strict=True)]
 
     def assert_same(self, rows: Rows, expected: Rows, capabilities: RunnerCapabilities) -> None:
-        """Two ways to compute the same rows agree as well as the runner promises."""
+        """Assert that two ways to compute the same rows agree within the runner's guarantee."""
         exact = capabilities.batch_invariant if self.exact is None else self.exact
         allowed = 0.0 if exact else self.max_logit_difference
         difference = largest_difference(rows, expected)
         assert difference <= allowed, f"logits differ by {difference}, allowed is {allowed}"
 
     def assert_replays(self, driver: RunnerDriver, sequence: int, token_ids: Sequence[int]) -> None:
-        """``sequence`` holds ``token_ids`` but for the last few: appending these gives the reference's rows."""
+        """Assert that ``sequence``, a prefix of ``token_ids``, gives the reference's rows for the remaining tokens."""
         length = driver.runner.length(sequence)
         rows = driver.feed(sequence, token_ids[length:], "all")
         self.assert_same(rows, driver.alone(token_ids)[length:], driver.runner.capabilities)

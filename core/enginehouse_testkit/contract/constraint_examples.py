@@ -14,7 +14,7 @@ __all__ = ["EXAMPLES", "MALFORMED", "ConstraintExample"]
 
 @frozen
 class ConstraintExample:
-    """A constraint, whole texts that it allows, and texts that are wrong somewhere or not complete."""
+    """A constraint, complete texts that it allows, and texts that are invalid or incomplete."""
 
     constraint: Constraint
     allowed: tuple[str, ...]
@@ -60,4 +60,4 @@ MALFORMED: dict[ConstraintKind, tuple[str, ...]] = {
     "lark": ("start: (", "no grammar"),
     "gbnf": ("root ::= (", "no grammar"),
 }
-"""Texts that are no constraint of their kind."""
+"""Texts that are not valid constraints of their kind."""

@@ -1,4 +1,4 @@
-"""Drives a runner in contract tests: short calls, and nothing left open afterwards."""
+"""Driver of a runner in contract tests: short calls, and cleanup of all sequences."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Rows = NDArray[np.float32]
 
 
 class RunnerDriver:
-    """Keeps track of the sequences that a test opens. Rows that it returns are copies."""
+    """Keeps track of the sequences that a test opens. Returned rows are copies."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._open: set[int] = set()
 
     def open(self) -> int:
-        """A new, empty sequence."""
+        """Open an empty sequence."""
         return self._track(self.runner.open_sequence())
 
     def holding(self, token_ids: Sequence[int]) -> int:
-        """A new sequence that holds ``token_ids``."""
+        """Open a sequence that holds ``token_ids``."""
         sequence = self.open()
         self.feed(sequence, token_ids, "none")
         return sequence
@@ -38,25 +38,25 @@ class RunnerDriver:
         return self._track(sequence), shared
 
     def adopt(self, sequence: int) -> int:
-        """Take a sequence over that the runner has made in another way."""
+        """Track a sequence that the runner created in another way."""
         return self._track(sequence)
 
     def free(self, sequence: int) -> None:
-        """Give a sequence back."""
+        """Free a sequence."""
         self.runner.free_sequence(sequence)
         self._open.discard(sequence)
 
     def free_all(self) -> None:
-        """Give all sequences back."""
+        """Free all sequences."""
         for sequence in list(self._open):
             self.free(sequence)
 
     def span(self, sequence: int, token_ids: Sequence[int], outputs: Outputs = "last") -> Span:
-        """A span that starts where the sequence ends."""
+        """Return a span that starts at the end of the sequence."""
         return Span(sequence, self.runner.length(sequence), np.asarray(token_ids, np.int32), outputs)
 
     def forward(self, *spans: Span) -> Rows:
-        """One forward pass; (num_rows, vocab_size)."""
+        """Run one forward pass; return (num_rows, vocab_size)."""
         output = self.runner.forward(spans)
         rows = output.host()
         assert rows.shape[0] == output.num_rows, "num_rows must be the number of rows of host()"
@@ -65,7 +65,7 @@ class RunnerDriver:
     def feed(
         self, sequence: int, token_ids: Sequence[int], outputs: Outputs = "last", chunk_tokens: int | None = None
     ) -> Rows:
-        """Append ``token_ids`` in chunks; the rows of all chunks (with ``last``: of the last chunk)."""
+        """Append ``token_ids`` in chunks; return the rows of all chunks (with ``last``: of the last chunk)."""
         chunk_tokens = chunk_tokens or self.runner.capabilities.max_batch_tokens
         chunks = [token_ids[start : start + chunk_tokens] for start in range(0, len(token_ids), chunk_tokens)]
         rows = []
@@ -75,7 +75,7 @@ class RunnerDriver:
         return np.concatenate(rows)
 
     def alone(self, token_ids: Sequence[int]) -> Rows:
-        """The rows of all positions when these tokens are the only ones, fed at once: the reference."""
+        """Return the reference: the rows of all positions when these tokens are fed alone in one pass."""
         sequence = self.open()
         rows = self.feed(sequence, token_ids, "all")
         self.free(sequence)
@@ -88,7 +88,7 @@ class RunnerDriver:
 
 
 def largest_difference(left: Rows, right: Rows) -> float:
-    """The largest difference between two logits of the same place; equal infinities do not differ."""
+    """Return the largest difference between two logits at the same position; equal infinities do not differ."""
     assert left.shape == right.shape, f"rows of shape {left.shape} against {right.shape}"
     unequal = left != right
     if not unequal.any():
@@ -97,5 +97,5 @@ def largest_difference(left: Rows, right: Rows) -> float:
 
 
 def repeated(token_ids: Sequence[int], num_tokens: int) -> list[int]:
-    """``num_tokens`` ids: ``token_ids`` over and over."""
+    """Return ``num_tokens`` ids by repeating ``token_ids``."""
     return list(islice(cycle(token_ids), num_tokens))

@@ -1,4 +1,4 @@
-"""What the tests of engines share: the fixtures, and the comparison of answers that may meet a near-tie."""
+"""Shared base of the engine contract tests: fixtures, and comparison of answers that allows for near-ties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StumblingFields:
 
 
 class StumblingSampler:
-    """A sampler that fails in the middle of an answer, to see who else is hurt."""
+    """A sampler that fails in the middle of an answer, to test that other requests are unaffected."""
 
     name = "kit_stumbles"
     api_version = 1
@@ -33,7 +33,7 @@ class StumblingSampler:
     order = 45
 
     def create(self, fields: StumblingFields) -> Callable[[Any], Any] | None:
-        """A step that raises the third time."""
+        """Return a step that raises at its third call."""
         if not fields.kit_stumbles:
             return None
         calls = iter(range(2))
@@ -49,15 +49,15 @@ class StumblingSampler:
 class EngineContractBase:
     """Fixtures and settings; override the class attributes where an engine needs it.
 
-    The fixture ``model`` is the author's (see :class:`enginehouse_testkit.contract.opening.ModelUnderTest`). A runner
-    is tested below core's engine. ``make_engine`` can be written instead, for an engine that no backend opens.
+    The fixture ``model`` is provided by the author (see :class:`enginehouse_testkit.contract.opening.ModelUnderTest`).
+    A runner is tested with core's engine. An engine that no backend opens can provide ``make_engine`` instead.
 
     Attributes:
-        exact: texts never depend on what else is in the batch. Otherwise the first token in which two texts differ
-            must have followed a near-tie.
+        exact: texts never depend on the rest of the batch. Otherwise the first token in which two texts differ must be
+            at a near-tie.
         max_near_tie: the largest difference of two log-probabilities that counts as a near-tie.
-        knows_token_ids: the engine tells ids; False for one behind another server, and what is about ids is skipped.
-        vocabulary_width: most alternatives (``num_logprobs``) that requests of the suite ask for.
+        knows_token_ids: the engine reports ids; False for one that uses another server, which skips tests about ids.
+        vocabulary_width: maximum number of alternatives (``num_logprobs``) that requests of the suite ask for.
         beginnings: four different prompts.
     """
 
@@ -70,7 +70,7 @@ class EngineContractBase:
     @pytest.fixture(scope="class")
     @classmethod
     def make_engine(cls, model: ModelUnderTest) -> Callable[[], Engine]:
-        """Opens an engine; a runner gets core's."""
+        """Factory that opens an engine; a runner is wrapped in core's."""
         if model.backend.opens == "engine":
             return lambda: cast(Engine, model.open())
         return lambda: InlineEngine(model.open_runner(), {StumblingSampler.name: StumblingSampler()})
@@ -78,7 +78,7 @@ class EngineContractBase:
     @pytest.fixture(scope="class")
     @classmethod
     def driver_of_engine(cls, make_engine: Callable[[], Engine]) -> Iterator[EngineDriver]:
-        """Drives the engine that the tests of a class share, on a loop of its own."""
+        """Drives the engine that the tests of a class share, on its own event loop."""
         with asyncio.Runner() as loop:
 
             async def opened() -> Engine:
@@ -94,19 +94,19 @@ class EngineContractBase:
         return driver_of_engine
 
     def needs(self, engine: EngineDriver, *names: str) -> None:
-        """Skip where the engine says that it refuses one of these parameters."""
+        """Skip the test if the engine refuses one of these parameters."""
         refused = engine.engine.info.engine.refused
         for name in names:
             if name in refused:
                 pytest.skip(f"the engine refuses {name}: {refused[name]}")
 
     def needs_ids(self) -> None:
-        """Skip where the engine does not know which tokens its texts are made of."""
+        """Skip the test if the engine does not report token ids."""
         if not self.knows_token_ids:
             pytest.skip("the engine tells no token ids")
 
     def assert_same_text(self, found: Answer, expected: Answer) -> None:
-        """Equal token by token, or different from a near-tie on; both were greedy and asked for two alternatives."""
+        """Assert equal tokens up to a near-tie; both answers must be greedy, with two alternatives."""
         if not self.knows_token_ids:
             assert not self.exact or found.text() == expected.text()
             return

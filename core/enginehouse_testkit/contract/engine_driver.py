@@ -1,4 +1,4 @@
-"""Drives an engine in contract tests, from tests that are not asynchronous."""
+"""Driver of an engine in contract tests, for tests that are not asynchronous."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ class Answer:
     events: list[Event] = field(factory=list)
 
     def deltas(self, choice: int = 0) -> list[TextDelta]:
-        """New text of a choice."""
+        """Return the text deltas of a choice."""
         return [event for event in self.events if isinstance(event, TextDelta) and event.choice == choice]
 
     def text(self, choice: int = 0) -> str:
-        """All of it."""
+        """Return the whole text of a choice."""
         return "".join(delta.text for delta in self.deltas(choice))
 
     def token_ids(self, choice: int = 0) -> list[int]:
-        """The tokens that became visible."""
+        """Return the tokens of the visible text."""
         return [token_id for delta in self.deltas(choice) for token_id in delta.token_ids]
 
     def logprobs(self, choice: int = 0) -> list[TokenLogprob]:
-        """One entry per token, when asked for."""
+        """Return one entry per token, if requested."""
         return [entry for delta in self.deltas(choice) for entry in delta.logprobs or ()]
 
     def finished(self, choice: int = 0) -> ChoiceFinished:
-        """How a choice ended."""
+        """Return the final event of a choice."""
         (end,) = [event for event in self.events if isinstance(event, ChoiceFinished) and event.choice == choice]
         return end
 
@@ -67,19 +67,19 @@ class Answer:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob]:
-        """The entries of the prompt."""
+        """The log-probability entries of the prompt."""
         return [entry for event in self.events if isinstance(event, PromptLogprobs) for entry in event.entries]
 
 
 class EngineDriver:
-    """Makes requests and waits for their answers."""
+    """Creates requests and waits for their answers."""
 
     def __init__(self, engine: Engine, loop: asyncio.Runner) -> None:
         self.engine = engine
         self._loop = loop
 
     def run(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """The result of a coroutine, on the loop on which the engine was made."""
+        """Run a coroutine on the event loop on which the engine was created."""
         return self._loop.run(waiting)
 
     def request(
@@ -97,7 +97,7 @@ class EngineDriver:
         constraint: Constraint | None = None,
         **sampling: Any,
     ) -> EngineRequest:
-        """A request; greedy unless ``sampling`` says otherwise, and by default it goes on behind end tokens."""
+        """Create a request; by default greedy, and not stopped by end tokens."""
         return EngineRequest(
             request_id=f"kit-{next(_numbers)}",
             segments=(Segment(prompt),),
@@ -117,23 +117,23 @@ class EngineDriver:
         )
 
     def answer(self, request: EngineRequest) -> Answer:
-        """The answer; an error is raised."""
+        """Return the answer; raise its error."""
         return self.run(self._collect(request))
 
     def ask(self, prompt: str = "Once upon a time", **fields: Any) -> Answer:
-        """The answer to :meth:`request` of the same arguments."""
+        """Return the answer to :meth:`request` with the same arguments."""
         return self.answer(self.request(prompt, **fields))
 
     def answers(self, requests: Sequence[EngineRequest]) -> list[Answer | BaseException]:
-        """The answers to requests that are sent at once; an error stands in the place of its answer."""
+        """Return the answers to requests sent at once; an error takes the place of its answer."""
         return self.run(self._collect_all(requests))
 
     def submit(self, request: EngineRequest) -> Generation:
-        """Send it and read nothing."""
+        """Submit a request without reading from it."""
         return self.run(self.engine.submit(request))
 
     async def _collect_all(self, requests: Sequence[EngineRequest]) -> list[Answer | BaseException]:
-        # Sent before anything is read, so that they run in one batch.
+        # All are submitted before any is read, so that they run in one batch.
         generations = await asyncio.gather(*map(self.engine.submit, requests), return_exceptions=True)
         found = [self._read(item) if not isinstance(item, BaseException) else _raise(item) for item in generations]
         return list(await asyncio.gather(*found, return_exceptions=True))

@@ -1,4 +1,4 @@
-"""The contract of an engine's events: their order, whole characters, counts, log-probabilities, ends."""
+"""Contract of an engine's events: order, whole characters, counts, log-probabilities, finish reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EngineEventContract"]
 
 
 class EngineEventContract(EngineContractBase):
-    """What an engine tells of a request is complete and true."""
+    """The events of a request are complete and correct."""
 
     def test_events_come_in_order(self, engine: EngineDriver) -> None:
         """Text, then the end of each choice, then the end of the request, once."""
@@ -31,7 +31,7 @@ class EngineEventContract(EngineContractBase):
             assert own[-1] is ChoiceFinished
 
     def test_counts_are_what_happened(self, engine: EngineDriver) -> None:
-        """Tokens of the prompt once, tokens of all choices together."""
+        """Prompt tokens are counted once; generated tokens are summed over all choices."""
         request = engine.request(num_choices=2, max_tokens=5)
         answer = engine.answer(request)
         prompt = engine.run(engine.engine.tokenize(request.segments, request.add_special))
@@ -41,7 +41,7 @@ class EngineEventContract(EngineContractBase):
         assert answer.summary.num_completion_tokens == 10
 
     def test_max_tokens_ends_with_length(self, engine: EngineDriver) -> None:
-        """Exactly so many tokens."""
+        """Exactly ``max_tokens`` tokens are generated."""
         for limit in (1, 4):
             answer = engine.ask(max_tokens=limit)
             assert answer.finished().num_tokens == limit
@@ -58,7 +58,7 @@ class EngineEventContract(EngineContractBase):
         assert (answer.finished().num_tokens, answer.text()) == (0, "")
 
     def test_text_is_whole_characters(self, engine: EngineDriver) -> None:
-        """Joined, the pieces are the bytes of the tokens read as UTF-8: a character that was cut would show."""
+        """The joined deltas equal the tokens' bytes as UTF-8; a split character would show."""
         self.needs_ids()
         self.needs(engine, "temperature", "seed")
         for seed in range(4):
@@ -69,7 +69,7 @@ class EngineEventContract(EngineContractBase):
             assert answer.text() == shown.decode("utf-8", "replace")
 
     def test_stop_strings_end_the_text_and_are_not_shown(self, engine: EngineDriver) -> None:
-        """Wherever they begin, inside a token too; no piece of one leaves before it is complete."""
+        """Stop strings may begin anywhere, also inside a token; no part of one is shown."""
         self.needs(engine, "stop")
         whole = engine.ask(max_tokens=16).text()
         assert len(whole) >= 6, "the suite needs a model that says something"
@@ -81,7 +81,7 @@ class EngineEventContract(EngineContractBase):
             assert answer.finished().stop_reason == stop or not self.knows_token_ids
 
     def test_stop_token_ids_end_the_text(self, engine: EngineDriver) -> None:
-        """The token is counted, not shown, and named."""
+        """The token is counted, not shown, and reported."""
         self.needs_ids()
         self.needs(engine, "stop_token_ids")
         whole = engine.ask().token_ids()
@@ -95,7 +95,7 @@ class EngineEventContract(EngineContractBase):
         assert answer.finished().num_tokens == whole.index(stop) + 1
 
     def test_min_tokens_holds_back_the_end(self, engine: EngineDriver) -> None:
-        """A token that would end the text is not drawn before."""
+        """Tokens that would end the text are not sampled before."""
         self.needs_ids()
         self.needs(engine, "min_tokens", "stop_token_ids")
         first = engine.ask().token_ids()[0]
@@ -105,7 +105,7 @@ class EngineEventContract(EngineContractBase):
         assert first not in answer.token_ids()[:3]
 
     def test_logprobs_are_those_of_the_model(self, engine: EngineDriver) -> None:
-        """One entry per token, the best first; the greedy token is the best, and none is more than certain."""
+        """One entry per token, best first; the greedy token is the best, and no probability exceeds 1."""
         self.needs_ids()
         self.needs(engine, "num_logprobs")
         answer = engine.ask(num_logprobs=3)
@@ -121,14 +121,14 @@ class EngineEventContract(EngineContractBase):
             assert entry.logprob == pytest.approx(entry.top[0].logprob, abs=1e-4), "greedy takes the best token"
 
     def test_logprobs_are_only_reported_when_asked_for(self, engine: EngineDriver) -> None:
-        """None is nothing, 0 is the drawn token alone."""
+        """``None`` gives no entries, 0 the sampled token alone."""
         self.needs(engine, "num_logprobs")
 
         assert engine.ask(max_tokens=3).logprobs() == []
         assert [entry.top for entry in engine.ask(max_tokens=3, num_logprobs=0).logprobs()] == [()] * 3
 
     def test_prompt_logprobs_agree_with_generation(self, engine: EngineDriver) -> None:
-        """Every prompt token but the first is scored, as it is when the model draws it."""
+        """Every prompt token but the first has the same score as when the model generates it."""
         self.needs(engine, "num_prompt_logprobs")
         request = engine.request(num_logprobs=1, max_tokens=6)
         drawn = engine.answer(request)
@@ -141,7 +141,7 @@ class EngineEventContract(EngineContractBase):
             assert entry.logprob == pytest.approx(expected.logprob, abs=self.max_near_tie)
 
     def test_tokenize_and_detokenize_are_inverse(self, engine: EngineDriver) -> None:
-        """The bytes of the ids are the bytes of the text, and control strings that users type are text."""
+        """The ids' bytes equal the text's bytes, and control strings typed by users are plain text."""
         special = list(engine.engine.info.special_tokens)[:2]
         for text in ("Größe 日本 🙂", *(f"say {name} now" for name in special)):
             token_ids = engine.run(engine.engine.tokenize([Segment(text)], False))

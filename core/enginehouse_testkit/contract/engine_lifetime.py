@@ -1,4 +1,4 @@
-"""The contract of requests beside each other: batches, reuse, cancellation, and failures that stay alone."""
+"""Contract of concurrent requests: batching, prefix reuse, cancellation, and isolation of failures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
 __all__ = ["EngineLifetimeContract"]
 
 _IDLE_S = 10.0
-"""How long an engine may take to notice a cancellation."""
+"""Maximum time for an engine to notice a cancellation."""
 
 
 class EngineLifetimeContract(EngineContractBase):
-    """Nobody sees the others."""
+    """Requests do not affect each other."""
 
     def test_batch_equals_alone(self, engine: EngineDriver) -> None:
-        """Greedy texts are those of each request alone, up to near-ties."""
+        """Greedy texts in a batch equal those of each request alone, up to near-ties."""
         self.needs(engine, "num_logprobs")
         alone = [engine.ask(prompt, num_logprobs=2) for prompt in self.beginnings]
         together = engine.answers([engine.request(prompt, num_logprobs=2) for prompt in self.beginnings])
@@ -33,7 +33,7 @@ class EngineLifetimeContract(EngineContractBase):
             self.assert_same_text(found, expected)
 
     def test_reuse_equals_replay(self, engine: EngineDriver) -> None:
-        """A prompt that begins like an earlier one, or like an earlier prompt and answer, goes on as if it were new."""
+        """A prompt that shares a prefix with an earlier prompt or answer gives the same text as without reuse."""
         self.needs(engine, "num_logprobs")
         first = engine.ask(num_logprobs=2)
         self.assert_same_text(engine.ask(num_logprobs=2), first)
@@ -42,7 +42,7 @@ class EngineLifetimeContract(EngineContractBase):
         self.assert_same_text(engine.ask(f"Once upon a time{first.text()}", num_logprobs=2), longer)
 
     def test_cancelled_requests_end_and_free_their_slot(self, engine: EngineDriver) -> None:
-        """Iteration just ends; cancelling again, or after the end, is no error."""
+        """Iteration ends; cancelling again, or after the end, is not an error."""
         generation = engine.submit(engine.request(max_tokens=None))
         engine.run(_read_once_and_cancel(generation))
         self._assert_idle(engine)
@@ -51,7 +51,7 @@ class EngineLifetimeContract(EngineContractBase):
         assert engine.ask(max_tokens=3).finished().num_tokens == 3
 
     def test_requests_cancelled_before_they_are_read_are_gone(self, engine: EngineDriver) -> None:
-        """More of them than there are slots."""
+        """Cancels more requests than there are slots."""
         generations = [engine.submit(engine.request(max_tokens=None)) for _ in range(6)]
         for generation in generations:
             engine.run(_cancel(generation))
@@ -60,7 +60,7 @@ class EngineLifetimeContract(EngineContractBase):
         assert engine.ask(max_tokens=3).finished().num_tokens == 3
 
     def test_an_exception_fails_one_request_only(self, engine: EngineDriver) -> None:
-        """A sampler raises in the middle of a batch: its request names it, the others never notice."""
+        """A sampler raises in the middle of a batch: only its own request fails."""
         samplers = engine.engine.info.engine.samplers
         if samplers is None or StumblingSampler.name not in samplers:
             pytest.skip("the engine runs no sampler plugins")
@@ -78,7 +78,7 @@ class EngineLifetimeContract(EngineContractBase):
         self._assert_idle(engine)
 
     def test_a_refused_request_hurts_nobody(self, engine: EngineDriver) -> None:
-        """It is refused beside others that are answered."""
+        """A refusal does not affect concurrent requests."""
         good, refused = engine.answers([engine.request(max_tokens=4), engine.request(token_ids=[10**9])])
 
         assert isinstance(good, Answer)
@@ -86,7 +86,7 @@ class EngineLifetimeContract(EngineContractBase):
         assert isinstance(refused, RequestError)
 
     def _assert_idle(self, engine: EngineDriver) -> None:
-        """Soon nothing waits or runs."""
+        """Assert that soon no request waits or runs."""
         deadline = time.monotonic() + _IDLE_S
         while (stats := engine.run(engine.engine.stats())).num_running + stats.num_waiting:
             assert time.monotonic() < deadline, f"{stats.num_running} requests still run, {stats.num_waiting} wait"

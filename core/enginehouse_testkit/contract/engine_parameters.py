@@ -1,6 +1,6 @@
-"""The contract of parameters: each one that an engine takes acts as the reference predicts, each other is refused.
+"""Contract of parameters: each supported one acts as the reference predicts, each other one is refused.
 
-The reference is arithmetic on the log-probabilities that the engine reports of the tokens it drew.
+The reference is computed from the log-probabilities that the engine reports for the sampled tokens.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SET: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"stop_token_ids": (1,)},
     "min_tokens": {"min_tokens": 2},
 }
-"""Parameters, each switched on."""
+"""Parameters with values that enable them."""
 
-_CLOSE = 1e-3  # in log-probability; two ways to add up a row differ by less
+_CLOSE = 1e-3  # in log-probability; larger than the rounding difference of two ways to sum a row
 
 
 class EngineParameterContract(EngineContractBase):
-    """Capability truth."""
+    """Tests that the declared capabilities are correct."""
 
     @pytest.mark.parametrize("name", _SET)
     def test_a_parameter_is_taken_or_refused(self, engine: EngineDriver, name: str) -> None:
-        """What the capabilities call refused raises a RequestError, everything else is answered."""
+        """Parameters declared as refused raise a RequestError, all others are answered."""
         request = engine.request(max_tokens=3, **_SET[name])
         if name in engine.engine.info.engine.refused:
             with pytest.raises(RequestError):
@@ -51,13 +51,13 @@ class EngineParameterContract(EngineContractBase):
             assert engine.answer(request).finished().num_tokens <= 3
 
     def test_parameters_of_unknown_samplers_are_refused(self, engine: EngineDriver) -> None:
-        """No plugin's field is dropped without a word."""
+        """A field of an unknown plugin is not silently ignored."""
         with pytest.raises(EnginehouseError):
             engine.submit(engine.request(extensions={"nobody_has_this": {"field": 1}}))
 
     @pytest.mark.parametrize("kind", get_args(ConstraintKind))
     def test_constraints_that_nobody_enforces_are_refused(self, engine: EngineDriver, kind: ConstraintKind) -> None:
-        """A constrained answer is never an unconstrained one."""
+        """A constraint that is not enforced is refused, never ignored."""
         if kind in engine.engine.info.engine.constraint_kinds:
             pytest.skip("the engine enforces this kind; the suite of structured decoders tests it")
         with pytest.raises(RequestError):
@@ -67,19 +67,19 @@ class EngineParameterContract(EngineContractBase):
         "fields", [{"token_ids": [10**9]}, {"token_ids": [-1]}, {"token_ids": []}, {"stop_token_ids": (10**9,)}]
     )
     def test_ids_outside_the_vocabulary_are_refused(self, engine: EngineDriver, fields: dict[str, Any]) -> None:
-        """Before any token is made."""
+        """Refused before any token is generated."""
         with pytest.raises(RequestError):
             engine.submit(engine.request(**fields))
 
     def test_a_prompt_that_does_not_fit_is_refused(self, engine: EngineDriver) -> None:
-        """The context has to hold the prompt and one token more."""
+        """The context must hold the prompt and one more token."""
         with pytest.raises(RequestError):
             engine.submit(engine.request(token_ids=[1] * engine.engine.info.max_context))
 
-    # -- what each one does ------------------------------------------------------------------------
+    # -- effect of each parameter ------------------------------------------------------------------
 
     def test_seeds_replay(self, engine: EngineDriver) -> None:
-        """The same seed gives the same text, another one another, and so do the choices of a request."""
+        """The same seed gives the same text, another seed another one; the same holds for choices of a request."""
         self.needs(engine, "seed", "temperature")
         first = engine.ask(temperature=1.0, seed=3, num_choices=3)
         again = engine.ask(temperature=1.0, seed=3, num_choices=3)
@@ -93,41 +93,41 @@ class EngineParameterContract(EngineContractBase):
         assert len({*texts, *others}) > 3
 
     def test_top_k_keeps_k_tokens(self, engine: EngineDriver) -> None:
-        """Two stay in play, and not only the best one is drawn."""
+        """With ``top_k`` 2, two tokens remain, and not only the best one is sampled."""
         ranks = [_rank(entry) for entry in self._drawn(engine, temperature=2.0, top_k=2)]
 
         assert max(ranks) <= 1
         assert 1 in ranks
 
     def test_top_p_keeps_the_nucleus(self, engine: EngineDriver) -> None:
-        """Before the drawn token the better ones do not reach the share yet."""
+        """The tokens that are more probable than the sampled one sum to less than ``top_p``."""
         for entry in self._drawn(engine, temperature=1.0, top_p=0.5):
             before = sum(math.exp(top.logprob) for top in entry.top if top.logprob > entry.logprob + _CLOSE)
             assert before < 0.5 + _CLOSE
 
     def test_top_p_of_0_keeps_the_most_probable_token(self, engine: EngineDriver) -> None:
-        """However high the temperature."""
+        """At any temperature."""
         for entry in self._drawn(engine, temperature=2.0, top_p=0.0):
             assert entry.logprob >= entry.top[0].logprob - _CLOSE
 
     def test_min_p_keeps_what_is_likely_enough(self, engine: EngineDriver) -> None:
-        """No drawn token is less than half as probable as the best one."""
+        """No sampled token is less than half as probable as the best one."""
         for entry in self._drawn(engine, temperature=1.0, min_p=0.5):
             assert entry.logprob >= entry.top[0].logprob + math.log(0.5) - _CLOSE
 
     def test_logit_bias_bans_and_forces(self, engine: EngineDriver) -> None:
-        """At -100 a token cannot come, at 100 nothing else can."""
+        """A bias of -100 excludes a token, 100 forces it."""
         self.needs_ids()
         self.needs(engine, "logit_bias", "num_logprobs")
         best, second = engine.ask(max_tokens=1, num_logprobs=2).logprobs()[0].top
 
-        # Behind an unfinished character others must follow, so that it is shown.
+        # After an incomplete character other tokens must follow for it to be shown.
         assert engine.ask(max_tokens=8, logit_bias={best.token_id: -100.0}).token_ids()[0] == second.token_id
         assert set(engine.ask(max_tokens=8, logit_bias={second.token_id: 100.0}).token_ids()) == {second.token_id}
 
     @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
     def test_penalties_are_subtracted(self, engine: EngineDriver, name: str) -> None:
-        """Greedy with a penalty takes the token that is the best one after the subtraction."""
+        """Greedy decoding with a penalty takes the best token after the subtraction."""
         self.needs(engine, name, "num_logprobs")
         sampling: dict[str, Any] = {name: 1.5, "num_logprobs": self.vocabulary_width}
         answer = engine.ask(max_tokens=16, **sampling)
@@ -139,7 +139,7 @@ class EngineParameterContract(EngineContractBase):
             seen.append(entry.token_id)
 
     def test_repetition_penalty_favours_new_tokens(self, engine: EngineDriver) -> None:
-        """A token that is not the model's best one comes only because every better one was seen."""
+        """A token other than the model's best one is sampled only if every better one was seen."""
         self.needs(engine, "repetition_penalty", "num_logprobs")
         request = engine.request(max_tokens=16, num_logprobs=self.vocabulary_width, repetition_penalty=1.5)
         seen = set(engine.run(engine.engine.tokenize(request.segments, request.add_special)))
@@ -149,7 +149,7 @@ class EngineParameterContract(EngineContractBase):
             seen.add(entry.token_id)
 
     def _drawn(self, engine: EngineDriver, **sampling: Any) -> list[TokenLogprob]:
-        """Tokens of three answers, with the alternatives of each."""
+        """Return the tokens of three answers, with the alternatives of each."""
         self.needs(engine, "num_logprobs", "seed", *sampling)
         width = self.vocabulary_width
         answers: list[Answer] = [
@@ -159,10 +159,10 @@ class EngineParameterContract(EngineContractBase):
 
 
 def _rank(entry: TokenLogprob) -> int:
-    """How many alternatives are more probable than the drawn token."""
+    """Number of alternatives that are more probable than the sampled token."""
     return sum(top.logprob > entry.logprob + _CLOSE for top in entry.top)
 
 
 def _times(name: str, seen: list[int], token_id: int) -> int:
-    """How often a penalty is subtracted."""
+    """Number of times that a penalty is subtracted."""
     return seen.count(token_id) if name == "frequency_penalty" else int(token_id in seen)

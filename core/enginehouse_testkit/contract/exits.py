@@ -1,4 +1,4 @@
-"""The contract of runners that tokens may leave early; a runner without layer access has nothing to keep here."""
+"""Contract of runners with early exit of tokens; a runner without layer access skips it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ExitsContract", "LeaveAt"]
 
 @define(eq=False)
 class LeaveAt:
-    """A policy that lets every token leave behind one layer, or none; reads everything that it may."""
+    """A policy in which every token exits after one layer, or none; reads all that it may."""
 
     layers: tuple[int, ...]
     layer: int | None
@@ -36,11 +36,11 @@ class LeaveAt:
 
 
 class ExitsContract(ContractBase):
-    """Who leaves gets the logits of that layer; who does not, and every prompt, those of all."""
+    """Tokens that exit get the logits of that layer; all others, and prompts, those of all layers."""
 
     @pytest.fixture
     def left_early(self, runner: Runner) -> Iterator[LayerAccess]:
-        """The runner; afterwards no policy is at work in it."""
+        """The runner; afterwards its policy is removed."""
         if not isinstance(runner, LayerAccess) or not runner.capabilities.exit_layers:
             pytest.skip("the runner gives no access to its layers")
         yield runner
@@ -49,7 +49,7 @@ class ExitsContract(ContractBase):
     def test_who_leaves_gets_the_logits_of_fewer_layers(
         self, driver: RunnerDriver, left_early: LayerAccess, prompts: list[list[int]]
     ) -> None:
-        """Those of a span with ``num_layers``, and its row says so."""
+        """The logits equal those of a span with ``num_layers``, and the row reports it."""
         layers, prompt = left_early.capabilities.exit_layers, prompts[0]
         for layer in (layers[0], layers[-1]):
             shallow = driver.holding(prompt[:-1])
@@ -66,7 +66,7 @@ class ExitsContract(ContractBase):
     def test_who_stays_gets_the_logits_of_all_layers(
         self, driver: RunnerDriver, left_early: LayerAccess, prompts: list[list[int]]
     ) -> None:
-        """A policy that is asked and never lets go changes nothing."""
+        """A policy that never exits changes nothing."""
         layers, prompt = left_early.capabilities.exit_layers, prompts[0]
         policy = LeaveAt(layers, None)
         left_early.use_exit_policy(policy)
@@ -84,7 +84,7 @@ class ExitsContract(ContractBase):
     def test_only_spans_that_may_leave_are_asked_about(
         self, driver: RunnerDriver, left_early: LayerAccess, prompts: list[list[int]]
     ) -> None:
-        """Prompts, and single tokens without ``may_exit``, run through all layers and say so."""
+        """Prompts, and single tokens without ``may_exit``, run through all layers and report it."""
         layers = left_early.capabilities.exit_layers
         policy = LeaveAt(layers, layers[0])
         left_early.use_exit_policy(policy)
@@ -100,7 +100,7 @@ class ExitsContract(ContractBase):
     def test_sequences_go_on_where_tokens_left(
         self, driver: RunnerDriver, left_early: LayerAccess, prompts: list[list[int]]
     ) -> None:
-        """All layers can run on such positions; taken back, the sequence is as if nothing had left."""
+        """All layers can run on such positions; after truncation, the sequence is as without exits."""
         layers, prompt = left_early.capabilities.exit_layers, prompts[0]
         left_early.use_exit_policy(LeaveAt(layers, layers[0]))
         sequence = driver.holding(prompt[:-3])
@@ -116,5 +116,5 @@ class ExitsContract(ContractBase):
 
 
 def _on_host(array: Any) -> NDArray[np.generic]:
-    """What numpy makes of an array of the runner's library; those of a GPU are copied first."""
+    """Convert an array of the runner's library to numpy; arrays on a GPU are copied first."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

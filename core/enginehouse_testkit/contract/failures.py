@@ -1,4 +1,4 @@
-"""The contract of refusals: a full cache, a wrong span, an abort. Nothing may change silently."""
+"""Contract of refusals: a full cache, an invalid span, an abort. Nothing may change silently."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _BROKEN_SPANS: dict[str, _Breakage] = {
 
 
 class FailureContract(ContractBase):
-    """Whatever a runner refuses, it refuses before it changes anything."""
+    """A runner refuses before it changes anything."""
 
     @pytest.mark.parametrize("breakage", _BROKEN_SPANS)
     def test_invalid_span_changes_nothing(self, driver: RunnerDriver, prompts: list[list[int]], breakage: str) -> None:
-        """Refused with InvalidSpan, whatever valid spans stand before it in the batch."""
+        """InvalidSpan is raised even if valid spans precede the invalid one in the batch."""
         good, bad = driver.holding(prompts[0][:-2]), driver.holding(prompts[1][:5])
         free_tokens = driver.runner.free_tokens()
         broken = _BROKEN_SPANS[breakage](driver.span(bad, prompts[1][5:7]), driver)
@@ -54,7 +54,7 @@ class FailureContract(ContractBase):
         self.assert_replays(driver, good, prompts[0])
 
     def test_invalid_span_when_a_sequence_comes_twice(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """One span per sequence and pass."""
+        """Only one span per sequence and pass is valid."""
         sequence = driver.holding(prompts[0][:4])
         span = driver.span(sequence, prompts[0][4:6])
         for second in (span, attrs.evolve(span, start=span.start + 2)):
@@ -64,7 +64,7 @@ class FailureContract(ContractBase):
         assert driver.runner.length(sequence) == 4
 
     def test_invalid_span_when_the_sequence_was_freed(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """A handle that was given back is unknown."""
+        """A freed handle is unknown."""
         sequence = driver.open()
         span = driver.span(sequence, prompts[0])
         driver.free(sequence)
@@ -72,7 +72,7 @@ class FailureContract(ContractBase):
             driver.runner.forward([span])
 
     def test_invalid_span_when_the_batch_is_too_large(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """One token more than ``max_batch_tokens``."""
+        """The batch has one token more than ``max_batch_tokens``."""
         too_many = driver.runner.capabilities.max_batch_tokens + 1
         if too_many > driver.runner.free_tokens():
             pytest.skip("the cache is smaller than one batch")
@@ -83,7 +83,7 @@ class FailureContract(ContractBase):
         assert driver.runner.length(sequence) == 0
 
     def test_invalid_span_when_the_context_is_exceeded(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """A sequence holds ``max_context`` tokens and not one more."""
+        """A sequence holds at most ``max_context`` tokens."""
         max_context = driver.runner.capabilities.max_context
         if max_context > self.max_fill_tokens:
             pytest.skip(f"the context is longer than {self.max_fill_tokens} tokens")
@@ -96,7 +96,7 @@ class FailureContract(ContractBase):
         assert driver.runner.length(sequence) == max_context
 
     def test_cache_full_changes_nothing(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """What ``free_tokens`` says fits; one token more is refused as a whole, and fits after a free."""
+        """``free_tokens`` positions fit; a batch with one more is refused as a whole, and fits after a free."""
         first = driver.holding(prompts[0][:-2])
         sequence = self._leave_few(driver, prompts[1])
         free_tokens = driver.runner.free_tokens()
@@ -113,7 +113,7 @@ class FailureContract(ContractBase):
         self.assert_replays(driver, first, prompts[0])
 
     def _leave_few(self, driver: RunnerDriver, token_ids: list[int]) -> int:
-        """Fill the cache until 3 to 8 positions are free; the sequence that can take them."""
+        """Fill the cache until 3 to 8 positions are free; return the sequence that can take them."""
         capabilities = driver.runner.capabilities
         if capabilities.cache_tokens > self.max_fill_tokens:
             pytest.skip(f"the cache is larger than {self.max_fill_tokens} tokens")
@@ -129,7 +129,7 @@ class FailureContract(ContractBase):
         return sequence
 
     def test_abort_leaves_honest_lengths(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """An aborted pass says how long its sequences are now, and they go on from there."""
+        """An aborted pass reports the current lengths of its sequences, and they continue from there."""
         capabilities = driver.runner.capabilities
         largest = min(capabilities.max_batch_tokens, capabilities.max_context, driver.runner.free_tokens() // 3)
         long, short = repeated(prompts[0], largest - len(prompts[1])), prompts[1]
@@ -148,7 +148,7 @@ class FailureContract(ContractBase):
 
     @staticmethod
     def _forward_and_abort(driver: RunnerDriver, batch: dict[int, list[int]]) -> bool:
-        """Whether the pass ended by abort, which another thread asks for again and again meanwhile."""
+        """Run a pass while another thread calls ``abort`` repeatedly; return True if it was aborted."""
         done = threading.Event()
 
         def keep_aborting() -> None:
@@ -168,7 +168,7 @@ class FailureContract(ContractBase):
         return False
 
     def test_abort_without_a_pass_does_no_harm(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """At most the next pass is aborted; trying again works."""
+        """At most the next pass is aborted; a retry works."""
         driver.runner.abort()
         sequence = driver.open()
         with contextlib.suppress(StepAborted):

@@ -1,4 +1,4 @@
-"""The contract of forward passes: the order, shape and values of rows of logits."""
+"""Contract of forward passes: order, shape and values of the rows of logits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ForwardContract"]
 
 
 class ForwardContract(ContractBase):
-    """A row depends on its sequence's tokens only, not on how they were fed or on what else was in the batch."""
+    """A row depends only on its sequence's tokens, not on chunking or on the rest of the batch."""
 
     def test_rows_have_the_promised_form(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Float32 of the width of the vocabulary, writable, without NaN, and different for different tokens."""
+        """Float32, as wide as the vocabulary, writable, without NaN, and different for different tokens."""
         output = driver.runner.forward([driver.span(driver.open(), prompts[0], "all")])
         rows = output.host()
 
@@ -31,14 +31,14 @@ class ForwardContract(ContractBase):
         assert not np.array_equal(rows[-1], rows[-2])
 
     def test_rows_may_be_overwritten(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """The sampler works in place; the next pass does not see it."""
+        """The sampler works in place; the next pass is not affected."""
         sequence = driver.open()
         driver.runner.forward([driver.span(sequence, prompts[0][:-1], "last")]).host().fill(np.nan)
 
         self.assert_replays(driver, sequence, prompts[0])
 
     def test_rows_come_in_span_order(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """All rows of one span, none of another, the last of a third: in this order."""
+        """All rows of one span, none of another, the last of a third: in span order."""
         wanted: tuple[Outputs, ...] = ("all", "none", "last", "all")
         spans = [driver.span(driver.open(), *pair) for pair in zip(prompts, wanted, strict=True)]
         rows = driver.forward(*spans)
@@ -48,7 +48,7 @@ class ForwardContract(ContractBase):
         self.assert_same(rows, expected, driver.runner.capabilities)
 
     def test_no_rows_when_none_are_wanted(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """A silent prefill chunk costs no logits."""
+        """A prefill chunk without outputs returns no rows."""
         output = driver.runner.forward([driver.span(driver.open(), prompts[0], "none")])
 
         assert output.num_rows == 0
@@ -58,13 +58,13 @@ class ForwardContract(ContractBase):
     def test_chunked_prefill_equals_one_pass(
         self, driver: RunnerDriver, prompts: list[list[int]], chunk_tokens: int
     ) -> None:
-        """Where a prompt is cut makes no difference."""
+        """Chunk boundaries in a prompt do not change the rows."""
         rows = driver.feed(driver.open(), prompts[0], "all", chunk_tokens)
 
         self.assert_same(rows, driver.alone(prompts[0]), driver.runner.capabilities)
 
     def test_decode_equals_prefill(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Token by token gives the rows of all at once."""
+        """Token-by-token decoding gives the rows of one pass."""
         rows = driver.feed(driver.open(), prompts[0], "last", chunk_tokens=1)
         self.assert_same(rows, driver.alone(prompts[0])[-1:], driver.runner.capabilities)
 
@@ -72,14 +72,14 @@ class ForwardContract(ContractBase):
         self.assert_same(rows, driver.alone(prompts[1]), driver.runner.capabilities)
 
     def test_batched_prefill_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Prompts of different lengths do not see each other."""
+        """Prompts of different lengths do not affect each other."""
         rows = driver.forward(*(driver.span(driver.open(), token_ids, "last") for token_ids in prompts))
         expected = np.concatenate([driver.alone(token_ids)[-1:] for token_ids in prompts])
 
         self.assert_same(rows, expected, driver.runner.capabilities)
 
     def test_batched_decode_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Sequences of different lengths decode together, also when one of them leaves."""
+        """Sequences of different lengths decode together, also when one of them ends."""
         sequences = [driver.holding(token_ids[:-3]) for token_ids in prompts[:3]]
         for back in (3, 2, 1):
             batch = list(zip(sequences, prompts[: len(sequences)], strict=True))
@@ -89,7 +89,7 @@ class ForwardContract(ContractBase):
             driver.free(sequences.pop())
 
     def test_prefill_beside_decode_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """A chunk of a prompt and single tokens of running sequences in one pass, in any order."""
+        """A prompt chunk and single tokens of running sequences in one pass, in any order."""
         if not driver.runner.capabilities.mixed_batch:
             pytest.skip("this runner does not mix prefill and decode")
         running = [driver.holding(token_ids[:-1]) for token_ids in prompts[:2]]
@@ -103,7 +103,7 @@ class ForwardContract(ContractBase):
         self.assert_same(rows, np.concatenate(expected), driver.runner.capabilities)
 
     def test_batch_of_forks_equals_alone(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Sequences with a common beginning go different ways in one batch."""
+        """Sequences with a common prefix diverge in one batch."""
         prompt = prompts[0]
         source = driver.holding(prompt)
         sequences = [source]
@@ -120,7 +120,7 @@ class ForwardContract(ContractBase):
             self.assert_same(rows, np.concatenate(expected), driver.runner.capabilities)
 
     def test_fewer_layers_depend_on_the_tokens_only(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Where a runner offers ``exit_layers``: the same logits at once and token by token, behind a text of all."""
+        """With ``exit_layers``: equal logits in one pass and token by token, after a prefix of all layers."""
         offered, prompt = driver.runner.capabilities.exit_layers, prompts[0]
         if not offered:
             pytest.skip("the runner has no exit layers")
@@ -135,7 +135,7 @@ class ForwardContract(ContractBase):
             self.assert_same(np.concatenate(found), expected[4:], driver.runner.capabilities)
 
     def test_fewer_layers_are_taken_back_before_more_run(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """What only the first layers have computed is not read by others; truncated, the sequence is as it was."""
+        """Positions of the first layers only are not read by others; truncation restores the sequence."""
         offered, prompt = driver.runner.capabilities.exit_layers, prompts[0]
         if not offered:
             pytest.skip("the runner has no exit layers")

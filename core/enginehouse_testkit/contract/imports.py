@@ -1,4 +1,4 @@
-"""What an object drags in: every start of the server and of a worker pays for it."""
+"""Packages imported by an object: every start of the server and of a worker pays for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ print(" ".join(sorted(new)))
 
 
 def packages_imported_by(subject: object, source: object, action: str) -> set[str]:
-    """Packages that come in with ``subject``'s module and with ``action``, beyond those of core.
+    """Return the packages that ``subject``'s module and ``action`` import, beyond those of core.
 
     Args:
-        subject: an object of a plugin; rebuilt in a process of its own, so its class must be importable.
+        subject: an object of a plugin; rebuilt in a separate process, so its class must be importable.
         source: a second object that ``action`` may use.
         action: Python text that uses ``subject`` and ``source``.
     """

@@ -1,4 +1,4 @@
-"""The fixture that authors of backends write: a backend, and a small model that the suites may open with it."""
+"""The fixture that backend authors provide: a backend, and a small model that the suites may open with it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["ModelUnderTest"]
 
 @frozen(kw_only=True)
 class ModelUnderTest:
-    """What a contract suite opens.
+    """Backend and model under test.
 
     Attributes:
         backend: the object that the plugin registers.
-        source: a model that it opens; small, for it is opened several times.
+        source: a model that it opens; small, since it is opened several times.
         options: an instance of ``backend.options`` with a context of at least 64 tokens and at least four slots.
     """
 
@@ -27,10 +27,10 @@ class ModelUnderTest:
     options: Any
 
     def open(self, **changes: Any) -> Runner | Engine:
-        """Open it, with other options where ``changes`` say so."""
+        """Open the model, with options changed as in ``changes``."""
         options = attrs.evolve(self.options, **changes) if changes else self.options
         return self.backend.open(self.source, options, lambda _share, _what: None)
 
     def open_runner(self) -> Runner:
-        """Open it as a runner."""
+        """Open the model as a runner."""
         return cast(Runner, self.open())

@@ -1,4 +1,4 @@
-"""Runs parser sessions in contract tests: texts cut in many ways, and what an answer says in the end."""
+"""Driver of parser sessions in contract tests: texts split in many ways, and the accumulated result."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["TOOLS", "Said", "Session", "cuts", "said_by", "texts_of"]
 
 
 class Session(Protocol):
-    """A session of either kind."""
+    """A session of a tool parser or a reasoning parser."""
 
     def push(self, text: str) -> Sequence[AnswerPart]:
-        """What ``text`` makes certain."""
+        """Return the parts that can be determined after ``text``."""
         ...
 
     def flush(self, is_cut: bool) -> Sequence[AnswerPart]:
-        """The rest."""
+        """Return the remaining parts."""
         ...
 
 
 @define
 class Said:
-    """What an answer says in the end; ``calls`` are pairs of name and arguments."""
+    """Accumulated content of an answer; ``calls`` are pairs of name and arguments."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str]] = field(factory=list)
 
     def add(self, parts: Sequence[AnswerPart], is_open: bool) -> bool:
-        """Take parts in, which must come in order; whether a call is open then."""
+        """Add parts, checking their order; return True if a call is open afterwards."""
         for part in parts:
             match part:
                 case AnswerText(text):
@@ -62,7 +62,7 @@ class Said:
 
 
 def said_by(session: Session, pieces: Sequence[str], is_cut: bool = False) -> Said:
-    """What a session makes of a text in these pieces."""
+    """Return the result of a session for a text in these pieces."""
     said, is_open = Said(), False
     for piece in pieces:
         is_open = said.add(session.push(piece), is_open)
@@ -72,7 +72,7 @@ def said_by(session: Session, pieces: Sequence[str], is_cut: bool = False) -> Sa
 
 
 def cuts(text: str) -> Iterator[list[str]]:
-    """The same text in many ways: by 1, 2, 3 and 7 characters, in two at every place, and at random."""
+    """Split a text in many ways: by 1, 2, 3 and 7 characters, in two at every position, and at random."""
     for size in (1, 2, 3, 7):
         yield [text[start : start + size] for start in range(0, len(text), size)]
     for place in range(1, len(text)):
@@ -99,7 +99,7 @@ _VALUES: dict[str, Any] = {"boolean": True, "integer": 3, "string": 'quotes " an
 
 
 def texts_of(composition: Composition) -> list[str]:
-    """Texts that a composition describes, one for each alternative; [] where a part is not made of JSON Schemas."""
+    """Return texts that a composition describes, one per alternative; [] if a part is not made of JSON Schemas."""
     match composition:
         case Text(text) | Marker(text):
             return [text]
@@ -117,7 +117,7 @@ def texts_of(composition: Composition) -> list[str]:
 
 
 def _instance(schema: dict[str, Any]) -> Any:
-    """A value of the schema of a tool of ours, or of one of its properties."""
+    """Return a value for the schema of one of our tools, or of one of its properties."""
     if schema.get("type") in _VALUES:
         return _VALUES[schema["type"]]
     return {name: _instance(inner) for name, inner in schema.get("properties", {}).items()}

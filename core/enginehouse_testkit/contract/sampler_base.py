@@ -1,4 +1,4 @@
-"""What the tests of samplers share: requests that switch a sampler on, and draws through core."""
+"""Shared base of the sampler contract tests: requests that enable a sampler, and sampling through core."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _VALUES: tuple[Any, ...] = (0.5, 0.1, 0.9, 0.01, 1, 2, 0, 5, 1.5, -1, True, Fals
 class SamplerContractBase:
     """Fixtures and settings.
 
-    The fixture ``sampler`` is the author's.
+    The fixture ``sampler`` is provided by the author.
 
     Attributes:
-        active: fields of requests that switch the sampler on, core's fields among them where they matter.
+        active: request fields that enable the sampler, including fields of core that affect it.
     """
 
     active: ClassVar[Sequence[Mapping[str, Any]]] = ()
@@ -37,7 +37,7 @@ class SamplerContractBase:
     @pytest.fixture(scope="class")
     @classmethod
     def requests(cls, sampler: SamplerPlugin) -> list[SamplingParams]:
-        """How the requests that switch it on draw."""
+        """Sampling parameters of the requests that enable it."""
         fields = [attribute.name for attribute in attrs.fields(sampler.request_fields)]
         found = list(cls.active) or tries_of(sampler)
         assert found, f"no value of {', '.join(fields)} that was tried switches it on; list some in ``active``"
@@ -50,7 +50,7 @@ class SamplerContractBase:
         ]
 
     def following(self, sampler: SamplerPlugin, params: SamplingParams, choice: int = 0) -> SequenceSampler:
-        """Core's sampler of one sequence with the plugin's step in it."""
+        """Return core's sampler of one sequence with the plugin's step in it."""
         return SequenceSampler(
             params,
             choice=choice,
@@ -61,7 +61,7 @@ class SamplerContractBase:
         )
 
     def drawn(self, sampler: SamplerPlugin, params: SamplingParams, num_tokens: int = 30, choice: int = 0) -> list[int]:
-        """Tokens drawn one after the other."""
+        """Sample tokens one after another."""
         sequence, found = self.following(sampler, params, choice), []
         for position, row in enumerate(rows(num_tokens)):
             found.append(sequence.sample(row, position).token_id)
@@ -70,14 +70,14 @@ class SamplerContractBase:
 
 
 def rows(num_rows: int, seed: int = 3) -> NDArray[np.float32]:
-    """(num_rows, vocab_size) float32, logits as a model's; fresh ones each time. From some row on it repeats itself."""
+    """Return new logits like a model's, (num_rows, vocab_size) float32. All rows from ``_NUM_FRESH`` on are equal."""
     found = np.random.default_rng(seed).normal(0, 2, (num_rows, VOCAB_SIZE)).astype(np.float32)
     found[_NUM_FRESH:] = found[_NUM_FRESH - 1 : _NUM_FRESH]
     return found
 
 
 def tries_of(sampler: SamplerPlugin) -> list[dict[str, Any]]:
-    """Up to three requests that switch a sampler on: one field, else two."""
+    """Return up to three requests that enable a sampler: with one field, else with two."""
     names = [attribute.name for attribute in attrs.fields(sampler.request_fields)]
     found: list[dict[str, Any]] = []
     for count in (1, 2):
@@ -95,5 +95,5 @@ def tries_of(sampler: SamplerPlugin) -> list[dict[str, Any]]:
 def _is_on(sampler: SamplerPlugin, request: dict[str, Any]) -> bool:
     try:
         return bool(build_steps(SamplingParams(extensions={sampler.name: request}), {sampler.name: sampler}))
-    except Exception:  # noqa: BLE001 - a value that the plugin does not take, in whatever way it says so
+    except Exception:  # noqa: BLE001 - the plugin refuses the value; it may raise any exception
         return False

@@ -1,4 +1,4 @@
-"""The contract of a sampler's request fields: described, checked, and off by default."""
+"""Contract of a sampler's request fields: described, validated, and off by default."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ _WRONG: dict[type, tuple[Any, ...]] = {
     float: (True, "1.0", math.nan),
     str: (1, True),
 }
-"""Values of another kind, by the kind of the default."""
+"""Values of a wrong type, by the type of the default."""
 
 
 class SamplerFieldContract(SamplerContractBase):
-    """What clients see of a sampler."""
+    """The request fields of a sampler."""
 
     def test_sampler_is_accepted_by_the_loader(self, sampler: SamplerPlugin) -> None:
-        """Complete, of a known version, with fields that nobody else has."""
+        """The sampler is complete, of a known version, and its fields are not in use elsewhere."""
         Registration().register(KINDS["samplers"], "kit", sampler)
 
         assert isinstance(sampler, SamplerPlugin)
         assert role_of(sampler) in ("penalty", "temperature", "truncation", "replacement")
 
     def test_its_place_is_its_own(self, sampler: SamplerPlugin) -> None:
-        """Beside core's steps, not on one; only a temperature takes the place of core's."""
+        """A step is placed between core's steps; only a temperature replaces core's."""
         assert role_of(sampler) == "temperature" or sampler.order not in CORE_ORDER.values()
         assert sampler.name not in CORE_ORDER
 
     def test_fields_say_what_they_mean(self, sampler: SamplerPlugin) -> None:
-        """The description goes to the API's documentation."""
+        """The description is part of the API's documentation."""
         for attribute in attrs.fields(sampler.request_fields):
             assert attribute.metadata.get("description"), f"{attribute.name} has no description"
 
     def test_defaults_are_off(self, sampler: SamplerPlugin) -> None:
-        """A request that does not mention the fields is not touched: the same tokens as without the plugin."""
+        """A request without the fields gives the same tokens as without the plugin."""
         assert sampler.create(sampler.request_fields()) is None
-        written = json.loads(json.dumps(attrs.asdict(sampler.request_fields())))  # as a client would
+        written = json.loads(json.dumps(attrs.asdict(sampler.request_fields())))  # as in a client's request
         off = SamplingParams(seed=9, extensions={sampler.name: written})
 
         assert self.drawn(sampler, off) == self.drawn(sampler, SamplingParams(seed=9))
 
     def test_values_of_another_kind_are_refused(self, sampler: SamplerPlugin) -> None:
-        """Nothing is coerced, and no comparison lets NaN through."""
+        """Values are not coerced, and NaN is refused."""
         for attribute in attrs.fields(sampler.request_fields):
             for wrong in _WRONG.get(type(attribute.default), ()):
                 with pytest.raises(Exception, match=r"\S"):
                     _structure(sampler, {attribute.name: wrong})
 
     def test_numbers_out_of_range_are_refused(self, sampler: SamplerPlugin) -> None:
-        """Every number has bounds on one side at least."""
+        """Every number has a bound on at least one side."""
         for attribute in attrs.fields(sampler.request_fields):
             if type(attribute.default) in (int, float):
                 kind = type(attribute.default)
@@ -72,7 +72,7 @@ class SamplerFieldContract(SamplerContractBase):
                 )
 
     def test_values_that_switch_it_on_are_taken(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """Each request of the suite makes a step."""
+        """Each request of the suite creates a step."""
         for params in requests:
             fields = _structure(sampler, params.extensions[sampler.name])
             assert sampler.create(fields) is not None, f"{params.extensions} leaves the sampler off"
@@ -85,6 +85,6 @@ def _structure(sampler: SamplerPlugin, values: dict[str, Any]) -> Any:
 def _is_refused(sampler: SamplerPlugin, name: str, value: Any) -> bool:
     try:
         _structure(sampler, {name: value})
-    except Exception:  # noqa: BLE001 - validators raise what they like
+    except Exception:  # noqa: BLE001 - validators may raise any exception
         return True
     return False

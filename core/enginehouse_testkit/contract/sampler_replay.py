@@ -1,4 +1,4 @@
-"""The contract of replay: a sampler's tokens depend on the request alone, whatever happens around it."""
+"""Contract of replay: a sampler's tokens depend on the request alone, not on other requests or scheduling."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _numbers = itertools.count()
 
 
 class SamplerReplayContract(SamplerContractBase):
-    """What a step does, drawn through core and through core's engine."""
+    """Tests of a step through core's sampler and through core's engine."""
 
     def test_draws_replay(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """The same request gives the same tokens, a sampler that was used for others in between included."""
+        """The same request gives the same tokens, also after the sampler was used for others."""
         for params in requests:
             first = self.drawn(sampler, params)
             self.drawn(sampler, msgspec.structs.replace(params, seed=params.seed + 1))
             assert self.drawn(sampler, params) == first
 
     def test_it_acts(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """At least one request of the suite draws other tokens than it would without the plugin."""
+        """At least one request of the suite gives other tokens than without the plugin."""
         seeded = [msgspec.structs.replace(params, seed=seed) for params in requests for seed in range(8)]
         plain = [self.drawn(sampler, msgspec.structs.replace(params, extensions={})) for params in seeded]
 
         assert any(self.drawn(sampler, params) != other for params, other in zip(seeded, plain, strict=True))
 
     def test_greedy_stays_possible(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """At temperature 0 a token is drawn, the same one for every seed."""
+        """At temperature 0 the same token is sampled for every seed."""
         for params in requests:
             greedy = msgspec.structs.replace(params, temperature=0.0)
             other = msgspec.structs.replace(greedy, seed=params.seed + 1)
             assert self.drawn(sampler, greedy) == self.drawn(sampler, other)
 
     def test_choices_have_states_of_their_own(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """The first of three choices is the one of a request with one."""
+        """The first of three choices equals the choice of a request with one."""
         for params in requests:
             (three,), _ = _texts(sampler, [params], num_choices=3)
             (one,), _ = _texts(sampler, [params])
@@ -52,7 +52,7 @@ class SamplerReplayContract(SamplerContractBase):
     def test_text_is_the_same_under_preemption_and_in_chunks(
         self, sampler: SamplerPlugin, requests: list[SamplingParams]
     ) -> None:
-        """Four requests in a cache that cannot hold them, against each one alone."""
+        """Four requests in a cache too small for all give the same text as each one alone."""
         for params in requests:
             seeded = [msgspec.structs.replace(params, seed=seed) for seed in range(4)]
             alone = [_texts(sampler, [one], first=number)[0][0] for number, one in enumerate(seeded)]
@@ -72,7 +72,7 @@ def _texts(
     chunk_tokens: int = 256,
     first: int = 0,
 ) -> tuple[list[dict[int, list[int]]], int]:
-    """Of each request the token ids by choice; all requests at once. Also how often one had to wait halfway."""
+    """Run all requests at once; return the token ids of each by choice, and the number of preemptions."""
     settings = EngineSettings(slots=4, prefill_chunk_tokens=chunk_tokens)
     engine = StepEngine(FakeRunner(options), settings, {sampler.name: sampler})
     ids: dict[str, dict[int, list[int]]] = {}

@@ -1,4 +1,4 @@
-"""The contract of a sampler's steps: sound results for any row, and nothing changed that is not theirs."""
+"""Contract of a sampler's steps: valid results for any row, and no changes to their arguments."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BYTES = tuple(bytes([40 + token_id]) for token_id in range(VOCAB_SIZE))
 
 
 class SamplerStepContract(SamplerContractBase):
-    """What a step says, asked directly."""
+    """Direct tests of a step."""
 
     def test_truncations_keep_a_candidate(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """One answer per candidate, at least one of them yes: for one candidate, for ties, for extremes."""
+        """One bool per candidate, at least one True: also for one candidate, for ties, for extreme values."""
         for step in _steps(sampler, requests, "truncation", "replacement"):
             for candidates in _all_candidates():
                 keep = step(candidates)
@@ -33,7 +33,7 @@ class SamplerStepContract(SamplerContractBase):
     def test_penalties_are_finite_and_inside_the_vocabulary(
         self, sampler: SamplerPlugin, requests: list[SamplingParams]
     ) -> None:
-        """Each token once; for an empty history too."""
+        """Each token occurs once; an empty history is valid, too."""
         for step in _steps(sampler, requests, "penalty"):
             assert isinstance(step, PenaltyStep)
             for token_ids in ([], [1], [1, 2, 3] * 8, list(range(VOCAB_SIZE))):
@@ -44,7 +44,7 @@ class SamplerStepContract(SamplerContractBase):
                     assert all(0 <= token_id < VOCAB_SIZE for token_id in found.token_ids)
 
     def test_temperatures_are_finite(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """At least 0, whatever the row."""
+        """The temperature is at least 0 for any row."""
         for step in _steps(sampler, requests, "temperature"):
             assert isinstance(step, TemperatureStep)
             for candidates in _all_candidates():
@@ -53,7 +53,7 @@ class SamplerStepContract(SamplerContractBase):
                 assert found >= 0.0
 
     def test_arguments_are_not_changed(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
-        """Rows and histories belong to core, which goes on with them."""
+        """Rows and histories belong to core, which uses them afterwards."""
         for step in _steps(sampler, requests, "truncation", "replacement", "temperature"):
             for candidates in _all_candidates():
                 parts = (candidates.token_ids, candidates.logits, candidates.row)
@@ -64,7 +64,7 @@ class SamplerStepContract(SamplerContractBase):
     def test_the_same_question_gets_the_same_answer(
         self, sampler: SamplerPlugin, requests: list[SamplingParams]
     ) -> None:
-        """A token can be drawn again; random numbers come from ``uniform`` alone."""
+        """Steps are deterministic, so a token can be sampled again; random numbers come from ``uniform`` alone."""
         for step in _steps(sampler, requests, "truncation", "replacement", "temperature"):
             for candidates in _all_candidates():
                 first = _ask(step, candidates)
@@ -72,7 +72,7 @@ class SamplerStepContract(SamplerContractBase):
 
 
 def _steps(sampler: SamplerPlugin, requests: list[SamplingParams], *roles: str) -> Iterator[Any]:
-    """A step of each request, where the plugin has one of these roles."""
+    """Yield a step for each request if the plugin has one of these roles."""
     if role_of(sampler) in roles:
         for params in requests:
             fields = strict_converter().structure(params.extensions[sampler.name], sampler.request_fields)
@@ -86,7 +86,7 @@ def _ask(step: Any, candidates: Candidates) -> Any:
 
 
 def _all_candidates() -> Iterator[Candidates]:
-    """Rows of every kind, and of each row all candidates, a few, and one."""
+    """Yield rows of every kind, and for each row all candidates, a few, and one."""
     flat, spread = np.zeros(VOCAB_SIZE, np.float32), np.linspace(-60, 60, VOCAB_SIZE, dtype=np.float32)
     masked = rows(1)[0]
     masked[::2] = -np.inf

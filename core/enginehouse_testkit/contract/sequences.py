@@ -1,4 +1,4 @@
-"""The contract of sequence handles: open, free, length, truncate, fork, and the count of free positions."""
+"""Contract of sequence handles: open, free, length, truncate, fork, and the count of free positions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["SequenceContract"]
 
 
 class SequenceContract(ContractBase):
-    """A sequence is its token ids: however it came to hold them, it goes on in the same way."""
+    """A sequence is determined by its token ids, independent of the operations that produced it."""
 
     def test_capabilities_are_plausible(self, runner: Runner) -> None:
-        """The scheduler plans by these numbers."""
+        """The scheduler relies on these numbers."""
         capabilities = runner.capabilities
 
         assert capabilities.max_sequences >= 4, "the suite needs four sequences"
@@ -28,14 +28,14 @@ class SequenceContract(ContractBase):
         assert 0 <= runner.free_tokens() <= capabilities.cache_tokens
 
     def test_open_gives_empty_sequences(self, driver: RunnerDriver) -> None:
-        """Handles differ and hold nothing."""
+        """Handles are distinct, and their sequences empty."""
         handles = [driver.open() for _ in range(3)]
 
         assert len(set(handles)) == 3
         assert [driver.runner.length(handle) for handle in handles] == [0, 0, 0]
 
     def test_open_raises_when_all_handles_are_taken(self, driver: RunnerDriver) -> None:
-        """One more than ``max_sequences`` is refused; a freed handle can be had again."""
+        """One more than ``max_sequences`` is refused; a freed handle can be opened again."""
         handles = [driver.open() for _ in range(driver.runner.capabilities.max_sequences)]
         with pytest.raises(CacheFull):
             driver.runner.open_sequence()
@@ -44,7 +44,7 @@ class SequenceContract(ContractBase):
         assert driver.runner.length(driver.open()) == 0
 
     def test_length_counts_tokens(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Each forward pass adds its span."""
+        """Each forward pass adds the length of its span."""
         sequence = driver.open()
         driver.feed(sequence, prompts[0][:5])
         assert driver.runner.length(sequence) == 5
@@ -52,7 +52,7 @@ class SequenceContract(ContractBase):
         assert driver.runner.length(sequence) == 6
 
     def test_free_gives_positions_back(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Free positions only fall while sequences grow, and come back when they are freed."""
+        """Free positions decrease while sequences grow, and are restored by freeing."""
         counts = [driver.runner.free_tokens()]
         for prompt in prompts[:3]:
             driver.holding(prompt)
@@ -63,7 +63,7 @@ class SequenceContract(ContractBase):
         assert driver.runner.free_tokens() == counts[0]
 
     def test_handles_are_reused_clean(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Nothing of a freed sequence shows in the next one."""
+        """No data of a freed sequence is visible in the next one."""
         for prompt in prompts:
             sequence = driver.holding(prompt[:-1])
             self.assert_replays(driver, sequence, prompt)
@@ -71,7 +71,7 @@ class SequenceContract(ContractBase):
 
     @pytest.mark.parametrize("dropped", [0, 1, 3, 100])
     def test_truncate_then_replay(self, driver: RunnerDriver, prompts: list[list[int]], dropped: int) -> None:
-        """Whatever length truncate says it kept is really there; other tokens may follow."""
+        """The length that ``truncate`` returns is really kept; other tokens may follow."""
         sequence = driver.holding(prompts[0])
         wanted = max(len(prompts[0]) - dropped, 0)
         kept = driver.runner.truncate(sequence, wanted)
@@ -85,14 +85,14 @@ class SequenceContract(ContractBase):
         self.assert_replays(driver, sequence, prompts[0][:kept] + prompts[1][:5])
 
     def test_truncate_beyond_the_end_keeps_all(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """A longer length is no error and adds nothing."""
+        """A greater length is not an error and adds nothing."""
         sequence = driver.holding(prompts[0])
 
         assert driver.runner.truncate(sequence, len(prompts[0]) + 7) == len(prompts[0])
         assert driver.runner.length(sequence) == len(prompts[0])
 
     def test_truncate_to_nothing_gives_positions_back(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """A sequence of length 0 is as good as new."""
+        """A sequence truncated to length 0 equals a new one."""
         sequence = driver.open()
         before = driver.runner.free_tokens()
         driver.feed(sequence, prompts[0])
@@ -103,7 +103,7 @@ class SequenceContract(ContractBase):
 
     @pytest.mark.parametrize("dropped", [0, 1, 4, 100])
     def test_fork_then_replay(self, driver: RunnerDriver, prompts: list[list[int]], dropped: int) -> None:
-        """A fork holds what it says and leaves its source alone; both go on independently."""
+        """A fork has the length that it reports and leaves its source unchanged; both continue independently."""
         prompt = prompts[0]
         source = driver.holding(prompt)
         wanted = max(len(prompt) - dropped, 0)
@@ -122,7 +122,7 @@ class SequenceContract(ContractBase):
     def test_a_planned_cut_is_the_one_that_is_made(
         self, driver: RunnerDriver, prompts: list[list[int]], dropped: int
     ) -> None:
-        """Whoever plans by it forks and truncates afterwards; asking changes nothing."""
+        """``fork`` and ``truncate`` keep the planned length; planning changes nothing."""
         planner = driver.runner
         if not isinstance(planner, CutPlanner):
             pytest.skip("the runner does not say beforehand what a cut keeps")
@@ -137,7 +137,7 @@ class SequenceContract(ContractBase):
         assert planner.truncate(source, wanted) == planned
 
     def test_fork_outlives_its_source(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Positions live as long as one sequence holds them."""
+        """Positions are kept while at least one sequence holds them."""
         source = driver.holding(prompts[0])
         copy, shared = driver.fork(source, len(prompts[0]))
         driver.free(source)
@@ -146,7 +146,7 @@ class SequenceContract(ContractBase):
         self.assert_replays(driver, copy, prompts[0][:shared] + prompts[2][:4])
 
     def test_fork_counts_positions(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Shared positions are counted once; freeing one of the sharers gives back only what it alone held."""
+        """Shared positions are counted once; freeing one sharer releases only the positions that it alone held."""
         start = driver.runner.free_tokens()
         source = driver.holding(prompts[0])
         before = driver.runner.free_tokens()
@@ -162,7 +162,7 @@ class SequenceContract(ContractBase):
         assert driver.runner.free_tokens() == start
 
     def test_random_walk_over_all_operations(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """Any order of append, truncate, fork and free leaves sequences that go on as if written at once."""
+        """After any order of append, truncate, fork and free, sequences behave as if written at once."""
         choose = random.Random(7)
         tokens = [token_id for prompt in prompts for token_id in prompt]
         held: dict[int, list[int]] = {}
@@ -191,7 +191,7 @@ class SequenceContract(ContractBase):
             }
 
     def test_close_is_idempotent(self, make_runner: Callable[[], Runner]) -> None:
-        """Closing twice, also with open sequences, is no error."""
+        """Closing twice, also with open sequences, is not an error."""
         runner = make_runner()
         runner.open_sequence()
         runner.close()

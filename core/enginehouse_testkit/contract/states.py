@@ -1,4 +1,4 @@
-"""The contract of saved sequences: what is loaded goes on like what was saved; wrong data changes nothing."""
+"""Contract of saved sequences: a loaded sequence continues like the saved one; invalid data changes nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _DAMAGES: dict[str, _Damage] = {
 
 
 class StateContract(ContractBase):
-    """A sequence may leave memory and come back."""
+    """A sequence may be swapped out of memory and loaded again."""
 
     @pytest.fixture
     def keeper(self, runner: Runner) -> StateKeeper:
-        """The runner, where it keeps states."""
+        """The runner, if it can save states."""
         assert runner.capabilities.states <= isinstance(runner, StateKeeper), "states needs save, load and state_format"
         if not runner.capabilities.states:
             pytest.skip("the runner saves no sequences")
@@ -42,7 +42,7 @@ class StateContract(ContractBase):
     def test_a_loaded_sequence_goes_on_like_the_saved_one(
         self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]
     ) -> None:
-        """Whatever was computed, freed or appended meanwhile."""
+        """Independent of what was computed, freed or appended in between."""
         saved = driver.holding(prompts[0][:-4])
         data = keeper.save(saved)
         expected = driver.feed(saved, prompts[0][-4:], "all")
@@ -55,7 +55,7 @@ class StateContract(ContractBase):
         self.assert_same(rows, expected, keeper.capabilities)
 
     def test_saving_changes_nothing(self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """The sequence goes on, and the data does not follow it."""
+        """The sequence continues, and the saved data does not change."""
         sequence = driver.holding(prompts[0][:6])
         free_tokens = keeper.free_tokens()
         data = keeper.save(sequence)
@@ -67,7 +67,7 @@ class StateContract(ContractBase):
     def test_one_state_can_be_loaded_several_times(
         self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]
     ) -> None:
-        """Each is a sequence of its own, which takes positions of its own and gives them back."""
+        """Each loaded sequence is independent, takes its own positions and gives them back."""
         data = keeper.save(driver.holding(prompts[2][:8]))
         free_tokens = keeper.free_tokens()
         first, second = driver.adopt(keeper.load(data)), driver.adopt(keeper.load(data))
@@ -80,7 +80,7 @@ class StateContract(ContractBase):
         assert keeper.free_tokens() == free_tokens
 
     def test_a_fork_can_be_saved(self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """What it shares with others is saved as well."""
+        """Positions shared with other sequences are saved as well."""
         source = driver.holding(prompts[0])
         copy, shared = driver.fork(source, len(prompts[0]))
         driver.feed(copy, prompts[1][:3], "none")
@@ -94,7 +94,7 @@ class StateContract(ContractBase):
     def test_a_loaded_sequence_can_be_forked_and_cut(
         self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]
     ) -> None:
-        """As any other can be."""
+        """A loaded sequence supports all operations."""
         loaded = driver.adopt(keeper.load(keeper.save(driver.holding(prompts[0]))))
         copy, shared = driver.fork(loaded, len(prompts[0]) - 2)
         kept = keeper.truncate(loaded, len(prompts[0]) - 1)
@@ -106,7 +106,7 @@ class StateContract(ContractBase):
     def test_damaged_data_is_refused(
         self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]], damage: str
     ) -> None:
-        """With StateRefused; nothing is changed, and the runner goes on."""
+        """StateRefused is raised, nothing changes, and the runner continues to work."""
         sequence = driver.holding(prompts[0][:-2])
         data = bytearray(keeper.save(sequence))
         free_tokens = keeper.free_tokens()
@@ -118,7 +118,7 @@ class StateContract(ContractBase):
         self.assert_replays(driver, driver.adopt(keeper.load(memoryview(data))), prompts[0][:-2] + prompts[3][:3])
 
     def test_loading_needs_a_handle(self, keeper: StateKeeper, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """As opening does."""
+        """Loading requires a free handle, as opening does."""
         data = keeper.save(driver.holding(prompts[0]))
         while True:
             try:
@@ -129,5 +129,5 @@ class StateContract(ContractBase):
             keeper.load(data)
 
     def test_the_format_is_named(self, keeper: StateKeeper) -> None:
-        """Core tells foreign states by this text."""
+        """Core recognises foreign states by this text."""
         assert keeper.state_format

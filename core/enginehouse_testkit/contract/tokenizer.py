@@ -1,4 +1,4 @@
-"""The contract of a runner's tokenizer."""
+"""Contract of a runner's tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXTS = (
 
 
 class TokenizerContract(ContractBase):
-    """Ids and bytes: what the engine needs to show text and to keep user text from forming control tokens."""
+    """Ids and bytes: required to show text and to prevent user text from forming control tokens."""
 
     @pytest.fixture
     def tokenizer(self, runner: Runner) -> Tokenizer:
@@ -31,7 +31,7 @@ class TokenizerContract(ContractBase):
         return runner.tokenizer
 
     def test_vocab_size_agrees_everywhere(self, runner: Runner, tokenizer: Tokenizer) -> None:
-        """As many byte strings as logits in a row."""
+        """The vocabulary has one byte string per logit of a row."""
         assert tokenizer.vocab_size == len(tokenizer.token_bytes) == runner.info.vocab_size
         assert all(isinstance(token, bytes) for token in tokenizer.token_bytes)
 
@@ -46,14 +46,14 @@ class TokenizerContract(ContractBase):
 
     @pytest.mark.parametrize("text", _TEXTS)
     def test_encode_keeps_every_byte(self, tokenizer: Tokenizer, text: str) -> None:
-        """The bytes of the ids are the bytes of the text."""
+        """The ids' bytes equal the text's bytes."""
         token_ids = tokenizer.encode(text, False)
         data = b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids)
 
         assert data == (b" " * self.adds_space) + text.encode()
 
     def test_encode_of_nothing_is_nothing(self, tokenizer: Tokenizer) -> None:
-        """No prefix sneaks in: that is ``prefix_token_ids``."""
+        """No prefix is added: that is ``prefix_token_ids``."""
         assert list(tokenizer.encode("", False)) == []
         assert list(tokenizer.encode("", True)) == []
 

@@ -1,1 +1,1 @@
-"""The hf backend on CUDA: KV in a pool of positions, kernels of our own, CUDA graphs, sampling on the device."""
+"""The hf backend on CUDA: KV in a pool of positions, custom kernels, CUDA graphs, sampling on the device."""

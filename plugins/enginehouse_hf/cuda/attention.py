@@ -1,4 +1,4 @@
-"""Attention of one packed step over the pool: single tokens by our own kernel, longer spans by one for whole spans.
+"""Attention of one packed step over the pool: single tokens by our own kernel, longer spans by another kernel.
 
 Both networks call :meth:`PoolAttention.attend` once per layer.
 """
@@ -16,7 +16,7 @@ __all__ = ["PoolAttention"]
 
 
 class PoolAttention:
-    """Attends in any layer. ``kernel`` is for longer spans; None computes them one by one."""
+    """Attention for all layers. ``kernel`` is used for longer spans; None computes them one by one."""
 
     def __init__(self, kernel: Kernel | None) -> None:
         self.kernel = kernel
@@ -24,7 +24,7 @@ class PoolAttention:
     def attend(
         self, step: Step, layer: int, query: Tensor, *, scaling: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """Attention of all new tokens, whose keys and values are in the pool already.
+        """Attend with all new tokens, whose keys and values are already in the pool.
 
         Args:
             query: (T, num_query, head_dim), contiguous.

@@ -1,8 +1,8 @@
-"""A row's search between two kernels: eight float64 numbers in its record.
+"""State of a row's search between two kernels: eight float64 numbers in its record.
 
-The keys ``low`` and ``high`` between which the end lies, mass and number of the tokens from each of them upwards, what
-the search is for, and how many tokens lie inside. ``KIND`` is 0 for the ``top_k`` most probable tokens, 1 for the
-fewest that hold ``top_p``, 2 for the draw.
+The keys ``low`` and ``high`` that bound the end, mass and number of the tokens from each of them upwards, the search
+target, and the number of tokens inside. ``KIND`` is 0 for the ``top_k`` most probable tokens, 1 for the smallest set
+with mass ``top_p``, 2 for the draw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["note", "noted", "reaches"]
 
 @triton.jit
 def reaches(mass, count, target, KIND: tl.constexpr):
-    """Whether what lies above a cut is enough."""
+    """True if the tokens above a cut suffice."""
     if KIND == 0:
         return count >= target
     if KIND == 1:
@@ -25,7 +25,7 @@ def reaches(mass, count, target, KIND: tl.constexpr):
 
 @triton.jit
 def noted(bracket):
-    """A bracket, as :func:`note` left it."""
+    """Read a bracket written by :func:`note`."""
     return (
         tl.load(bracket).to(tl.int64), tl.load(bracket + 1).to(tl.int64), tl.load(bracket + 2), tl.load(bracket + 3),
         tl.load(bracket + 4), tl.load(bracket + 5), tl.load(bracket + 6), tl.load(bracket + 7).to(tl.int32),

@@ -1,18 +1,18 @@
-"""How many prompt tokens enter in one step: as many as may hold up those who decode in it."""
+"""Number of prompt tokens per step, limited by the delay of the sequences that decode in it."""
 
 from __future__ import annotations
 
 __all__ = ["CHUNK_S", "chunk_size"]
 
 CHUNK_S = 0.025
-"""How long such a step may take."""
+"""Maximum duration of such a step in seconds."""
 
 
 def chunk_size(small: int, small_s: float, large: int, large_s: float) -> int:
-    """As many tokens as fit into :data:`CHUNK_S`, given how long two numbers of tokens took.
+    """Number of tokens that fit into :data:`CHUNK_S`, given the measured times of two sizes.
 
-    Launching the kernels takes a while however few tokens there are. Where that alone takes as long, a chunk is so
-    large that its tokens take as long again.
+    Launching the kernels has a constant cost. If that alone exceeds the limit, the chunk is sized so that its tokens
+    take as long again.
     """
     token_s = large_s / large
     if large > small:

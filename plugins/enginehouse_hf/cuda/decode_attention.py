@@ -1,9 +1,10 @@
-"""Attention of single new tokens over keys and values that lie anywhere in the pool: flash-decoding in Triton.
+"""Attention of single new tokens over keys and values anywhere in the pool: flash-decoding in Triton.
 
 Every program reads part of one sequence for one key head: all query heads that share the key head are rows of the
-same small matrix product, so each key and value is read once. Long sequences are cut into parts, which a
-second kernel joins; that keeps all multiprocessors busy when there are few sequences. The key heads of a sequence are
-neighbours in time, as they are in memory, and sequences best come longest first, so that none is left for the end.
+same small matrix product, so each key and value is read once. Long sequences are split into parts, which a second
+kernel combines; that keeps all multiprocessors busy if there are few sequences. The key heads of a sequence are
+processed consecutively, as they are stored, and sequences should be sorted longest first, so that none of the long ones
+is left for the end.
 
 Source: the split over the sequence is "Flash-Decoding" (Dao et al., 2023); indices per position as in SGLang's pool.
 """
@@ -22,7 +23,7 @@ _MAX_PARTS = 64
 
 
 def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
-    """Into how many parts sequences are cut: a power of two, the same for the whole batch."""
+    """Number of parts per sequence: a power of two, the same for the whole batch."""
     wanted = _PROGRAMS_WANTED // (num_sequences * num_kv_heads)
     useful = max_context // 128
     return 1 << (max(1, min(_MAX_PARTS, wanted, useful)).bit_length() - 1)
@@ -30,7 +31,7 @@ def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
 
 @triton.jit
 def _bounds(length, window, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Which positions a part covers; empty parts begin at or behind their end."""
+    """Return the range of positions of a part; empty parts begin at or after their end."""
     low = length - length
     if window > 0:
         low = tl.maximum(length - window, 0)
@@ -137,13 +138,13 @@ def decode_attention(
     Args:
         query: (num_sequences, num_query, head_dim), contiguous.
         keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
-        table: (num_slots, max_context) int32, the place in the pool of every position.
+        table: (num_slots, max_context) int32, the index in the pool of every position.
         slots: (num_sequences,) int32, rows of ``table``.
-        lengths: (num_sequences,) int32, positions that each sequence holds, the new one included.
-        scale: of the scores.
-        window: positions seen, the new one included; None is all.
+        lengths: (num_sequences,) int32, length of each sequence, the new position included.
+        scale: factor of the scores.
+        window: number of visible positions, the new one included; None is all.
         softcap: bound of the scores; None is none.
-        parts: into how many parts sequences are cut; None chooses.
+        parts: number of parts per sequence; None selects it automatically.
 
     Returns:
         (num_sequences, num_query, head_dim of the values).

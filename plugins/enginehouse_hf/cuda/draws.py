@@ -1,14 +1,14 @@
 """Drawing tokens on the device: core's sampling specification in a few Triton kernels.
 
-Tokens are ordered by logit descending, then id. Every truncation keeps a beginning of this order, so nothing is
-sorted: a beginning is known by its probability mass or its number of tokens, and where it ends is found by narrowing
-the range of logits, in their order-preserving integer form, so that the search is exact. A search takes four kernels:
-two that add up, at several cuts, what lies above them, and narrow the range to what lies between two cuts; one that
-sets the tokens there aside; one that ends the search among those few. Long rows are cut into parts, which run side by
-side, do not depend on the batch and are added in a fixed order, so a draw is the same in every batch.
+Tokens are ordered by logit descending, then id. Every truncation keeps a prefix of this order, so nothing is sorted: a
+prefix is defined by its probability mass or its number of tokens, and its end is found by narrowing the range of
+logits, in their order-preserving integer form, so that the search is exact. A search takes four kernels: two that sum
+the tokens above several cuts and narrow the range to the interval between two cuts; one that collects the tokens in
+it; one that ends the search among those few. Long rows are split into parts, which run in parallel, do not depend on
+the batch and are summed in a fixed order, so a draw is the same in every batch.
 
-Source: ``sampler`` is the specification. Core adds in float64, this in float32 with float64 at the
-end, so a draw that falls within about 1e-6 of a border may give the neighbour.
+Source: ``sampler`` is the specification. Core adds in float64, this in float32 with float64 at the end, so a draw
+within about 1e-6 of a boundary may select the neighbouring token.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from enginehouse_hf.cuda.search_end import finish
 
 __all__ = ["compile_draws", "draw_rows"]
 
-_PART = 4096  # tokens of a row that one program looks at
-_TILE = 1024  # tokens that it sets aside together
+_PART = 4096  # tokens of a row per program
+_TILE = 1024  # tokens that it collects at once
 _LIST_BLOCK = 2048
 _WARPS = 4
 
@@ -37,13 +37,13 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
     """Draw one token from each of some rows.
 
     Args:
-        logits: (num_rows_in_all, vocab_size), contiguous; -inf where a token is not allowed.
-        rules: (7, num_rows): row of ``logits``, slot, temperature, top_k (0 off), top_p (1 off), min_p (0 off),
-            and the number in [0, 1) that decides.
-        last: (num_slots,) int32; the token of each row's slot is put there.
+        logits: (num_rows_in_all, vocab_size), contiguous; -inf for tokens that are not allowed.
+        rules: (7, num_rows): row of ``logits``, slot, temperature, top_k (0 off), top_p (1 off), min_p (0 off), and the
+            random number in [0, 1).
+        last: (num_slots,) int32; each token is written to the slot of its row.
 
     Returns:
-        (num_rows,) int32 token ids; -1 where a row holds NaN or +inf, or nothing but -inf.
+        (num_rows,) int32 token ids; -1 where a row contains NaN or +inf, or only -inf.
     """
     num_rows, width = rules.shape[1], logits.shape[1]
     device, stride, shift = logits.device, logits.stride(0), _SHIFTS[logits.dtype]
@@ -56,13 +56,13 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
     on_device = torch.from_numpy(rules).pin_memory().to(device, non_blocking=True)
     records = torch.empty(num_rows, 48, dtype=torch.float64, device=device)
     sums = torch.empty(num_rows, parts, 8, dtype=torch.float32, device=device)
-    # Rows of a multiple of 16 bytes: Triton would compile a kernel anew for an argument that is aligned otherwise.
+    # Rows of a multiple of 16 bytes: Triton would recompile a kernel for an argument with another alignment.
     arrivals = torch.zeros(7, -(-num_rows // 4) * 4, dtype=torch.int32, device=device)
     tokens = torch.empty(num_rows, dtype=torch.int32, device=device)
     survey[grid](
         logits, stride, on_device, num_rows, records, sums, arrivals, width, shift, block, parts_wide, num_warps=_WARPS
     )
-    values, ids = logits, tokens  # where searches set tokens aside
+    values, ids = logits, tokens  # buffers for collected tokens
     if is_weighted.any():
         values = torch.empty(num_rows, width, dtype=logits.dtype, device=device)
         ids = torch.empty(num_rows, width, dtype=torch.int32, device=device)
@@ -87,7 +87,7 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
 
 
 def compile_draws(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Draw once of each kind, so that no request waits for a compiler: from plain logits, and from changed ones."""
+    """Draw once of each kind, from plain and from changed logits, so that no request waits for a compiler."""
     rules = np.array([[0.0], [0.0], [1.0], [2.0], [0.5], [0.0], [0.5]])
     for kind in {dtype, torch.float32}:
         logits = torch.zeros(1, vocab_size, dtype=kind, device=device)

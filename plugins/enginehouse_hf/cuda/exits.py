@@ -1,8 +1,8 @@
-"""Early exit on one CUDA device: decode steps part by part, and between the parts a policy says who leaves.
+"""Early exit on one CUDA device: decode steps part by part, with a policy deciding between parts which tokens exit.
 
-Each part is a graph (see ``parts.py``), so that what a step costs beyond its layers is what the policy asks for: the
-question's arithmetic, and once per question a look at its answer from the host. Tokens that leave get keys and values
-in all layers above at once, from the state they left with; the others go on in a smaller batch.
+Each part is a graph (see ``parts.py``), so the overhead of a step is that of the policy: its arithmetic, and one
+transfer of its decision to the host per evaluation. Exited tokens get keys and values in all remaining layers at once,
+from their state at the exit; the others continue in a smaller batch.
 
 Source: as in ``enginehouse_hf.exits``, state propagation of CALM (Schuster et al., 2022, arXiv:2207.07061).
 """
@@ -26,18 +26,18 @@ _Columns = NDArray[np.intp]
 
 @define(eq=False)
 class Exited:
-    """What a pass gives.
+    """Result of a pass.
 
     Attributes:
-        layers: (num_tokens,) how many layers each token ran through.
-        logits: (num_tokens, vocab_size), valid until the next pass; there once it has ended.
+        layers: (num_tokens,) number of layers that each token ran through.
+        logits: (num_tokens, vocab_size), available after the pass and valid until the next one.
     """
 
     layers: NDArray[np.intp]
     logits: Tensor | None = None
 
     def add(self, columns: _Columns, logits: Tensor) -> None:
-        """Take the logits of some tokens, (num_columns, vocab_size)."""
+        """Add the logits of some tokens, (num_columns, vocab_size)."""
         if len(columns) == len(self.layers):
             self.logits = logits
             return
@@ -48,7 +48,7 @@ class Exited:
 
 @frozen(eq=False)
 class _View:
-    """See :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy has asked for."""
+    """Implements :class:`enginehouse.contract.exit_policy.ExitView`; keeps the logits that the policy requested."""
 
     layer: int
     _parts: NetworkParts
@@ -73,18 +73,18 @@ class _View:
 
 
 class CudaExits:
-    """Decode steps that tokens may leave early.
+    """Decode steps with early exit.
 
     Args:
-        parts: of the model; recorded for the layers of the policy.
-        policy: decides.
+        parts: the parts of the model, recorded for the layers of the policy.
+        policy: decides the exits.
     """
 
     def __init__(self, parts: NetworkParts, policy: BoundExitPolicy) -> None:
         self._parts, self._policy = parts, policy
 
     def run(self, packed: PackedSpans) -> Exited:
-        """One pass over plain decodes, in their order; waits for the device at every question."""
+        """Run one pass over plain decodes, in their order; waits for the device at every policy evaluation."""
         num_tokens, num_layers = packed.num_decodes, self._parts.num_layers
         exited = Exited(np.full(num_tokens, num_layers))
         inside: _Columns = np.arange(num_tokens)
@@ -113,7 +113,7 @@ class CudaExits:
         batch: TokenBatch,
         exited: Exited,
     ) -> tuple[_Columns, TokenBatch]:
-        """Give those that leave their logits, and keys above; returns who stays, and their batch."""
+        """Compute logits and remaining keys of exiting tokens; return the remaining columns and their batch."""
         leaving, staying = inside[leaves], inside[~leaves]
         known = view.computed[0] if view.computed else None
         if not len(staying):
@@ -131,5 +131,5 @@ class CudaExits:
 
 
 def _index(columns: _Columns, like: Tensor) -> Tensor:
-    """To index with, on the device; not waited for."""
+    """Return an index tensor on the device; copied asynchronously."""
     return torch.from_numpy(columns).pin_memory().to(like.device, non_blocking=True)

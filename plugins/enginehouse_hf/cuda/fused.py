@@ -1,8 +1,8 @@
-"""Models built like Llama as a short list of kernels: the same arithmetic, an eighth of the launches.
+"""Llama-like models as a short list of kernels: the same arithmetic, an eighth of the launches.
 
-Taken over are weights and rotary tables of the loaded transformers model; joint projections are built in place, so
-that no weight lies in memory twice. :func:`fuse` refuses whatever differs from the pattern, and the loader compares
-the logits with those of transformers' own layers before it uses the result.
+Uses the weights and rotary tables of the loaded transformers model; joint projections are built in place, so that no
+weight is in memory twice. :func:`fuse` refuses any deviation from the pattern, and the loader compares the logits with
+those of transformers' own layers before it uses the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalL
 
 
 class NotFusable(Exception):
-    """The model differs from the pattern; the message says where."""
+    """The model differs from the pattern; the message describes the difference."""
 
 
 @frozen(eq=False)
@@ -73,7 +73,7 @@ class FusedNetwork:
 
     @property
     def num_layers(self) -> int:
-        """Of the whole model."""
+        """Number of layers of the whole model."""
         return len(self._layers)
 
     def layered(self) -> FusedNetwork:
@@ -127,9 +127,9 @@ class FusedNetwork:
         return linear(add_norm(hidden, None, norm.weight, norm.eps), self._head)
 
     def _run_many(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> Tensor:
-        """Run some layers: the result is ``hidden``, which is changed, plus what is returned.
+        """Run some layers: the result is ``hidden``, which is changed, plus the returned tensor.
 
-        ``before`` takes the states before the last of the layers.
+        The states before the last of the layers are written to ``before``.
         """
         update: Tensor | None = None
         for index in layers:
@@ -145,7 +145,7 @@ class FusedNetwork:
         return update
 
     def _run_single(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> None:
-        """One token of one sequence: matrix times vector throughout; ``hidden`` becomes the result."""
+        """Run one token of one sequence with matrix-vector products only; ``hidden`` becomes the result."""
         for index in layers:
             layer = self._layers[index]
             if before is not None and index == layers[-1]:
@@ -167,16 +167,16 @@ def _is_single(step: Step) -> bool:
 
 
 def fuse(model: Any, windows: dict[int, int | None], max_context: int, attention: PoolAttention) -> FusedNetwork:
-    """The fused form of a loaded model.
+    """Return the fused form of a loaded model.
 
     Args:
         model: on one CUDA device; its joint projections become views of one tensor each.
-        windows: the sliding window that each layer was seen to use.
+        windows: the sliding window observed in each layer.
         max_context: length of the rotary tables.
-        attention: over the pool.
+        attention: attention over the pool.
 
     Raises:
-        NotFusable: the model is of another kind.
+        NotFusable: the model differs from the pattern.
     """
     name = type(model).__name__
     if name not in _CLASSES:
@@ -193,7 +193,7 @@ def fuse(model: Any, windows: dict[int, int | None], max_context: int, attention
 
 
 def _check_layer(layer: Any) -> tuple[int, int, int]:
-    """Sizes of a layer that matches the pattern: heads of queries, of keys, their dimension. Changes nothing."""
+    """Return the sizes of a layer that matches the pattern: query heads, key heads, head dimension. Changes nothing."""
     attention, mlp = layer.self_attn, layer.mlp
     for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
                  mlp.gate_proj, mlp.up_proj, mlp.down_proj):  # fmt: skip
@@ -242,7 +242,7 @@ def _norm(module: Any) -> _Norm:
 
 
 def _joined(*parts: nn.Linear) -> Tensor:
-    """One weight; those of the modules become views of it, so that transformers' layers still work."""
+    """Join weights; those of the modules become views of the result, so that transformers' layers still work."""
     weight = torch.cat([part.weight.detach() for part in parts])
     for part, own in zip(parts, weight.split([part.weight.shape[0] for part in parts]), strict=True):
         part.weight = nn.Parameter(own, requires_grad=False)
@@ -250,7 +250,7 @@ def _joined(*parts: nn.Linear) -> Tensor:
 
 
 def _rope(body: Any, max_context: int, dtype: torch.dtype, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all positions, as the model itself computes them; each (max_context, head_dim / 2)."""
+    """Cosines and sines of all positions, computed by the model itself; each (max_context, head_dim / 2)."""
     device = body.embed_tokens.weight.device
     positions = torch.arange(max_context, device=device)[None]
     with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""Decode steps as CUDA graphs: launched with one call, for batches of certain sizes; smaller ones are filled up.
+"""Decode steps as CUDA graphs: launched with one call, for certain batch sizes; smaller batches are padded.
 
-Called by the runner. A graph is recorded once per size while the model loads, for fewer layers when they are first
-asked for; its numbers are static tensors that each replay reads.
+Called by the runner. A graph is recorded once per size while the model loads, and for fewer layers on first use; its
+inputs are static tensors that each replay reads.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _Result = TypeVar("_Result")
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Sizes of batches that get a graph: close together where steps are short, at most an eighth apart elsewhere."""
+    """Batch sizes that get a graph: closely spaced for short steps, otherwise at most an eighth apart."""
     sizes = {1, 2, 4, 8, *range(16, min(largest, 128) + 1, 16), *range(160, largest + 1, 32)}
     return [*sorted(size for size in sizes if size < largest), largest]
 
 
 class Recorder:
-    """Records graphs of work on the device. They run one at a time, so all share the memory of what lies between."""
+    """Records graphs of work on the device. They run one at a time, so all share the memory of intermediate results."""
 
     def __init__(self) -> None:
         self._memory: object = None
 
     def record(self, work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
-        """The graph, and what ``work`` returned: tensors that each replay fills.
+        """Return the graph, and the result of ``work``: tensors that each replay fills.
 
         Raises:
-            RuntimeError: the work looks at numbers on the host in between.
+            RuntimeError: the work reads values on the host in between.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(_NUM_WARM_UPS):  # kernels are compiled and libraries initialised outside of the recording
+            for _ in range(_NUM_WARM_UPS):  # compiles kernels and initialises libraries outside of the recording
                 work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -58,7 +58,7 @@ class Recorder:
 
 @frozen(eq=False)
 class _Recorded:
-    """A graph and what it reads and writes each time, which must stay where it is: ``step`` holds the token ids."""
+    """A graph with its input and output tensors, whose addresses are fixed: ``step`` holds the token ids."""
 
     graph: torch.cuda.CUDAGraph
     step: Step
@@ -70,11 +70,11 @@ class DecodeGraphs:
     """Recorded decode steps.
 
     Args:
-        network: what is recorded.
+        network: the network to record.
         state: the pool.
         sizes: batch sizes, ascending.
-        recorder: records them.
-        progress: called with the share done before each recording.
+        recorder: records the graphs.
+        progress: called with the completed share before each recording.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DecodeGraphs:
     ) -> None:
         self._network, self._state, self.sizes, self.recorder = network, state, sizes, recorder
         self._graphs: dict[tuple[int, int | None], _Recorded] = {}
-        # The largest first: the smaller ones then live in the memory that it has taken.
+        # The largest first: the smaller ones then reuse its memory.
         for done, size in enumerate(reversed(sizes)):
             progress(done / len(sizes))
             self._record(size, None)
@@ -98,7 +98,7 @@ class DecodeGraphs:
         return self.sizes[-1] if self.sizes else 0
 
     def sizes_for(self, num_decodes: int) -> list[int]:
-        """Those that batches of up to so many tokens are filled up to."""
+        """Return the sizes to which batches of up to ``num_decodes`` tokens are padded."""
         return self.sizes[: bisect_left(self.sizes, num_decodes) + 1]
 
     def run(self, packed: PackedSpans, num_layers: int | None = None) -> Tensor:
@@ -113,7 +113,7 @@ class DecodeGraphs:
         return recorded.logits[: packed.num_decodes]
 
     def _record(self, size: int, num_layers: int | None) -> None:
-        """What runs meanwhile reads and writes the dumps only, so that this may happen between steps."""
+        """Record a graph; it reads and writes only the dumps meanwhile, so this may happen between steps."""
         step, numbers = Step.static(self._state, size, num_layers)
         graph, logits = self.recorder.record(lambda: self._network.run(step))
         self._graphs[size, num_layers] = _Recorded(graph, step, numbers, logits)

@@ -1,4 +1,4 @@
-"""Logits as integers that sort alike (keys), and where ranges of them are cut.
+"""Logits as order-preserving integers (keys), and cuts of ranges of them.
 
 Called by the kernels in ``search.py`` and ``search_end.py``.
 """
@@ -13,14 +13,14 @@ __all__ = ["even_cuts", "first_cuts", "key_of", "least_key", "three_cuts", "valu
 
 @triton.jit
 def key_of(value, SHIFT: tl.constexpr):
-    """An integer that sorts like the float32 ``value``; ``SHIFT`` drops bits that the dtype of the logits lacks."""
+    """Integer with the same order as the float32 ``value``; ``SHIFT`` drops bits that the dtype of the logits lacks."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> SHIFT
 
 
 @triton.jit
 def value_of(key, SHIFT: tl.constexpr):
-    """The float32 whose key this is."""
+    """Float32 value of a key."""
     bits = (key << SHIFT).to(tl.int32)
     bits = tl.where(bits < 0, (bits | ((1 << SHIFT) - 1)) ^ 0x7FFFFFFF, bits)
     return bits.to(tl.float32, bitcast=True)
@@ -28,17 +28,17 @@ def value_of(key, SHIFT: tl.constexpr):
 
 @triton.jit
 def weight_of(key, highest, inverse, SHIFT: tl.constexpr):
-    """How probable a token with this key is, relative to the most probable one."""
+    """Probability of a token with this key, relative to the most probable one."""
     return tl.exp((value_of(key, SHIFT) - highest) * inverse).to(tl.float64)
 
 
 @triton.jit
 def least_key(min_p, highest, heat, inverse, bottom, SHIFT: tl.constexpr):
-    """The smallest key that ``min_p`` allows; ``bottom`` when there is none."""
+    """Smallest key that ``min_p`` allows; ``bottom`` if there is none."""
     key = bottom
     if min_p > 0.0:
         key = key_of(highest + tl.log(min_p.to(tl.float32)) * heat, SHIFT).to(tl.int64)
-        # The key of this floor rounds down; one step up where that let in what is too improbable.
+        # The key of this floor is rounded down; move one step up if that admits tokens that are too improbable.
         if weight_of(key, highest, inverse, SHIFT) < min_p * (1.0 - 1e-6):
             key += 1
     return tl.maximum(key, bottom)
@@ -46,7 +46,7 @@ def least_key(min_p, highest, heat, inverse, bottom, SHIFT: tl.constexpr):
 
 @triton.jit
 def first_cuts(highest, heat, bottom, top, least, SHIFT: tl.constexpr):
-    """The bottom, keys at some distances below the highest logit, in temperatures, and the key of ``min_p``."""
+    """The bottom, keys at fixed distances (in temperatures) below the highest logit, and the key of ``min_p``."""
     column = tl.arange(0, 8)
     far = tl.where(column == 3, 5.0, tl.where(column == 4, 3.5, tl.where(column == 5, 2.2, 1.0)))
     far = tl.where(column == 1, 10.0, tl.where(column == 2, 7.0, far))
@@ -57,7 +57,7 @@ def first_cuts(highest, heat, bottom, top, least, SHIFT: tl.constexpr):
 
 @triton.jit
 def even_cuts(low, high, SHIFT: tl.constexpr):
-    """``low``, and seven keys between it and ``high`` whose values are evenly spaced."""
+    """``low``, and seven keys between it and ``high`` with evenly spaced values."""
     column = tl.arange(0, 8)
     bottom = value_of(low, SHIFT)
     step = (value_of(high - 1, SHIFT) - bottom) * 0.125
@@ -68,7 +68,7 @@ def even_cuts(low, high, SHIFT: tl.constexpr):
 
 @triton.jit
 def three_cuts(low, high, num_rounds, SHIFT: tl.constexpr):
-    """Three keys inside (low, high), ascending: evenly spaced values at first, in the end evenly spaced keys."""
+    """Three keys inside (low, high), ascending: evenly spaced values at first, evenly spaced keys at the end."""
     size = high - low
     a, b, c = low + size // 4, low + size // 2, low + size * 3 // 4
     if num_rounds < 6:

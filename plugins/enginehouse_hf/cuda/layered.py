@@ -1,7 +1,7 @@
-"""Networks that are run part by part, so that tokens can leave between their layers.
+"""Networks that run part by part, so that tokens can exit between their layers.
 
-``fused.py`` has such parts of its own; :class:`LayeredTransformers` makes them of any transformers model that our
-attention serves. Called by ``parts.py``, over single tokens, each a sequence of its own.
+``fused.py`` implements such parts itself; :class:`LayeredTransformers` provides them for any transformers model that
+our attention supports. Called by ``parts.py``, over single tokens, each a sequence of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class States:
     """States of tokens between layers; written in place.
 
     Attributes:
-        hidden: (T, hidden_size), behind the layer that ran last.
+        hidden: (T, hidden_size), after the last layer that ran.
         before: (T, hidden_size), before that layer.
     """
 
@@ -41,7 +41,7 @@ class LayeredNetwork(Protocol):
     num_layers: int
 
     def run_layers(self, step: Step, states: States, begin: int, end: int) -> None:
-        """Run layers ``begin`` to ``end``, from the token ids where ``begin`` is 0, else from ``states.hidden``."""
+        """Run layers ``begin`` to ``end``, from the token ids if ``begin`` is 0, else from ``states.hidden``."""
         ...
 
     def write_keys(self, step: Step, hidden: Tensor, begin: int) -> None:
@@ -54,11 +54,11 @@ class LayeredNetwork(Protocol):
 
 
 class LayeredTransformers:
-    """Implements :class:`LayeredNetwork`: the model's own loop, whose other layers hand on what they are given.
+    """Implements :class:`LayeredNetwork` with the model's own loop; unselected layers return their input.
 
     Args:
-        model: one whose layers :func:`enginehouse_hf.depth.exit_layers` knows.
-        on_pool: what its layers attend with.
+        model: a model whose layers :func:`enginehouse_hf.depth.exit_layers` supports.
+        on_pool: attention of its layers.
     """
 
     def __init__(self, model: Any, on_pool: Callable[[Step], PoolStep]) -> None:
@@ -87,7 +87,7 @@ class LayeredTransformers:
                 states.hidden.copy_(behind[0])
             return behind
 
-        token_ids = torch.zeros_like(step.token_ids) if begin else step.token_ids  # it has not begun itself
+        token_ids = torch.zeros_like(step.token_ids) if begin else step.token_ids  # its ``begin`` has not run
         self._loop(step, token_ids, keep, self._on_pool(step))
 
     def write_keys(self, step: Step, hidden: Tensor, begin: int) -> None:
@@ -102,7 +102,7 @@ class LayeredTransformers:
         self._loop(step, torch.zeros_like(step.token_ids), write, pool_step)
 
     def _loop(self, step: Step, token_ids: Tensor, run_layer: Callable[..., Tensor], pool_step: PoolStep) -> None:
-        """The model's loop over its layers, with ``run_layer(index, layer, ...)`` in the place of each."""
+        """Run the model's loop over its layers, replacing each by ``run_layer(index, layer, ...)``."""
         self._body.layers = nn.ModuleList(
             with_forward(layer, partial(run_layer, index, layer)) for index, layer in enumerate(self._layers)
         )

@@ -1,7 +1,7 @@
-"""Small Triton kernels that stand between the matrix products of a transformer layer.
+"""Small Triton kernels between the matrix products of a transformer layer.
 
 Called by ``fused.py`` and ``step.py`` with contiguous tensors on one device. They round where transformers rounds
-(after the residual sum, after the normalisation), so that both give the same text; between, they compute in float32.
+(after the residual sum, after the normalisation), so that both give the same text; in between, they compute in float32.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def rotate_and_store(
     rope: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
-    """Turn queries and keys by their positions, put keys and values into the pool; returns the queries.
+    """Apply rotary embeddings to queries and keys, store keys and values in the pool; returns the queries.
 
     Args:
-        qkv: (T, (num_query + 2 num_kv) * head_dim), as the joint projection gives it.
+        qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection.
         keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
-        positions: (T,) int32, places in their sequences.
+        positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
         rope: cosines and sines, each (max_context, head_dim / 2).
         norms: weights of the RMS norms of queries and keys, (head_dim,), and their epsilon; None is no norm.
@@ -144,7 +144,7 @@ def _silu_times(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def silu_times(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of (T, 2 * width) that holds both side by side; (T, width)."""
+    """``silu(gate) * up`` of (T, 2 * width), which contains both side by side; (T, width)."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, width)
     block = min(2048, triton.next_power_of_2(width))
@@ -166,7 +166,7 @@ def _begin_step(tokens, last, table, token_ids, num_tokens, stride, table_stride
 
 
 def begin_step(tokens: Tensor, last: Tensor, table: Tensor, token_ids: Tensor) -> None:
-    """Note where new tokens will lie, and look up those that the device itself drew.
+    """Write the places of new tokens to the table, and look up token ids that were drawn on the device.
 
     Args:
         tokens: (4, at least T) int32: token ids (-1: the last one drawn for the slot), slots, positions, places.

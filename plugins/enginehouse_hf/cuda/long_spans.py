@@ -1,8 +1,8 @@
-"""Attention of spans longer than one token: FlashInfer or flash-attn where installed, else torch's own kernel.
+"""Attention of spans longer than one token: FlashInfer or flash-attn if installed, else torch's own kernel.
 
-None of these has an interface that its authors promise to keep for our use, so each is tried on numbers first and the
-first that is right is used (:func:`choose`); where none is, or a layer asks for something else, plain attention per
-span takes its place. Which one it became is said in the model's metadata.
+None of these has a stable interface for this use, so each is tested numerically and the first correct one is used
+(:func:`choose`). If none is, or a layer needs another feature, plain attention per span replaces it. The choice is
+reported in the model's metadata.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_DIM = 256
 
 
 class LongSpans(Protocol):
-    """As much of a step as attention of longer spans reads; see :class:`enginehouse_hf.cuda.step.Step`."""
+    """The part of a step used by attention of longer spans; see :class:`enginehouse_hf.cuda.step.Step`."""
 
     num_decodes: int
     lanes: list[Lane]
@@ -36,7 +36,7 @@ class LongSpans(Protocol):
 
 
 class Kernel(Protocol):
-    """Queries of the longer spans, (T, num_query, D), over all that they see, (num_seen, num_kv, D)."""
+    """Attention of queries of the longer spans, (T, num_query, D), over all visible places, (num_seen, num_kv, D)."""
 
     name: str
 
@@ -70,7 +70,7 @@ class _TorchKernel:
 
 
 class _FlashAttnKernel:
-    """``flash_attn_varlen_func`` of flash-attn 2, or of its form for Hopper, ``flash_attn_interface``."""
+    """``flash_attn_varlen_func`` of flash-attn 2, or of its version for Hopper, ``flash_attn_interface``."""
 
     def __init__(self, module: Any) -> None:
         self.name = f"{module.__name__} {getattr(module, '__version__', '')}".strip()
@@ -91,7 +91,7 @@ class _FlashAttnKernel:
 class _FlashInferKernel:
     """FlashInfer's ragged prefill: planned once per step and kind of layer, then run in each layer of that kind.
 
-    A plan lies in pinned memory of its wrapper until the device has copied it, so that the next one waits for that.
+    A plan stays in pinned memory of its wrapper until the device has copied it, so the next plan waits for that.
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
@@ -124,7 +124,7 @@ class _FlashInferKernel:
 
 
 def _ends(step: LongSpans) -> tuple[Tensor, Tensor]:
-    """Where spans, and what they see, end, in host memory, where plans are made."""
+    """Ends of spans and of their visible places, in host memory, where plans are made."""
     queries, keys = [0], [0]
     for lane in step.lanes:
         queries.append(queries[-1] + lane.end - lane.begin)
@@ -133,12 +133,12 @@ def _ends(step: LongSpans) -> tuple[Tensor, Tensor]:
 
 
 def fits(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
-    """Whether these kernels take heads of so many dimensions; all of them want numbers of 16 bits."""
+    """True if these kernels support the head dimensions; all require 16-bit dtypes."""
     return dtype in (torch.bfloat16, torch.float16) and dim == value_dim and dim <= _MAX_DIM and dim % 8 == 0
 
 
 def choose(device: torch.device, dtype: torch.dtype, layers: Iterable[tuple[Shape, Shape]]) -> Kernel | None:
-    """The first kernel that is installed and right for keys and values of these shapes; None when there is none."""
+    """Return the first kernel that is installed and correct for these shapes of keys and values, or None."""
     dims = {keys[1] for keys, values in layers if fits(dtype, keys[1], values[1])}
     if not dims:
         return None
@@ -165,7 +165,7 @@ def _candidates(device: torch.device) -> Iterator[Callable[[], Kernel]]:
 
 
 def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -> float:
-    """How far a kernel is from plain attention on ragged spans, windows and grouped heads, relatively."""
+    """Relative error of a kernel compared to plain attention on ragged spans, windows and grouped heads."""
     generator = torch.Generator(device).manual_seed(0)
     query, keys, values = (
         torch.randn(num, heads, dim, device=device, dtype=dtype, generator=generator)
@@ -182,7 +182,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -
 
 
 class _Probe:
-    """Some spans without a model."""
+    """Test spans without a model."""
 
     num_decodes = 0
 
@@ -195,7 +195,7 @@ def span_by_span(
     query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
     softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """Plain attention, one span after the other; arguments as for :class:`Kernel`."""
+    """Plain attention, span by span; arguments as for :class:`Kernel`."""
     results, seen = [], 0
     for lane in step.lanes:
         begin, end = lane.begin - step.num_decodes, lane.end - step.num_decodes
@@ -208,7 +208,7 @@ def span_by_span(
 def _span(
     lane: Lane, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """One span: query (t, num_query, D) over everything that its sequence holds, (stop, num_kv, D)."""
+    """Attention of one span: query (t, num_query, D) over its whole sequence, (stop, num_kv, D)."""
     at_query = torch.arange(lane.start, lane.stop, device=query.device)[:, None]
     at_key = torch.arange(lane.stop, device=query.device)[None]
     mask = at_key <= at_query

@@ -1,6 +1,6 @@
-"""The model as one function of a step: transformers' own layers with our attention under them.
+"""The model as a function of a step: transformers' own layers with our attention.
 
-Works for every causal model that the plugin accepts. ``fused.py`` has a faster form for models built like Llama.
+Supports every causal model that the plugin accepts. ``fused.py`` has a faster version for Llama-like models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Network(Protocol):
         ...
 
     def layered(self) -> LayeredNetwork:
-        """The same network, part by part; only of models that have ``exit_layers``."""
+        """The same network, split into parts; only for models that have ``exit_layers``."""
         ...
 
 
@@ -38,8 +38,8 @@ class TransformersNetwork:
 
     Args:
         model: a causal model that uses our attention.
-        attention: over the pool.
-        compiles: whether decode steps go through ``torch.compile``.
+        attention: attention over the pool.
+        compiles: run decode steps through ``torch.compile``.
     """
 
     def __init__(self, model: Any, attention: PoolAttention, compiles: bool) -> None:
@@ -61,7 +61,7 @@ class TransformersNetwork:
             **rows,
         ).logits[0]
         if step.rows is not None and len(logits) != len(step.rows):
-            return logits[step.rows]  # old model classes give every column
+            return logits[step.rows]  # old model classes return every column
         return logits
 
     def layered(self) -> LayeredTransformers:

@@ -1,4 +1,4 @@
-"""From a loaded transformers model on a CUDA device to a runner: proves numbers, sizes the pool, records graphs."""
+"""Creates a runner from a loaded transformers model on CUDA: verifies numbers, sizes the pool, records graphs."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ __all__ = ["open_on_cuda"]
 _log = logging.getLogger(__name__)
 
 _KEPT_SEQUENCES = 64
-"""Finished sequences that can be kept for reuse, at least; what they hold is given up when the room is needed."""
+"""Minimum number of finished sequences kept for reuse; their places are freed when needed."""
 
 _NOISE_ALLOWED, _LEAST_NOISE = 4.0, 1e-3
-"""How far apart logits may lie: so many times as far as those of the same layers when a text is cut in another way."""
+"""Allowed difference of logits, as a multiple of that of the same layers when a text is split differently."""
 
 _LARGEST_CHECK = 80
-"""Tokens of a step that checks drafts and still has a graph, at least: 64 drafts and their neighbours."""
+"""Minimum size of the largest step that verifies drafts with a graph: 64 drafts and their neighbours."""
 
 _SLACK_BYTES = 512 << 20
-"""For libraries' workspaces and what the allocator cannot use."""
+"""Reserve for libraries' workspaces and memory that the allocator cannot use."""
 
 
 def open_on_cuda(
     model: Any, facts: ModelFacts, options: HfOptions, progress: Progress
 ) -> tuple[CudaModel, RunnerCapabilities]:
-    """Everything that a runner needs; ``options`` must be resolved.
+    """Build everything that a runner needs; ``options`` must be resolved.
 
     Raises:
-        ModelLoadError: the memory of the device does not suffice.
+        ModelLoadError: there is not enough device memory.
     """
     torch.cuda.set_device(model.device)
     attention = PoolAttention(choose(model.device, model.dtype, facts.layers))
@@ -73,7 +73,7 @@ def open_on_cuda(
         prefill_chunk_tokens=min(chunk_tokens, options.max_batch_tokens),
         fork="share",
         exit_layers=exit_layers(model),
-        states=not options.random_weights,  # the next process would draw others
+        states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
@@ -90,7 +90,7 @@ def open_on_cuda(
 
 
 def _record(network: Network, state: DeviceState, sizes: list[int], progress: Progress) -> DecodeGraphs:
-    """Decode steps as graphs; none where the model looks at numbers on the host in between, as some experts do."""
+    """Record decode steps as graphs; none if the model reads values on the host in between, as some experts do."""
 
     def report(share: float) -> None:
         progress(0.85 + 0.1 * share, "recording decode steps")
@@ -104,7 +104,7 @@ def _record(network: Network, state: DeviceState, sizes: list[int], progress: Pr
 
 
 def _measure_chunk(network: Network, state: DeviceState, longest: int, max_tokens: int) -> int:
-    """Prompt tokens that take :data:`enginehouse_hf.cuda.chunks.CHUNK_S` on this device, in steps of 256."""
+    """Number of prompt tokens that take :data:`enginehouse_hf.cuda.chunks.CHUNK_S` on this device, in steps of 256."""
     size = min(1024, longest, max_tokens)
     num_more = min(4, max_tokens // size)
     times = [_time_prefill(network, state, size, num_prompts) for num_prompts in (1, num_more)]
@@ -112,7 +112,7 @@ def _measure_chunk(network: Network, state: DeviceState, longest: int, max_token
 
 
 def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int) -> float:
-    """Seconds for some prompts of one size, which leave nothing behind."""
+    """Time in seconds of a prefill of some prompts of one size; leaves no state."""
     tokens = np.empty((4, size * num_prompts), np.int32)
     tokens[0], tokens[1], tokens[3] = 0, state.dump_slot, state.dump_place
     tokens[2] = np.tile(np.arange(size), num_prompts)
@@ -120,7 +120,7 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     ends = np.array([lane.end - 1 for lane in lanes], np.int32)
     packed = PackedSpans(tokens, 0, lanes, tokens[3].copy(), ends)
     times = []
-    for _ in range(5):  # the first compiles kernels
+    for _ in range(5):  # the first run compiles kernels
         torch.cuda.synchronize()
         started = time.perf_counter()
         network.run(Step.upload(state, packed))
@@ -130,7 +130,7 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
 
 
 def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention: PoolAttention) -> Network:
-    """The fused form where it exists and gives the same logits, else transformers' own layers."""
+    """Return the fused network if it exists and gives the same logits, else transformers' own layers."""
     plain = TransformersNetwork(model, attention, options.compile)
     if not options.fused:
         return plain
@@ -153,7 +153,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> torch.Tensor:
-    """Logits of the end of a short text, float32: its last ``num_more`` tokens come one by one, and one before them."""
+    """Float32 logits of the end of a short text: its last ``num_more`` tokens, decoded singly, and one before them."""
     longest = min(28, facts.max_context)
     num_more = min(num_more, longest - 1)
     capabilities = RunnerCapabilities(
@@ -183,7 +183,7 @@ def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any
 
 
 def _num_places(model: Any, facts: ModelFacts, options: HfOptions) -> int:
-    """As many positions as were asked for, or as the memory holds and sequences could use."""
+    """Return the requested number of positions, or as many as fit into memory and sequences could use."""
     size_bytes = torch.finfo(model.dtype).bits // 8
     per_place = sum(heads * dim for shapes in facts.layers for heads, dim in shapes) * size_bytes
     torch.cuda.empty_cache()
@@ -200,12 +200,12 @@ def _num_places(model: Any, facts: ModelFacts, options: HfOptions) -> int:
 
 
 def _step_bytes(model: Any, facts: ModelFacts, options: HfOptions) -> int:
-    """What the largest forward pass needs for a moment, about."""
+    """Estimate the temporary memory of the largest forward pass."""
     config = model.config.get_text_config()
     size_bytes = torch.finfo(model.dtype).bits // 8
     widths = 6 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     rows = (
         max(options.slots, _LARGEST_CHECK) * facts.vocab_size * (2 * size_bytes + 8)
-    )  # logits, a changed copy, what draws set aside
+    )  # logits, a changed copy, buffers of draws
     assert options.max_batch_tokens is not None
     return int(options.max_batch_tokens * widths * size_bytes + 2 * rows)

@@ -1,10 +1,10 @@
-"""Spans in the order in which they are computed, as arrays in host memory. Knows no device.
+"""Spans in order of computation, as arrays in host memory. Does not know devices.
 
-Decodes stand first, each token a column that attends for itself, everything longer behind them. A token with drafts
-behind it is so many decodes of one sequence: all keys of a step lie in the pool before a layer attends, and each column
-sees as many of them as its position allows. So checking drafts is a decode step, with the graph of one.
+Decodes come first, each token a column that attends individually, followed by all longer spans. A token with drafts
+after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
+column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph.
 
-Called by the runner; ``step.py`` takes the result to the device in one copy.
+Called by the runner; ``step.py`` copies the result to the device at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from enginehouse.contract.backend import LastSampled, Span
 __all__ = ["Lane", "PackedSpans", "flatten", "pack"]
 
 _MAX_CHECKED = 65
-"""Tokens of a span whose every row is wanted, a token and its drafts, that are computed as decodes, at most."""
+"""Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
 
-_ALIGNMENT = 32  # integers: every part of the array begins at a multiple, so kernels can rely on it
+_ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
 
 
 @frozen
@@ -42,14 +42,14 @@ class Lane:
 
 @frozen(eq=False)
 class PackedSpans:
-    """Spans in the order in which they are computed, in host memory; all arrays are int32.
+    """Spans in order of computation, in host memory; all arrays are int32.
 
     Attributes:
         tokens: (4, T): token ids (-1: the last one drawn), slots, positions, places.
-        num_decodes: how many of the first tokens attend for themselves.
+        num_decodes: number of leading tokens that attend individually.
         lanes: the longer spans.
-        gather: places of everything that the longer spans see, span by span.
-        rows: tokens that logits are wanted for, in the order of the spans as they were given.
+        gather: places visible to the longer spans, span by span.
+        rows: tokens whose logits are requested, in the original order of the spans.
     """
 
     tokens: NDArray[np.int32]
@@ -60,11 +60,11 @@ class PackedSpans:
 
     @property
     def is_plain_decode(self) -> bool:
-        """Whether every token attends for itself and wants logits."""
+        """True if every token attends individually and requests logits."""
         return not self.lanes and len(self.rows) == self.num_decodes
 
     def take(self, columns: NDArray[np.intp]) -> PackedSpans:
-        """Some of plain decodes, in the order of ``columns``; all of them want logits."""
+        """Select some of plain decodes, in the order of ``columns``; all of them request logits."""
         rows = np.arange(len(columns), dtype=np.int32)
         return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
@@ -72,19 +72,19 @@ class PackedSpans:
 def pack(
     spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], table: NDArray[np.int32]
 ) -> PackedSpans:
-    """Put spans in order.
+    """Order spans and pack them.
 
     Args:
-        spans: checked.
+        spans: checked spans.
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
-        table: (max_sequences, max_context), with the new tokens.
+        table: (max_sequences, max_context), including the new tokens.
     """
     if len(places) == len(spans):
         return _pack_decodes(spans, places)
     begins = [0, *accumulate(sizes)]
     are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
-    # Decodes first, those with the most to attend to before others.
+    # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)
     tokens = np.empty((4, len(places)), np.int32)
@@ -111,7 +111,7 @@ def _is_decode(span: Span, size: int) -> bool:
 def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
-    order = np.argsort(-tokens[2], kind="stable")  # the longest first, so that none is left for the end
+    order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end
     rows = np.empty(len(spans), np.int32)
     rows[order] = np.arange(len(spans), dtype=np.int32)
     if any(span.outputs == "none" for span in spans):
@@ -126,7 +126,7 @@ def _rows(span: Span, first: int, size: int) -> range:
 
 
 def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int, int]]]:
-    """Everything in one array, each part aligned, and where each part lies; columns of ``tokens`` are padded, too."""
+    """Concatenate all parts, aligned; return the array and each part's range. Columns of ``tokens`` are padded too."""
     num_tokens = packed.tokens.shape[1]
     tokens = np.zeros((4, _aligned(num_tokens)), np.int32)
     tokens[:, :num_tokens] = packed.tokens

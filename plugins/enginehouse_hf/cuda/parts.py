@@ -1,8 +1,8 @@
 """Parts of decode steps as CUDA graphs: some layers, only the keys of the rest, the head; for early exit.
 
-The parts of one batch size share one step and one pair of states, so that a part goes on where the last one ended and
-nothing is copied between. A graph is recorded for each part and size when a policy first needs it, as
-``graphs.py`` does for whole steps; where that cannot be, parts are launched kernel by kernel.
+The parts of one batch size share one step and one pair of states, so that a part continues where the previous one ended
+and nothing is copied between them. A graph is recorded for each part and size when a policy first needs it, like
+``graphs.py`` does for whole steps; where recording is impossible, parts are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @frozen
 class _Layers:
-    """From the states, or token ids, before layer ``begin`` to the states behind layer ``end``."""
+    """From the states, or token ids, before layer ``begin`` to the states after layer ``end``."""
 
     begin: int
     end: int
@@ -37,14 +37,14 @@ class _Layers:
 
 @frozen
 class _Keys:
-    """Keys and values of the states in all layers from ``begin`` on."""
+    """Computes keys and values of the states in all layers from ``begin`` on."""
 
     begin: int
 
 
 @frozen
 class _Head:
-    """Logits of the states."""
+    """Computes the logits of the states."""
 
 
 _Part = _Layers | _Keys | _Head
@@ -52,12 +52,12 @@ _Part = _Layers | _Keys | _Head
 
 @define(eq=False)
 class TokenBatch:
-    """Single tokens on their way through the layers, filled up to a size that has graphs.
+    """Single tokens moving through the layers, padded to a size that has graphs.
 
     Attributes:
-        num_tokens: how many of the rows count.
-        numbers: what the step reads.
-        idle: the same of a step that touches the dumps only.
+        num_tokens: number of rows that are not padding.
+        numbers: input of the step.
+        idle: input of a step that accesses only the dumps.
     """
 
     size: int
@@ -69,12 +69,12 @@ class TokenBatch:
 
     @property
     def hidden(self) -> Tensor:
-        """(num_tokens, hidden_size), behind the layer that ran last."""
+        """(num_tokens, hidden_size), states after the last layer that ran."""
         return self.states.hidden[: self.num_tokens]
 
     @property
     def before(self) -> Tensor:
-        """(num_tokens, hidden_size), before that layer."""
+        """(num_tokens, hidden_size), states before that layer."""
         return self.states.before[: self.num_tokens]
 
 
@@ -82,11 +82,11 @@ class NetworkParts:
     """The parts of one model.
 
     Args:
-        network: what is run.
+        network: the network to run.
         state: the pool.
         hidden_size: width of the states between layers, which have the dtype of the pool.
         sizes: batch sizes that get graphs, ascending; larger batches are launched kernel by kernel.
-        recorder: records them.
+        recorder: records the graphs.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class NetworkParts:
         self._recorded: dict[tuple[_Part, int], Callable[[], Tensor | None]] = {}
 
     def prepare(self, layers: Sequence[int]) -> None:
-        """Record what tokens need that may leave behind ``layers``, rising; nothing must be on its way."""
+        """Record the parts for tokens that may exit after ``layers``, ascending; no step may be in flight."""
         borders = [0, *layers, self.num_layers]
-        # The head first: what is recorded later does not use the memory of its logits, and keys are written after them.
+        # The head first: later recordings do not use the memory of its logits, and keys are written after them.
         parts: list[_Part] = [_Head(), *(_Layers(begin, end) for begin, end in pairwise(borders)), *map(_Keys, layers)]
         for size in reversed(self._sizes):
             for part in parts:
@@ -109,7 +109,7 @@ class NetworkParts:
                     self._recorded[part, size] = self._record(part, self._batch(size))
 
     def load(self, packed: PackedSpans, hidden: Tensor | None = None) -> TokenBatch:
-        """A batch of plain decodes, and where their states are known, (num_decodes, hidden_size); ends the last one."""
+        """Load plain decodes; ends the previous batch. ``hidden``: known states, (num_decodes, hidden_size)."""
         num_tokens = packed.num_decodes
         place = bisect_left(self._sizes, num_tokens)
         batch = self._batch(self._sizes[place] if place < len(self._sizes) else num_tokens)
@@ -121,7 +121,7 @@ class NetworkParts:
         return batch
 
     def run_layers(self, batch: TokenBatch, begin: int, end: int) -> None:
-        """Take the batch from before layer ``begin`` to behind layer ``end``."""
+        """Run the batch from before layer ``begin`` to after layer ``end``."""
         self._run(_Layers(begin, end), batch)
 
     def write_keys(self, batch: TokenBatch, begin: int) -> None:
@@ -129,7 +129,7 @@ class NetworkParts:
         self._run(_Keys(begin), batch)
 
     def logits(self, batch: TokenBatch) -> Tensor:
-        """(num_tokens, vocab_size) of the batch as it is; valid until another part runs than its keys."""
+        """(num_tokens, vocab_size) of the current batch; valid until a part other than its keys runs."""
         logits = self._run(_Head(), batch)
         assert logits is not None
         return logits[: batch.num_tokens]
@@ -156,7 +156,7 @@ class NetworkParts:
         return None
 
     def _record(self, part: _Part, batch: TokenBatch) -> Callable[[], Tensor | None]:
-        """A graph of the part, which is tried on the dumps only; else what it would be a graph of."""
+        """Return a graph of the part, tested on the dumps only; if it cannot be recorded, the function itself."""
         batch.numbers.copy_(batch.idle)
         compute = partial(self._compute, part, batch)
         try:

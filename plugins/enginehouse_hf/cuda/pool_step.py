@@ -1,4 +1,4 @@
-"""What the layers of a transformers model call in place of their own attention, over the pool."""
+"""Step over the pool, called by the layers of a transformers model in place of their own attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PoolStep:
         self._step, self._attention, self._places = step, attention, step.places.long()
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
-        """Query (1, H, T, D) gives (1, T, H, D)."""
+        """Append keys and values and attend; query (1, H, T, D) gives (1, T, H, D)."""
         self.append(index, key, value)
         packed = query[0].transpose(0, 1).contiguous()
         return self._attention.attend(self._step, index, packed, **scores)[None]

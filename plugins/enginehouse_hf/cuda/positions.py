@@ -1,7 +1,7 @@
-"""The host's account of the pool: which place each position of each sequence has, and how many sequences share it.
+"""Host-side bookkeeping of the pool: the place of each position of each sequence, with reference counts.
 
-A place holds keys and values of one token in every layer. Sequences that share a beginning share its places, so a
-fork copies nothing; what is appended always gets a place of its own. Called by the runner, knows no tensors.
+A place holds keys and values of one token in every layer. Sequences with a common prefix share its places, so a fork
+copies nothing; appended tokens always get a place of their own. Called by the runner. Does not know tensors.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class PositionPool(SequenceTable):
         self.table: NDArray[np.int32] = np.zeros((capabilities.max_sequences, capabilities.max_context), np.int32)
         self._closed = list(range(capabilities.max_sequences - 1, -1, -1))
         self._owners = np.zeros(capabilities.cache_tokens, np.int32)
-        # A stack whose top is at the end, the lowest places first: neighbours in time become neighbours in memory.
+        # A stack with its top at the end, lowest places first: tokens appended together are adjacent in memory.
         self._free: NDArray[np.int32] = np.arange(capabilities.cache_tokens - 1, -1, -1, dtype=np.int32)
         self._num_free = capabilities.cache_tokens
 
     def open(self) -> int:
-        """A new, empty sequence. Raises CacheFull when ``max_sequences`` are open."""
+        """Open a new, empty sequence. Raises CacheFull if ``max_sequences`` are open."""
         if not self._closed:
             raise CacheFull(1, 0)
         slot = self._closed.pop()
@@ -47,7 +47,7 @@ class PositionPool(SequenceTable):
         return slot
 
     def free(self, sequence: int) -> None:
-        """Close the sequence and give back the places that nobody shares."""
+        """Close the sequence and free the places that no other sequence shares."""
         self.truncate(sequence, 0)
         del self._lengths[sequence]
         self._closed.append(sequence)
@@ -65,7 +65,7 @@ class PositionPool(SequenceTable):
         return kept
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """A new sequence that shares the first ``length`` places of ``source``: its handle and length."""
+        """Create a sequence that shares the first ``length`` places of ``source``; return its handle and length."""
         kept = min(self.length(source), checked_length(length))
         sequence = self.open()
         places = self.table[source, :kept]
@@ -76,7 +76,7 @@ class PositionPool(SequenceTable):
         return sequence, kept
 
     def adopt(self, num_tokens: int) -> tuple[int, NDArray[np.int32]]:
-        """A new sequence of so many tokens, and the places that the caller fills with what was saved.
+        """Create a sequence of ``num_tokens``; return its handle and the places for the caller to fill.
 
         Raises:
             StateRefused: it is longer than the context.
@@ -90,21 +90,21 @@ class PositionPool(SequenceTable):
         return sequence, places
 
     def free_tokens(self) -> int:
-        """Places that no sequence holds."""
+        """Number of places not used by any sequence."""
         return self._num_free
 
     def _take(self, num_tokens: int) -> NDArray[np.int32]:
-        """So many free places, each with one owner from now on."""
+        """Allocate free places, each with one owner."""
         places = self._free[self._num_free - num_tokens : self._num_free][::-1].copy()
         self._num_free -= num_tokens
         self._owners[places] = 1
         return places
 
     def append(self, spans: Sequence[Span], sizes: Sequence[int]) -> NDArray[np.int32]:
-        """Give every new token of checked spans a place; (num_tokens,) int32, span by span."""
+        """Allocate a place for every new token of checked spans; returns (num_tokens,) int32, span by span."""
         total = sum(sizes)
         places = self._take(total)
-        if total == len(spans):  # one token each, as in nearly every step
+        if total == len(spans):  # one token each, the usual case
             self.table[[span.sequence for span in spans], [span.start for span in spans]] = places
         else:
             begin = 0

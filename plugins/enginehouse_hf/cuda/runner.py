@@ -1,6 +1,6 @@
-"""Runner on one CUDA device: a pool of positions, decode steps as graphs, tokens drawn where the logits are.
+"""Runner on one CUDA device: a pool of positions, decode steps as graphs, sampling on the device.
 
-It knows sequences, steps and logits; nothing of files (see ``opening.py``), requests or text.
+Handles sequences, steps and logits. Does not know files (see ``opening.py``), requests or text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from enginehouse_hf.tokenizer import ModelText
 __all__ = ["CudaModel", "CudaRunner", "ExitRows"]
 
 _Way = int | Literal["early"] | None
-"""How many layers a span runs through: so many, as many as the policy wants, all."""
+"""Execution path of a span: a number of layers, the number that the policy decides, or all."""
 
 
 @frozen(eq=False)
@@ -41,8 +41,8 @@ class CudaModel:
     """A loaded model with its memory.
 
     Attributes:
-        attention: names the kernel for longer spans.
-        slots: sequences that decode at once.
+        attention: name of the kernel for longer spans.
+        slots: number of sequences that decode concurrently.
     """
 
     network: Network
@@ -55,7 +55,7 @@ class CudaModel:
 
 
 class ExitRows(DeviceRows):
-    """Rows on the device, and how many layers the token of each ran through."""
+    """Rows on the device, and the number of layers that the token of each ran through."""
 
     def __init__(self, logits: torch.Tensor, order: NDArray[np.int32] | None, exit_layers: Sequence[int]) -> None:
         super().__init__(logits, order)
@@ -64,12 +64,12 @@ class ExitRows(DeviceRows):
 
 @frozen(eq=False)
 class _Group:
-    """What spans that take one way give.
+    """Result of the spans with the same execution path.
 
     Attributes:
         logits: (num_rows, vocab_size).
-        order: which of ``logits`` each row is; None is the same order.
-        exit_layers: how many layers each row ran through.
+        order: index into ``logits`` of each row; None is the identity.
+        exit_layers: number of layers that each row ran through.
     """
 
     logits: torch.Tensor
@@ -86,8 +86,8 @@ class _Group:
 class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
-    Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for what was launched before it. And
-    ``LayerAccess``: with a policy, ``forward`` waits for what the policy looks at.
+    Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
+    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class CudaRunner:
         self._positions = PositionPool(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
-        """A new, empty sequence."""
+        """Open a new, empty sequence."""
         return self._positions.open()
 
     def free_sequence(self, sequence: int) -> None:
-        """Give the positions back that nobody shares."""
+        """Free the sequence and the positions that no other sequence shares."""
         self._positions.free(sequence)
 
     def length(self, sequence: int) -> int:
-        """Tokens that the sequence holds."""
+        """Number of tokens in the sequence."""
         return self._positions.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -126,7 +126,7 @@ class CudaRunner:
         return self._positions.truncate(sequence, length)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """A new sequence that shares the first ``length`` positions."""
+        """Create a sequence that shares the first ``length`` positions."""
         sequence, kept = self._positions.fork(source, length)
         table = self._loaded.state.table
         with torch.inference_mode():
@@ -134,7 +134,7 @@ class CudaRunner:
         return sequence, kept
 
     def save(self, sequence: int) -> memoryview:
-        """A copy of all keys and values of the sequence, on the host."""
+        """Return a copy of all keys and values of the sequence, on the host."""
         length, state = self._positions.saved_length(sequence), self._loaded.state
         places = self._on_device(self._positions.table[sequence, :length])
         with torch.inference_mode():
@@ -142,7 +142,7 @@ class CudaRunner:
             return pack_pieces(pieces, length * state.bytes_per_token, length, self.state_format)
 
     def load(self, data: memoryview) -> int:
-        """A new sequence with the keys and values of a saved one."""
+        """Create a sequence with the keys and values of a saved one."""
         state = self._loaded.state
         length = check_state(data, self.state_format, state.bytes_per_token)
         sequence, places = self._positions.adopt(length)
@@ -156,22 +156,22 @@ class CudaRunner:
         return sequence
 
     def free_tokens(self) -> int:
-        """Positions that no sequence holds."""
+        """Number of positions not used by any sequence."""
         return self._positions.free_tokens()
 
     def forward(self, spans: Sequence[Span]) -> DeviceRows:
-        """Launch one pass over all spans; when that fails, no sequence has grown."""
+        """Launch one pass over all spans; if that fails, no sequence has grown."""
         sizes = self._positions.check(spans)
         places = self._positions.append(spans, sizes)
         try:
             return self._launch(spans, sizes, places)
-        except RuntimeError as error:  # torch's base error, out of memory included
+        except RuntimeError as error:  # torch's base error, which includes out of memory
             for span in spans:
                 self._positions.truncate(span.sequence, span.start)
             raise EngineError(f"hf: the forward pass failed: {error}") from error
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
-        """See :class:`enginehouse.contract.exit_policy.LayerAccess`; records what it needs."""
+        """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`; records the required graphs."""
         self._exits = None
         if policy is None:
             return
@@ -207,7 +207,7 @@ class CudaRunner:
         places: NDArray[np.int32],
         ways: Mapping[_Way, list[int]],
     ) -> _Group:
-        """Run spans, by index, that take different ways, one way after the other."""
+        """Run spans, by index, that have different execution paths, one path after the other."""
         begins = [0, *accumulate(sizes)]
         parts: list[torch.Tensor] = []
         exit_layers: list[int] = []
@@ -223,7 +223,7 @@ class CudaRunner:
     def _launch_group(
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
     ) -> _Group:
-        """Run spans that take one way."""
+        """Run spans with the same execution path."""
         model = self._loaded
         packed = pack(spans, sizes, places, self._positions.table)
         with torch.inference_mode():
@@ -245,14 +245,14 @@ class CudaRunner:
             return sample(output, draws, self._loaded.state.last)
 
     def abort(self) -> None:
-        """Do nothing: what was launched cannot be stopped, and no pass is long."""
+        """Do nothing: launched work cannot be stopped, and no pass is long."""
 
     def close(self) -> None:
-        """Drop weights and KV memory; again is no error."""
+        """Release weights and KV memory. Idempotent."""
         self._model = self._parts = self._exits = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
-        """(num_places,) int64, to index with."""
+        """(num_places,) int64, used as an index."""
         return torch.from_numpy(places.astype(np.int64)).to(self._loaded.state.table.device)
 
     @property

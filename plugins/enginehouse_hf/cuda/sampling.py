@@ -1,7 +1,7 @@
-"""Sampling on the device: what changes logits, the draw, log-probabilities, and the one copy to the host.
+"""Sampling on the device: changes to logits, the draw, log-probabilities, and a single copy to the host.
 
-Called by the runner, once per step, right after the forward pass; nothing here waits for the device but
-:meth:`DeviceDrawn.host`. Rows that nothing changes are drawn from as the model left them.
+Called by the runner, once per step, right after the forward pass; only :meth:`DeviceDrawn.host` waits for the device.
+Rows without changes are sampled directly from the model's logits.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from enginehouse_hf.cuda.draws import draw_rows
 __all__ = ["SUPPORTED", "DeviceDrawn", "DeviceRows", "sample"]
 
 SUPPORTED = DRAW_FIELDS
-"""Fields of SamplingParams, and masks: what :func:`sample` honours."""
+"""Fields of SamplingParams, and masks, that :func:`sample` supports."""
 
-_LOWEST_LOGPROB = -9999.0  # as core reports "impossible"
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # as core bounds it
+_LOWEST_LOGPROB = -9999.0  # core's value for "impossible"
+_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # core's bounds
 
 
 class DeviceRows:
@@ -30,7 +30,7 @@ class DeviceRows:
 
     Args:
         logits: (num_rows, vocab_size).
-        order: (num_rows,) which of ``logits`` each row is; None is the same order.
+        order: (num_rows,) index into ``logits`` of each row; None is the identity.
     """
 
     def __init__(self, logits: Tensor, order: NDArray[np.int32] | None = None) -> None:
@@ -45,11 +45,11 @@ class DeviceRows:
         return rows
 
     def select(self, rows: Sequence[int]) -> DeviceRows:
-        """Only these rows."""
+        """Select rows."""
         return DeviceRows(self.logits[torch.tensor(self.places(rows), device=self.logits.device)])
 
     def places(self, rows: Sequence[int]) -> list[int]:
-        """Where rows lie in ``logits``."""
+        """Return the indices into ``logits`` of rows."""
         if self._order is None:
             return list(rows)
         places: list[int] = self._order[list(rows)].tolist()
@@ -57,12 +57,12 @@ class DeviceRows:
 
 
 class DeviceDrawn:
-    """Tokens on their way to the host.
+    """Sampled tokens that are being copied to the host.
 
     Args:
-        parts: tensors on the device: the tokens and, where asked for, their log-probabilities, the ids of the best
-            tokens and theirs.
-        num_tops: how many of the best tokens each draw reports; None reports no log-probabilities.
+        parts: tensors on the device: the tokens and, if requested, their log-probabilities, and the ids and
+            log-probabilities of the best tokens.
+        num_tops: number of best tokens that each draw reports; None reports no log-probabilities.
     """
 
     def __init__(self, parts: Sequence[Tensor], num_tops: Sequence[int | None]) -> None:
@@ -74,7 +74,7 @@ class DeviceDrawn:
         self._is_copied.record()
 
     def host(self) -> Sequence[Sampled]:
-        """Wait for the copy; one token per draw."""
+        """Wait for the copy; returns one token per draw."""
         self._is_copied.synchronize()
         tokens: list[int] = self._parts[0].tolist()
         if len(self._parts) == 1:
@@ -92,9 +92,9 @@ def sample(output: DeviceRows, draws: Sequence[Draw], last: Tensor) -> DeviceDra
     """Draw one token for each of ``draws``.
 
     Args:
-        output: as the model gave it; not changed.
+        output: output of the model; not changed.
         draws: at most one per row.
-        last: (num_slots,) int32; each token is put at its sequence.
+        last: (num_slots,) int32; each token is written to the slot of its sequence.
     """
     logits = output.logits
     placed = list(zip(output.places([draw.row for draw in draws]), draws, strict=True))
@@ -106,11 +106,11 @@ def sample(output: DeviceRows, draws: Sequence[Draw], last: Tensor) -> DeviceDra
 
 
 _Placed = Sequence[tuple[int, Draw]]
-"""Draws, each with the row of the logits that it is about."""
+"""Draws, each with the index of its row of logits."""
 
 
 def _rules(placed: _Placed) -> NDArray[np.float64]:
-    """(7, num_draws), as :func:`draw_rows` wants it."""
+    """(7, num_draws), as required by :func:`draw_rows`."""
     rules = [
         (
             place,
@@ -131,7 +131,7 @@ def _bounded(temperature: float) -> float:
 
 
 def _changed(logits: Tensor, placed: _Placed) -> Tensor:
-    """``logits`` after bias, penalties and masks: themselves when there are none, else a float32 copy."""
+    """Return ``logits`` after bias, penalties and masks: unchanged if there are none, else a float32 copy."""
     biased = [(place, draw) for place, draw in placed if draw.bias_ids is not None and len(draw.bias_ids)]
     penalised = [(place, draw) for place, draw in placed if draw.seen_ids is not None and len(draw.seen_ids)]
     masked = [(place, draw) for place, draw in placed if draw.bitmask is not None]
@@ -152,7 +152,7 @@ def _changed(logits: Tensor, placed: _Placed) -> Tensor:
 
 
 def _penalised(values: Tensor, draws: Sequence[Draw], device: torch.device) -> Tensor:
-    """Logits of seen tokens, lowered: first the repetition penalty, then presence and frequency."""
+    """Penalise the logits of seen tokens: first the repetition penalty, then presence and frequency."""
     factors, losses = [], []
     for draw in draws:
         counts, sampling = draw.seen_counts, draw.sampling
@@ -175,7 +175,7 @@ def _mask(rows: Tensor, placed: _Placed) -> None:
 
 
 def _logprobs(logits: Tensor, placed: _Placed, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Raw log-probabilities of the drawn tokens, and the best tokens of each row with theirs."""
+    """Raw log-probabilities of the drawn tokens, and the best tokens of each row with their log-probabilities."""
     num_top = max(draw.sampling.num_logprobs or 0 for _, draw in placed)
     raw = logits[_upload(np.array([place for place, _ in placed]), logits.device)].float()
     normalisers = raw.double().logsumexp(1, keepdim=True)
@@ -186,11 +186,11 @@ def _logprobs(logits: Tensor, placed: _Placed, tokens: Tensor) -> tuple[Tensor, 
 
 
 def _cells(parts: Sequence[tuple[int, NDArray[np.int64] | None]], width: int, device: torch.device) -> Tensor:
-    """Places in the flattened rows; no place twice."""
+    """Return indices into the flattened rows, without duplicates."""
     return _upload(np.concatenate([row * width + ids for row, ids in parts if ids is not None]), device)
 
 
 def _upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy on the device that is not waited for."""
+    """Start an asynchronous copy to the device."""
     tensor: Tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True)

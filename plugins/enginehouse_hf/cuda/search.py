@@ -1,13 +1,13 @@
-"""The kernels behind ``draws.py``: searches for where a beginning of the tokens, ordered by logit, ends.
+"""Kernels of ``draws.py``: search for the end of a prefix of the tokens, ordered by logit.
 
-``KIND`` is 0 for the ``top_k`` most probable tokens, 1 for the fewest that hold ``top_p``, 2 for the draw. A search
-narrows a bracket of keys, which are logits as integers that sort alike. What is known of a row lies in its record of
-48 float64 numbers: the largest logit, which kinds are wanted (bits), the mass that truncations have left, the greedy
-token; from 8 on three brackets (before, between and after the two turns of :func:`refine`), each of ``low`` and
-``high``, mass and number of the tokens from each of them upwards, what the search is for, and how many tokens lie
-inside; from 32 on the eight cuts of each turn.
+``KIND`` is 0 for the ``top_k`` most probable tokens, 1 for the smallest set with mass ``top_p``, 2 for the draw. A
+search narrows a bracket of keys, which are logits as order-preserving integers. The state of a row is a record of 48
+float64 numbers: the largest logit, the requested kinds (bits), the mass left by truncations, the greedy token; from 8
+on three brackets (before, between and after the two turns of :func:`refine`), each consisting of ``low`` and ``high``,
+mass and number of the tokens from each of them upwards, the search target, and the number of tokens inside; from 32 on
+the eight cuts of each turn.
 
-The parts of a row run side by side. Whichever is done last (:func:`_is_last`) narrows the bracket for all.
+The parts of a row run in parallel. The last to finish (:func:`_is_last`) narrows the bracket for all.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["collect", "refine", "survey"]
 
 @triton.jit
 def _is_last(arrivals, parts):
-    """Note that this part has stored what it found; whether all others have, and their numbers can be read."""
-    tl.debug_barrier()  # every thread of this part has stored
+    """Mark this part as stored; True if all parts are, so their numbers can be read."""
+    tl.debug_barrier()  # all threads of this part have stored
     return tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == parts - 1
 
 
@@ -33,7 +33,7 @@ def survey(
     logits, stride, rules, num_rows, records, ends, arrivals, width,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Find the ends of a row and its first best token, and begin its record; with a NaN its largest logit is +inf."""
+    """Find the ends of a row and its first best token, and initialise its record; NaN makes its largest logit +inf."""
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = logits + tl.load(rules + index).to(tl.int64) * stride
     columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -50,7 +50,7 @@ def survey(
 
 @triton.jit
 def _begin(rules, index, num_rows, record, ends, width, parts, SHIFT: tl.constexpr, PARTS: tl.constexpr):
-    """Write what all searches start from."""
+    """Write the initial state of all searches."""
     part = tl.arange(0, PARTS)
     inside = part < parts
     lowest = tl.min(tl.load(ends + part * 3, mask=inside, other=float("inf"), cache_modifier=".cg"), 0)
@@ -81,7 +81,7 @@ def refine(
     logits, stride, rules, num_rows, records, sums, counts, offsets, arrivals, width,
     KIND: tl.constexpr, TURN: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Add up this part's tokens from each cut upwards; the last part narrows the bracket to what lies between two."""
+    """Sum this part's tokens above each cut; the last part narrows the bracket to the interval between two cuts."""
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record, column = records + index * 48, tl.arange(0, 8)
     if (tl.load(record + 1).to(tl.int32) >> KIND) & 1 == 0:
@@ -114,7 +114,7 @@ def refine(
 @triton.jit
 def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
             KIND: tl.constexpr, TURN: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """The bracket that the sums at the cuts leave, and where its tokens will be set aside or which cuts come next."""
+    """Narrow the bracket by the sums at the cuts; store the offsets of its tokens or the next cuts."""
     part, column = tl.arange(0, PARTS), tl.arange(0, 8)
     at, inside = part[:, None] * 8 + column[None, :], (part < parts)[:, None]
     low, high, mass_low, mass_high, count_low, count_high, target, _ = noted(record + 8 + 8 * TURN)
@@ -128,7 +128,7 @@ def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
     elif TURN == 0:
         whole = tl.minimum(tl.load(record + 2), tl.max(tl.where(column == 0, mass, 0.0), 0))
         if KIND == 1:
-            # With 0 a cut above every token would be enough; the most probable one holds more than this.
+            # With 0 a cut above all tokens would suffice; the most probable token has more mass than this.
             target = tl.maximum(tl.load(rules + 4 * num_rows + index), 1e-9) * whole
         else:
             if tl.load(rules + 5 * num_rows + index) > 0.0:
@@ -157,7 +157,7 @@ def collect(
     logits, stride, rules, records, offsets, values, ids, width,
     KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Set this part's tokens inside the bracket aside, behind those of the parts before it."""
+    """Collect this part's tokens inside the bracket, after those of the preceding parts."""
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record = records + index * 48
     if (tl.load(record + 1).to(tl.int32) >> KIND) & 1 == 0:

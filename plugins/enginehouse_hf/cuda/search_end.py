@@ -1,4 +1,4 @@
-"""The last kernel of a search: it ends among the few tokens that were set aside, one program for each row."""
+"""Last kernel of a search: finds the end among the few collected tokens, with one program per row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["finish"]
 
 @triton.jit
 def _above(values, size, highest, inverse, a, b, c, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Mass and number of the tokens set aside whose keys are at least a, b and c."""
+    """Mass and number of the collected tokens whose keys are at least a, b and c."""
     at_a, at_b, at_c = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     num_a, num_b, num_c = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     for start in range(0, size, BLOCK):
@@ -35,15 +35,15 @@ def _above(values, size, highest, inverse, a, b, c, SHIFT: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _pick(is_a, is_b, is_c, at_c, at_b, at_a, otherwise):
-    """The entry of the highest cut whose condition is met."""
+    """Return the entry of the highest cut whose condition is met."""
     return tl.where(is_c, at_c, tl.where(is_b, at_b, tl.where(is_a, at_a, otherwise)))
 
 
 @triton.jit
 def _shrunk(values, ids, size, low, high, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Keep of the tokens set aside those with keys in [low, high), in order; how many they are.
+    """Keep the collected tokens with keys in [low, high), in order; return their number.
 
-    What is written lies before what is read next, and the barriers keep the threads together.
+    Each write position is before the next read position, and barriers keep the threads in step.
     """
     seen = tl.full([], 0, tl.int32)
     tl.debug_barrier()
@@ -66,7 +66,7 @@ def _shrunk(values, ids, size, low, high, SHIFT: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _locate(values, ids, size, key, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Id of the token set aside that has ``rank`` others of the same key before it."""
+    """Return the id of the collected token that has ``rank`` others of the same key before it."""
     token = tl.full([], 0, tl.int32)
     seen = tl.full([], 0, tl.int32)
     for start in range(0, size, BLOCK):
@@ -86,7 +86,7 @@ def finish(
     rules, num_rows, records, values, ids, tokens, last, width,
     KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """End the search among the tokens set aside: note the mass that a truncation leaves, or the token."""
+    """End the search among the collected tokens: store the mass left by a truncation, or the token."""
     index = tl.program_id(0)
     record = records + index * 48
     token = tl.load(record + 3).to(tl.int32)
@@ -96,7 +96,7 @@ def finish(
         low, high, mass_low, mass_high, count_low, count_high, target, size = noted(record + 24)
         values += index.to(tl.int64) * width
         ids += index.to(tl.int64) * width
-        mass_above, count_above = mass_high, count_high  # of tokens that are not among those set aside
+        mass_above, count_above = mass_high, count_high  # of tokens above the collected ones
         num_rounds = 0
         while high - low > 1:
             a, b, c = three_cuts(low, high, num_rounds, SHIFT)

@@ -1,6 +1,6 @@
-"""One forward pass as tensors: where its tokens come from, where they go, and who attends to what.
+"""One forward pass as tensors: source and destination of its tokens, and the keys each token attends to.
 
-What ``packing.py`` put in order crosses to the device in one copy. Called by the runner; the networks read it.
+The result of ``packing.py`` is copied to the device at once. Called by the runner; read by the networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DeviceState", "Step", "padded_decodes"]
 
 @frozen(eq=False)
 class DeviceState:
-    """What stays on the device from step to step.
+    """State kept on the device between steps.
 
     Attributes:
         layers: per layer the pool's keys and values, (num_places + 1, num_kv, head_dim); the last place is a dump.
@@ -32,17 +32,17 @@ class DeviceState:
 
     @property
     def bytes_per_token(self) -> int:
-        """What a place takes in all layers."""
+        """Bytes per place over all layers."""
         return sum(tensor[0].nbytes for layer in self.layers for tensor in layer)
 
     @property
     def dump_slot(self) -> int:
-        """The row that padding uses."""
+        """Row used by padding."""
         return self.table.shape[0] - 1
 
     @property
     def dump_place(self) -> int:
-        """The place that padding writes to."""
+        """Place written by padding."""
         return self.layers[0][0].shape[0] - 1
 
 
@@ -51,15 +51,15 @@ class Step:
 
     Attributes:
         num_tokens: T.
-        num_decodes: how many of the first tokens attend for themselves.
+        num_decodes: number of leading tokens that attend individually.
         lanes: the longer spans.
-        token_ids: (T,) int64, known once :meth:`begin` has run.
+        token_ids: (T,) int64, valid after :meth:`begin`.
         slots, positions, places: (T,) int32.
-        lengths: (num_decodes,) int32, tokens that each of these sees, itself included.
-        gather: (num_seen,) int32, places that the longer spans see, span by span.
-        query_ends, key_ends: (len(lanes) + 1,) int32, running sums of their tokens and of what they see.
-        rows: (num_rows,) int32 tokens that logits are wanted for; None is all.
-        num_layers: how many layers run; None is all.
+        lengths: (num_decodes,) int32, number of tokens visible to each decode, itself included.
+        gather: (num_seen,) int32, places visible to the longer spans, span by span.
+        query_ends, key_ends: (len(lanes) + 1,) int32, running sums of their tokens and of their visible places.
+        rows: (num_rows,) int32 tokens whose logits are requested; None is all.
+        num_layers: number of layers to run; None is all.
     """
 
     def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, lanes: list[Lane], ints: Tensor,
@@ -76,7 +76,7 @@ class Step:
 
     @classmethod
     def upload(cls, state: DeviceState, packed: PackedSpans, num_layers: int | None = None) -> Step:
-        """The step on the device; one copy from pinned memory, not waited for."""
+        """Upload the step to the device; one asynchronous copy from pinned memory."""
         array, offsets = flatten(packed)
         ints = torch.from_numpy(array).pin_memory().to(state.table.device, non_blocking=True)
         num_tokens, is_plain = packed.tokens.shape[1], packed.is_plain_decode
@@ -84,13 +84,13 @@ class Step:
 
     @classmethod
     def static(cls, state: DeviceState, size: int, num_layers: int | None = None) -> tuple[Step, Tensor]:
-        """A decode step of ``size`` sequences whose numbers are filled in later, and the tensor that takes them."""
+        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input."""
         array, offsets = flatten(padded_decodes(state, PackedSpans(*_NOTHING), size))
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints
 
     def begin(self) -> None:
-        """First of all: find the token ids and enter the places into the table."""
+        """Start the step: look up the token ids and write the places into the table."""
         begin_step(self._tokens, self.state.last, self.state.table, self.token_ids)
 
 
@@ -98,7 +98,7 @@ _NOTHING = (np.empty((4, 0), np.int32), 0, [], np.empty(0, np.int32), np.empty(0
 
 
 def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> PackedSpans:
-    """Plain decodes filled up to ``size`` with tokens that read and write the dumps only."""
+    """Pad plain decodes to ``size`` with tokens that read and write only the dumps."""
     num_more = size - packed.num_decodes
     dump = np.array([[0], [state.dump_slot], [0], [state.dump_place]], np.int32)
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)

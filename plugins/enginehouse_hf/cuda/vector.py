@@ -1,7 +1,7 @@
-"""Matrix times vector, for the step of a single sequence: the weights are read once, as fast as memory gives them.
+"""Matrix-vector products for the step of a single sequence: the weights are read once, at full memory bandwidth.
 
 With one token cuBLAS leaves a fifth of the bandwidth unused, and the small kernels between the products cost as much
-again. Here the norm before a product, and what follows it, are part of the same kernel.
+again. Here the norm before a product, and the operations after it, are part of the same kernel.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def project(
     block: int | None = None,
     warps: int | None = None,
 ) -> Tensor:
-    """``weight @ norm(x)`` and what belongs to it, for one token.
+    """Compute ``weight @ norm(x)`` and fused operations, for one token.
 
     Args:
         x: (1, width).
@@ -84,7 +84,7 @@ def project(
         is_gated: the result is ``silu(gate) * up``, half as many rows.
 
     Returns:
-        (1, num_rows), half as many when gated; ``residual`` itself when there is one.
+        (1, num_rows), half as many if gated; ``residual`` itself if given.
     """
     num_rows, width = weight.shape
     num_rows = num_rows // 2 if is_gated else num_rows

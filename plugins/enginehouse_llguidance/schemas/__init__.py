@@ -1,4 +1,4 @@
-"""JSON Schema: what of it is enforced, and how a schema becomes one that the library enforces exactly."""
+"""JSON Schema: supported keywords, and rewriting of a schema into one that the library enforces exactly."""
 
 from __future__ import annotations
 

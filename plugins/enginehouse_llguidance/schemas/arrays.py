@@ -1,4 +1,4 @@
-"""Keywords of arrays, in the form of draft 2020-12."""
+"""Array keywords, in the form of draft 2020-12."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["array_keywords"]
 
 
 def array_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> dict[str, Any]:
-    """The keywords that enforce those of arrays in ``schema``.
+    """Return the keywords that enforce the array keywords of ``schema``.
 
     Args:
-        place: ``is_alone`` only when nothing beside these keywords restricts the items.
-        prepare: for subschemas.
+        place: ``is_alone`` only if nothing besides these keywords restricts the items.
+        prepare: prepares subschemas.
     """
     keywords: dict[str, Any] = {}
     for key in ("minItems", "maxItems"):

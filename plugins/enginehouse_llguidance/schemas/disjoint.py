@@ -1,4 +1,4 @@
-"""Whether no value can match two schemas, so that ``oneOf`` means the same as ``anyOf``. Proves or gives up."""
+"""Proves that no value matches two schemas, so ``oneOf`` is equivalent to ``anyOf``. Proves it or gives up."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_DEPTH = 8
 
 
 def find_overlap(root: Any, options: list[Any], parent: dict[str, Any]) -> tuple[int, int] | None:
-    """Indexes of two options that some value may match, or None when that is impossible.
+    """Return the indexes of two options that some value may match, or None if that is impossible.
 
     Args:
         root: the whole schema, for references.
-        parent: the schema that holds the options; its other keywords hold for each.
+        parent: the schema that contains the options; its other keywords apply to each of them.
     """
     base = _facts_of(root, {key: value for key, value in parent.items() if key != "oneOf"}, 0)
     facts = [_facts_of(root, option, 0).joined(base) for option in options]
@@ -34,14 +34,14 @@ def find_overlap(root: Any, options: list[Any], parent: dict[str, Any]) -> tuple
 
 @frozen
 class _Facts:
-    """What is known of every value that matches.
+    """Known properties of every value that matches a schema.
 
     Attributes:
-        types: of the value; integers count as numbers.
-        values: all that are possible, as comparable keys; None is any.
+        types: types of the value; integers count as numbers.
+        values: all possible values, as comparable keys; None means any.
         properties: schemas of the properties of an object, by name.
-        required: names that an object has.
-        is_closed: an object has no other property than ``properties``.
+        required: names of the required properties of an object.
+        is_closed: an object has no properties other than ``properties``.
     """
 
     types: frozenset[str] = _TYPES
@@ -51,7 +51,7 @@ class _Facts:
     is_closed: bool = False
 
     def joined(self, other: _Facts) -> _Facts:
-        """What is known when both hold; of two schemas for a property, one is enough."""
+        """Return the facts if both hold; of two schemas for one property, either suffices for a proof."""
         values = self.values if other.values is None else other.values if self.values is None else None
         if self.values is not None and other.values is not None:
             values = self.values & other.values
@@ -74,7 +74,7 @@ def _facts_of(root: Any, schema: Any, depth: int) -> _Facts:
         try:
             _, target = resolve(root, schema["$ref"], "")
         except SchemaProblem:
-            return facts  # reported where the reference is checked
+            return facts  # reported when the reference is checked
         referred = _facts_of(root, target, depth + 1)
         facts = facts.joined(referred) if len(schema) > 1 else referred
     return facts
@@ -96,7 +96,7 @@ def _values(schema: dict[str, Any]) -> frozenset[Any] | None:
 
 
 def _key(value: Any) -> Any:
-    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    """Return a key that is equal for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, dict):
         return ("object", frozenset((name, _key(item)) for name, item in value.items()))
     if isinstance(value, list):
@@ -132,7 +132,7 @@ def _are_disjoint(root: Any, left: _Facts, right: _Facts, depth: int) -> bool:
 
 
 def _shared_property_tells(root: Any, left: _Facts, right: _Facts, depth: int) -> Iterator[bool]:
-    """For every property that a value of both must have: whether no value of it suits both."""
+    """Yield, for each property that a value of both must have, True if no property value matches both."""
     if depth > _MAX_DEPTH:
         return
     for name in left.required | right.required:

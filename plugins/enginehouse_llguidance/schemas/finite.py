@@ -1,4 +1,4 @@
-"""Whether a prepared schema has a value that ends: a list whose every item must hold such a list has none."""
+"""Checks that a prepared schema has a finite value: a list whose every item must contain such a list has none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SCALARS = frozenset({"null", "boolean", "integer", "number", "string"})
 
 
 def find_endless(parts: Sequence[tuple[str, Any]], definitions: Mapping[str, Any]) -> str | None:
-    """The pointer of a part that no value satisfies because each would contain another one; None is none.
+    """Return the pointer of a part without any finite value, because each would contain another one, or None.
 
     Args:
         parts: pointer and prepared schema of every part.
-        definitions: what references of the parts mean, by name.
+        definitions: definitions referenced by the parts, by name.
     """
     search = _Search(definitions)
     while search.grows():
@@ -27,19 +27,19 @@ def find_endless(parts: Sequence[tuple[str, Any]], definitions: Mapping[str, Any
 
 @define
 class _Search:
-    """Definitions that are known to have a value; more become known in each round."""
+    """Fixed-point search for the definitions that have a finite value."""
 
     definitions: Mapping[str, Any]
     ending: set[str] = field(factory=set)
 
     def grows(self) -> bool:
-        """Whether a round found more."""
+        """Run one round; True if it found more."""
         found = {name for name, schema in self.definitions.items() if name not in self.ending and self.ends(schema)}
         self.ending |= found
         return bool(found)
 
     def ends(self, schema: Any) -> bool:
-        """Whether there is a value, as far as is known; what cannot be told counts as yes."""
+        """True if a finite value exists by the current knowledge; undecidable cases count as True."""
         if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
             return True
         if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in self.ending:

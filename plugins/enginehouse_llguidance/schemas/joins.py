@@ -1,4 +1,4 @@
-"""Bounds what may have to hold for one value at once: the library multiplies automata, each a time-consuming one."""
+"""Limits the constraints that may apply to one value at once: the library intersects automata, which is slow."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from enginehouse_llguidance.schemas.problems import SchemaProblem
 
 __all__ = ["Joins"]
 
-_MAX_PATTERNS = 5  # 10 were seen to take 0.2 s, 12 take 3 s
-_MAX_MULTIPLES = 100_000  # remainders that are told apart: 0.6 s
+_MAX_PATTERNS = 5  # measured: 10 take 0.2 s, 12 take 3 s
+_MAX_MULTIPLES = 100_000  # number of distinguished remainders: 0.6 s
 _MAX_PATHS = 500
 
 
 @define
 class Joins:
-    """Patterns and multiples of schemas that do not stand alone, by the value that they restrict."""
+    """Patterns and multiples of combined schemas, grouped by the value that they restrict."""
 
     patterns: dict[ValuePath, int] = field(factory=dict)
     multiples: dict[ValuePath, set[float]] = field(factory=dict)
 
     def add_pattern(self, path: ValuePath) -> None:
-        """One more pattern."""
+        """Add a pattern."""
         self.patterns[path] = self.patterns.get(path, 0) + 1
 
     def add_multiple(self, path: ValuePath, value: float) -> None:
-        """One more value of ``multipleOf``."""
+        """Add a value of ``multipleOf``."""
         self.multiples.setdefault(path, set()).add(value)
 
     def check(self) -> None:
-        """Raise SchemaProblem when too many may meet."""
+        """Raise SchemaProblem if too many may apply to one value."""
         if len(self.patterns) > _MAX_PATHS or len(self.multiples) > _MAX_PATHS:
             raise SchemaProblem("", "too many patterns and multiples in schemas that are joined")
         for path in self.patterns:
@@ -46,7 +46,7 @@ class Joins:
 
 
 def _meeting(path: ValuePath, paths: Iterable[ValuePath]) -> Iterator[ValuePath]:
-    """The paths that may lead to the same value; None in a path is any name or index."""
+    """Yield the paths that may lead to the same value; None in a path is any name or index."""
     for other in paths:
         if len(other) == len(path) and all(
             left is None or right is None or left == right for left, right in zip(path, other, strict=True)

@@ -1,4 +1,4 @@
-"""Every keyword of JSON Schema, and what becomes of it. The table in docs/structured.md is made from here."""
+"""Support status of every JSON Schema keyword. The table in docs/structured.md is generated from this module."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 @frozen
 class Keyword:
-    """What becomes of a keyword.
+    """Support status of a keyword.
 
     Attributes:
-        status: ``annotation``: it asks for nothing, as the standard says.
-        note: limits of what is enforced, or why it is refused.
+        status: ``annotation``: no constraint, as defined by the standard.
+        note: limits of the enforcement, or the reason for the refusal.
     """
 
     status: Literal["enforced", "annotation", "refused"]
@@ -108,19 +108,19 @@ KEYWORDS: dict[str, Keyword] = {
     "unevaluatedProperties": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
     # Annotations
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-    **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI's
-    # Of earlier drafts
+    **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI
+    # Earlier drafts
     "divisibleBy": Keyword("refused", "use `multipleOf`"),
     "extends": Keyword("refused", "use `allOf`"),
     "disallow": Keyword("refused"),
 }
-"""A keyword that is not listed is an annotation, as the standard says, unless it looks like a misspelt one."""
+"""An unlisted keyword is an annotation, as in the standard, unless it looks like a misspelled known one."""
 
-_LONG = [name for name in KEYWORDS if len(name) > 3]  # shorter ones are close to too many other words
+_LONG = [name for name in KEYWORDS if len(name) > 3]  # shorter ones are too similar to many other words
 
 
 def meant_keyword(name: str) -> str | None:
-    """What an unknown keyword seems to mean: with other case, other order of letters, or a letter too many or few."""
+    """Return the known keyword that an unknown one probably means: other case, swapped, extra or missing letters."""
     plain = name.replace("_", "").lower()
     for known in _LONG:
         if sorted(plain) == sorted(known.lower()):

@@ -1,10 +1,9 @@
 """Bounds of numbers, rewritten so that the library enforces them exactly.
 
-The library keeps bounds as floats, writes them as decimals, and lets an exclusive bound through in places.
-Here every bound becomes an inclusive one that every reader takes for the same number: an integer that a float
-holds exactly, or a decimal of at most 15 digits. An exclusive bound of a ``number`` moves inwards by a
-trillionth of itself, so that no run of digits can round onto it. The result allows fewer numbers than the
-schema in corners, never more.
+The library stores bounds as floats, writes them as decimals, and in places lets an exclusive bound through. Here every
+bound becomes an inclusive one that every reader parses as the same number: an integer that a float represents exactly,
+or a decimal of at most 15 digits. An exclusive bound of a ``number`` moves inwards by a trillionth of its value, so
+that no digit sequence can round to it. In edge cases the result allows fewer numbers than the schema, never more.
 """
 
 from __future__ import annotations
@@ -27,36 +26,36 @@ NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
     "float": None,
     "double": None,
 }
-"""Formats of numbers that generators of schemas write, with their bounds."""
+"""Number formats written by schema generators, with their bounds."""
 
-_MAX_MULTIPLE = 10_000  # the library's automaton has a state for each remainder
-_MAX_INTEGER = 2**63 - 1024  # the library's integers have 64 bits
+_MAX_MULTIPLE = 10_000  # the library's automaton has one state per remainder
+_MAX_INTEGER = 2**63 - 1024  # the library uses 64-bit integers
 _MAX_DECIMAL = 9 * 10**18
-_USUAL_INTEGER = 10**18  # where a schema sets no bound: ends runs of digits
+_USUAL_INTEGER = 10**18  # bound if the schema sets none; limits the number of digits
 _STEP = Fraction(1, 10**12)
 ANY_INTEGER = {"type": "integer", "minimum": -_USUAL_INTEGER, "maximum": _USUAL_INTEGER}
-"""What an integer without bounds becomes."""
+"""Prepared form of an integer without bounds."""
 _MAX_DECIMALS = 9
 EXACT_DIGITS = 15
-"""A decimal of so many digits is told apart from its neighbours as a float, and read exactly by the library."""
+"""Decimals with this number of digits are distinct as floats, and the library reads them exactly."""
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number."""
+    """True if a JSON value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_exact_integer(value: float) -> bool:
-    """Whether the library takes an integral number for the same integer."""
+    """True if the library reads an integral number as the same integer."""
     return abs(value) <= _MAX_INTEGER and int(float(value)) == value
 
 
 def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, exact: bool) -> dict[str, Any]:
-    """The keywords that enforce the bounds of ``schema``.
+    """Return the keywords that enforce the bounds of ``schema``.
 
     Args:
         integer: only integers are allowed.
-        exact: values are listed elsewhere (``enum``); the number of decimals is left alone.
+        exact: values are listed elsewhere (``enum``); the number of decimals is not restricted.
     """
     for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
         if key in schema and not (is_number(schema[key]) and math.isfinite(schema[key])):
@@ -64,12 +63,12 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
     low, high = _bounds(schema, integer)
     multiple = _multiple_of(schema, pointer, integer)
     if not integer and low is None and high is None and multiple is None:
-        return {}  # any number, also with an exponent
+        return {}  # any number, including exponents
     if integer:
         low = Fraction(-_USUAL_INTEGER) if low is None else low
         high = Fraction(_USUAL_INTEGER) if high is None else high
     elif multiple is not None:
-        # Multiples are exact up to this.
+        # Multiples are exact up to this limit.
         limit = Fraction(2**53 // Fraction(multiple).denominator)
         low = max(-limit, -limit if low is None else low)
         high = min(limit, limit if high is None else high)
@@ -87,7 +86,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
 
 
 def _bounds(schema: Mapping[str, Any], integer: bool) -> tuple[Fraction | None, Fraction | None]:
-    """The inclusive bounds; exclusive ones are moved to the next number."""
+    """Return the inclusive bounds; exclusive ones are moved to the next number."""
     low = [Fraction(schema["minimum"])] if "minimum" in schema else []
     high = [Fraction(schema["maximum"])] if "maximum" in schema else []
     name = schema.get("format")
@@ -105,7 +104,7 @@ def _bounds(schema: Mapping[str, Any], integer: bool) -> tuple[Fraction | None, 
 
 
 def _next(bound: float, direction: int, integer: bool) -> Fraction:
-    """The first number beyond an exclusive bound, in the given direction."""
+    """Return the first number beyond an exclusive bound, in the given direction."""
     exact = Fraction(bound)
     if integer:
         return Fraction(math.floor(exact) + 1 if direction > 0 else math.ceil(exact) - 1)
@@ -132,7 +131,7 @@ def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> floa
 
 
 def _written_integer(bound: Fraction, *, up: bool, pointer: str) -> int:
-    """A bound as the library gets it: the closest one further in that a float holds."""
+    """Convert a bound for the library: the closest integer inside the range that a float represents exactly."""
     exact = max(-_MAX_INTEGER, min(_MAX_INTEGER, int(bound)))
     written = int(float(exact))
     if (written < bound) if up else (written > bound):
@@ -142,7 +141,7 @@ def _written_integer(bound: Fraction, *, up: bool, pointer: str) -> int:
 
 
 def _written_decimal(bound: Fraction, *, up: bool, pointer: str) -> float | int:
-    """A bound as the library gets it: of 15 digits, and not too small, for each digit nests deeper."""
+    """Convert a bound for the library: 15 digits, and not too small, because each digit adds a nesting level."""
     limited = max(Fraction(-_MAX_DECIMAL), min(Fraction(_MAX_DECIMAL), bound))
     if 0 < abs(limited) < _STEP:
         limited = (_STEP if up else Fraction(0)) if limited > 0 else (Fraction(0) if up else -_STEP)
@@ -158,7 +157,7 @@ def _check_inside(written: Fraction, bound: Fraction, *, up: bool, pointer: str,
 
 
 def _decimals(keywords: Mapping[str, Any]) -> int:
-    """How many decimals a number within these bounds may have; 0 is any number. Ends runs of digits."""
+    """Maximum number of decimals within these bounds; 0 means any. Limits the number of digits."""
     bounds = [abs(Fraction(keywords[key])) for key in ("minimum", "maximum") if key in keywords]
     if len(bounds) < 2 or keywords["minimum"] == keywords["maximum"]:
         return 0

@@ -1,4 +1,4 @@
-"""Keywords of objects. Objects that stand alone are closed; free names are never counted, for they may repeat."""
+"""Object keywords. Objects whose schema is not combined are closed; free names may repeat, so they are not counted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Prepare = Callable[..., Any]
 
 
 def object_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> dict[str, Any]:
-    """The keywords that enforce those of objects in ``schema``.
+    """Return the keywords that enforce the object keywords of ``schema``.
 
     Args:
-        place: ``is_alone`` only when nothing beside these keywords restricts the properties.
-        prepare: for subschemas.
+        place: ``is_alone`` only if nothing besides these keywords restricts the properties.
+        prepare: prepares subschemas.
     """
     keywords: dict[str, Any] = {}
     properties = _mapping(schema, "properties", place)
@@ -69,7 +69,7 @@ def _unevaluated_is_closed(schema: dict[str, Any], place: Place) -> bool:
 def _suffices(
     schema: dict[str, Any], properties: dict[str, Any], patterns: dict[str, Any], required: list[str], place: Place
 ) -> bool:
-    """Whether an object stands alone and can be complete without any further name; then there is none."""
+    """True if an object's schema is not combined and needs no further names; then none are allowed."""
     if not place.is_alone or not (properties or patterns) or any(name not in properties for name in required):
         return False
     low = length(schema, "minProperties", place.pointer) if "minProperties" in schema else 0
@@ -86,7 +86,7 @@ def _pattern_properties(
             raise SchemaProblem(pointer, "an empty pattern matches every name; use additionalProperties")
         translated = read_pattern(pattern, pointer)
         if translated.is_finite and (properties or required or not place.is_alone):
-            # The library offers a further name even where all are taken.
+            # The library offers a further name even if all are taken.
             raise SchemaProblem(pointer, "matches a few names only; list them in properties instead")
         prepared[f"^(?:{translated.regex})$"] = prepare(value, "patternProperties", pattern)
         depends = depends or (pointer if translated.depends_on_dialect else None)
@@ -101,7 +101,7 @@ def _pattern_properties(
 
 
 def _restrict_names(schema: dict[str, Any], required: list[str], keywords: dict[str, Any], place: Place) -> None:
-    """``propertyNames`` becomes the only pattern that names may match."""
+    """Rewrite ``propertyNames`` as the only pattern that names may match."""
     pointer, names = place.at("propertyNames"), schema["propertyNames"]
     if "properties" in keywords or "patternProperties" in keywords:
         raise SchemaProblem(pointer, "is not supported together with properties and patternProperties")
@@ -127,7 +127,7 @@ def _restrict_names(schema: dict[str, Any], required: list[str], keywords: dict[
 
 
 def _counts(schema: dict[str, Any], keywords: dict[str, Any], required: list[str], place: Place) -> None:
-    """``minProperties`` and ``maxProperties``, where names cannot repeat."""
+    """Enforce ``minProperties`` and ``maxProperties`` where names cannot repeat."""
     low = length(schema, "minProperties", place.pointer) if "minProperties" in schema else 0
     high = length(schema, "maxProperties", place.pointer) if "maxProperties" in schema else None
     properties = keywords.get("properties", {})

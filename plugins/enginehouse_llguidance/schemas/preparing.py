@@ -1,9 +1,9 @@
-"""A schema of a request -> a schema that the library enforces exactly, or the reason why there is none.
+"""Rewrites the schema of a request into one that the library enforces exactly, or refuses it with a reason.
 
-The library is right about most of JSON Schema, wrong about some corners and silent about keywords that it
-does not know. So it never sees a request's schema: each keyword is checked here, written anew in a form
-that was tested, or refused with its JSON pointer. A prepared schema may allow less than the original (texts
-that no two readers of JSON disagree about), never more. This module walks; its neighbours know the keywords.
+The library handles most of JSON Schema correctly, some edge cases wrongly, and silently ignores unknown keywords. So it
+never receives a request's schema: each keyword is checked here and rewritten in a tested form, or refused with its JSON
+pointer. A prepared schema may allow less than the original (no texts that JSON readers parse differently), never more.
+This module walks the schema; the modules next to it handle the keywords.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
 
 _BRANCHES = ("$ref", "allOf", "anyOf", "oneOf")
 _ASKS_NOTHING: dict[str, Callable[[Any], bool]] = {
-    "uniqueItems": lambda value: True,  # looked at together with maxItems
+    "uniqueItems": lambda value: True,  # handled together with maxItems
     "dependentRequired": lambda value: value == {},
     "dependentSchemas": lambda value: value == {},
     "dependencies": lambda value: value == {},
-    "minContains": lambda value: True,  # without contains
+    "minContains": lambda value: True,  # no effect without contains
     "maxContains": lambda value: True,
-    "then": lambda value: True,  # without if
+    "then": lambda value: True,  # no effect without if
     "else": lambda value: True,
 }
 _MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
@@ -55,10 +55,10 @@ _MAX_JSON_DEPTH = 120  # the library reads 128 levels
 
 @frozen
 class PreparedSchema:
-    """What the library is to enforce.
+    """Schema to be enforced by the library.
 
     Attributes:
-        schema: with all definitions.
+        schema: the schema with all definitions.
         parts: pointer in the original and prepared form of every subschema, inner ones first.
     """
 
@@ -67,10 +67,10 @@ class PreparedSchema:
 
 
 def read_schema(text: str) -> Any:
-    """The JSON of a schema.
+    """Parse the JSON of a schema.
 
     Raises:
-        SchemaProblem: it is no JSON, or nested too deep to be read.
+        SchemaProblem: it is not valid JSON, or nested too deeply.
     """
 
     def refuse(name: str) -> None:
@@ -104,14 +104,14 @@ def prepare_schema(root: Any, options: LlguidanceOptions) -> PreparedSchema:
     """Check and rewrite a schema.
 
     Raises:
-        SchemaProblem: something cannot be enforced; it names the place.
+        SchemaProblem: something cannot be enforced; includes its location.
     """
     return _Preparer(root, options).run()
 
 
 @define(eq=False)
 class _Preparer:
-    """One walk over a schema and what it refers to."""
+    """One traversal of a schema and its references."""
 
     root: Any
     options: LlguidanceOptions
@@ -125,7 +125,7 @@ class _Preparer:
     uses_any_integer: bool = False
 
     def run(self) -> PreparedSchema:
-        """Walk, then look at the references as a whole."""
+        """Traverse the schema, then check the references as a whole."""
         schema = self.prepare(self.root, Place())
         definitions = {}
         while self.waiting:
@@ -150,7 +150,7 @@ class _Preparer:
                 raise SchemaProblem(pointer, "a recursive schema is not supported together with other keywords")
 
     def prepare(self, value: Any, place: Place) -> Any:
-        """The prepared form of one subschema."""
+        """Return the prepared form of one subschema."""
         if isinstance(value, bool):
             return value
         if not isinstance(value, dict):
@@ -163,7 +163,7 @@ class _Preparer:
         if "$id" in value and place.pointer:
             place = evolve(place, is_in_resource=True)
         prepared = self._rewrite(value, place)
-        if prepared == ANY_INTEGER:  # shared, for its automaton is large
+        if prepared == ANY_INTEGER:  # shared, because its automaton is large
             self.uses_any_integer, prepared = True, {"$ref": "#/$defs/integer"}
         self.parts.append((place.pointer, prepared))
         return prepared
@@ -194,7 +194,7 @@ class _Preparer:
         return prepared
 
     def _of_types(self, schema: dict[str, Any], types: list[str], own: Place) -> dict[str, Any]:
-        """Keywords that hold for values of one type."""
+        """Return the keywords that apply to values of each type."""
 
         def prepare(value: Any, *steps: str | int) -> Any:
             part = own.of_part(*steps)
@@ -233,7 +233,7 @@ class _Preparer:
     def _add_branches(
         self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
     ) -> None:
-        """Schemas that hold for the same value."""
+        """Add the schemas that apply to the same value."""
         if "$ref" in branches:
             prepared["$ref"] = self._reference(schema["$ref"], place)
         for key in ("allOf", "anyOf", "oneOf"):
@@ -257,7 +257,7 @@ class _Preparer:
             elif "anyOf" in prepared:
                 prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": found}]
             else:
-                prepared["anyOf"] = found  # oneOf means the same where nothing overlaps
+                prepared["anyOf"] = found  # equivalent to oneOf if the options are disjoint
 
     def _reference(self, reference: Any, place: Place) -> str:
         pointer = place.at("$ref")
@@ -282,7 +282,7 @@ def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
-    """The types that values may have; an integer is a number."""
+    """Return the allowed types; an integer counts as a number."""
     named = schema.get("type", list(TYPES))
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not names:
@@ -295,7 +295,7 @@ def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
 
 
 def _constant(value: Any, pointer: str) -> Any:
-    """A constant that the library writes back as the same value."""
+    """Return a constant that the library writes back as the same value."""
     if isinstance(value, str):
         check_text(value, pointer)
     elif isinstance(value, list):

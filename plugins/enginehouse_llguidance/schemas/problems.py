@@ -1,4 +1,4 @@
-"""What is wrong with a schema, and where."""
+"""Errors in a schema, with their location."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SchemaProblem", "join_pointer"]
 
 
 class SchemaProblem(ValueError):
-    """A schema is malformed, too large, or uses what cannot be enforced.
+    """A schema is malformed, too large, or uses a feature that cannot be enforced.
 
     Attributes:
         pointer: JSON pointer of the keyword, "" for the whole schema.
@@ -21,6 +21,6 @@ class SchemaProblem(ValueError):
 
 
 def join_pointer(pointer: str, steps: Iterable[str | int]) -> str:
-    """The pointer of something below ``pointer``."""
+    """Return the JSON pointer of a descendant of ``pointer``."""
     escaped = (str(step).replace("~", "~0").replace("/", "~1") for step in steps)
     return "".join([pointer, *(f"/{step}" for step in escaped)])

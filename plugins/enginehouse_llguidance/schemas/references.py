@@ -1,4 +1,4 @@
-"""``$ref``: where it leads, and which chains of schemas it makes. Nothing is ever fetched."""
+"""Resolves ``$ref`` and finds reference cycles. Nothing is ever fetched."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["find_cycle", "resolve"]
 
 
 def resolve(root: Any, reference: Any, pointer: str) -> tuple[str, Any]:
-    """The pointer and the value that a reference leads to.
+    """Return the pointer and the value that a reference points to.
 
     Args:
-        pointer: of the keyword ``$ref``, for errors.
+        pointer: location of the keyword ``$ref``, for errors.
     """
     if not isinstance(reference, str):
         raise SchemaProblem(pointer, "must be a string")
@@ -36,7 +36,7 @@ def resolve(root: Any, reference: Any, pointer: str) -> tuple[str, Any]:
 
 
 def find_cycle(edges: Mapping[str, Iterable[str]], starts: Iterable[str]) -> str | None:
-    """A node that leads back to itself and can be reached from ``starts``; None when there is none."""
+    """Return a node on a cycle that is reachable from ``starts``, or None."""
     done: set[str] = set()
     for start in starts:
         path: dict[str, Iterable[str]] = {start: iter(edges.get(start, ()))}

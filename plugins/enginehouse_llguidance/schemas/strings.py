@@ -1,4 +1,4 @@
-"""Keywords of strings, as expressions of the library."""
+"""String keywords, rewritten as regular expressions of the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ESCAPED = frozenset("\b\t\n\f\r")
 
 
 def string_keywords(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
-    """The keywords that enforce those of strings in ``schema``."""
+    """Return the keywords that enforce the string keywords of ``schema``."""
     keywords: dict[str, Any] = {}
     for key in ("minLength", "maxLength"):
         if key in schema:
@@ -35,7 +35,7 @@ def string_keywords(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
 
 
 def read_pattern(value: Any, pointer: str) -> Pattern:
-    """A translated ``pattern``."""
+    """Translate a ``pattern``."""
     if not isinstance(value, str):
         raise SchemaProblem(pointer, "must be a string")
     try:
@@ -45,7 +45,7 @@ def read_pattern(value: Any, pointer: str) -> Pattern:
 
 
 def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
-    """The value of a keyword that counts something."""
+    """Return the value of a keyword that is a count."""
     value = schema[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
         raise SchemaProblem(join_pointer(pointer, [key]), "must be a whole number of at least 0")
@@ -53,7 +53,7 @@ def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
 
 
 def check_text(text: str, pointer: str) -> None:
-    """Refuse a constant string that the grammar of strings cannot write."""
+    """Refuse a constant string that the grammar of strings cannot produce."""
     for char in text:
         if (char < " " and char not in _ESCAPED) or char == "\x7f":
             raise SchemaProblem(pointer, f"the control character {char!r} is not supported in a constant")

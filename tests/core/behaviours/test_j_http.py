@@ -120,7 +120,8 @@ def test_h29_prompt_longer_than_the_context(server: Server, stream: bool) -> Non
         assert error["type"] == "invalid_request_error"
         assert error["code"] == "context_length_exceeded"
         numbers = [int(word) for word in error["message"].split() if word.isdigit()]
-        assert len(numbers) >= 2 and max(numbers) > 10_000
+        # The length alone may tell that it does not fit; then the number of tokens is a lower bound, and says so.
+        assert len(numbers) >= 2 and max(numbers) > (3000 if "at least" in error["message"] else 10_000)
     assert time.perf_counter() - began < 4
     server.check_alive()
 

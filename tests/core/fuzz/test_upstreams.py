@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 from attrs import define, field
@@ -150,8 +151,9 @@ _OPTIONS = RemoteOptions(
 )
 
 
-async def _open(url: str) -> RemoteEngine:
-    return await asyncio.to_thread(RemoteBackend().open, ModelSource(url), _OPTIONS, lambda share, text: None)
+async def _open(url: str, start_timeout_s: float = 0.01) -> RemoteEngine:
+    options = attrs.evolve(_OPTIONS, start_timeout_s=start_timeout_s)
+    return await asyncio.to_thread(RemoteBackend().open, ModelSource(url), options, lambda share, text: None)
 
 
 async def _ask(engine: RemoteEngine, random: Random) -> None:
@@ -178,7 +180,7 @@ def test_answers(amount: Amount) -> None:
     with asyncio.Runner() as runner:
         serving = _serving()
         server = runner.run(serving.__aenter__())
-        engine = runner.run(_open(server.url))
+        engine = runner.run(_open(server.url, start_timeout_s=10.0))  # the machine may be busy
 
         async def case(random: Random) -> None:
             server.random = random

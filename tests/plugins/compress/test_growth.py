@@ -11,6 +11,8 @@ from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 from .test_lossless import compress
 
+pytestmark = pytest.mark.compress
+
 
 @pytest.mark.parametrize("unit", HOSTILE_UNITS.values(), ids=HOSTILE_UNITS)
 def test_compression(unit: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,13 +12,21 @@ import pytest
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
+from enginehouse_llguidance.decoder import LlguidanceDecoder
+from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
 
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    """A compiler that caches nothing."""
+    return LlguidanceDecoder(LlguidanceOptions(max_cached_bytes=0)).bind(FakeTokenizer())
+
+
 def compile_new(compiler: GrammarCompiler, kind: str, text: str) -> None:
-    """Compile without the cache's help, or be refused."""
-    compiler._cache.clear()  # type: ignore[attr-defined]
+    """Compile, or be refused."""
     with contextlib.suppress(InvalidRequest):
         compiler.compile(Constraint(kind=kind, text=text))  # type: ignore[arg-type]
 
@@ -60,4 +69,20 @@ def test_wide_schemas(compiler: GrammarCompiler, name: str) -> None:
         }
         return json.dumps(shapes[name])
 
-    assert_near_linear(schema, lambda text: compile_new(compiler, "json_schema", text), 600)
+    assert_near_linear(schema, lambda text: compile_new(compiler, "json_schema", text), 120)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_many_optional_members_are_bounded(compiler: GrammarCompiler, is_nested: bool) -> None:
+    """The library's time grows with their square, so their number is bounded: it ends after seconds."""
+
+    def schema(size: int) -> str:
+        record = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(size)}}
+        return json.dumps({"type": "array", "items": record} if is_nested else record)
+
+    began_s = time.process_time()
+    compile_new(compiler, "json_schema", schema(4990))
+
+    assert time.process_time() - began_s < 20
+    with pytest.raises(InvalidRequest, match="subschemas"):
+        compiler.compile(Constraint(kind="json_schema", text=schema(6000)))

@@ -1,4 +1,4 @@
-"""The admin API: what a server's operator asks of it while it runs. Every route needs the scope ``admin``."""
+"""Admin API: inspecting and controlling a running server. Every route requires the scope ``admin``."""
 
 from __future__ import annotations
 

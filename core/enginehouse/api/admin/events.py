@@ -1,4 +1,4 @@
-"""``GET /admin/events``: what happens to models, as server-sent events."""
+"""``GET /admin/events``: model events as server-sent events."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from enginehouse.serving.status import Subscription
 __all__ = ["event_route"]
 
 _POLL_S = 0.5
-"""Seconds between two looks at whether the server stops: this stream would otherwise hold it up."""
+"""Seconds between two checks for a server shutdown, which this stream would otherwise delay."""
 
 
 def event_route(state: ApiState) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
 
     @get("/admin/events")
     async def stream_events() -> ASGIApp:
-        """Stream what happens to models from now on."""
+        """Stream model events from now on."""
         return _EventsResponse(state)
 
     return stream_events
@@ -40,7 +40,7 @@ class _EventsResponse:
     state: ApiState
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until somebody has had enough."""
+        """Send events until the client disconnects or the server stops."""
         with self.state.manager.events.subscribe() as subscription:
             await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
             await send({"type": "http.response.body", "body": PING, "more_body": True})

@@ -1,4 +1,4 @@
-"""``/admin/models``: what is loaded and what holds memory; loading and unloading by hand."""
+"""``/admin/models``: models and their memory; loading and unloading on request."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class UnloadBody:
 
     Attributes:
         drain: let running requests finish; new ones wait until the model is loaded again.
-        force: end running requests, or a load, and unload a pinned model; with ``drain`` only those that do not finish.
-        drain_s: seconds that running requests get; unset is ``limits.drain_s``.
+        force: end running requests, or a load, and unload a pinned model; with ``drain``, end only the requests that do
+            not finish in time.
+        drain_s: seconds that running requests get; unset means ``limits.drain_s``.
     """
 
     drain: bool = False
@@ -40,13 +41,13 @@ class UnloadBody:
 
 
 def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """The routes."""
+    """Return the routes."""
     manager = state.manager
     limit = state.settings.limits.max_body_bytes
 
     @get("/admin/models")
     async def list_served_models() -> dict[str, Any]:
-        """List all models with what they hold."""
+        """List all models with their state and memory."""
         data = [describe_model(manager, status) for status in manager.statuses()]
         return {"object": "list", "data": data, "memory": _describe_memory(manager)}
 
@@ -57,7 +58,7 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @post("/admin/models/{model_id:path}", status_code=200)
     async def order_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Load or unload a model: its id, which may hold slashes, and the order behind it."""
+        """Load or unload a model. The path is its id, which may contain slashes, followed by the operation."""
         name, order = _split(_path_of(request))
         if order == "load":
             await read_empty_body(request.receive, limit)
@@ -70,7 +71,7 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
 
 def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]:
-    """One model as the admin API shows it."""
+    """Return the admin API's description of one model."""
     settings = manager.find(status.name).settings
     holds = status.memory_bytes is not None
     return {
@@ -116,7 +117,7 @@ def _split(path: str) -> tuple[str, _Order]:
 
 
 def _read_unload_body(body: bytes) -> UnloadBody:
-    """Raises InvalidRequest: a field is unknown or wrong."""
+    """Decode the body. Raises InvalidRequest if a field is unknown or invalid."""
     data = parse_object(body) if body else {}
     known = {attribute.name for attribute in attrs.fields(UnloadBody)}
     for name in data:

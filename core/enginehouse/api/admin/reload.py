@@ -1,4 +1,4 @@
-"""``POST /admin/reload``: the configuration is read again."""
+"""``POST /admin/reload``: read the configuration again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["reload_route"]
 
 
 def reload_route(state: ApiState) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
 
     @post("/admin/reload", status_code=200)
     async def reload_configuration(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Serve by the configuration as it is written now; one that is wrong changes nothing."""
+        """Serve with the current configuration files; an invalid configuration changes nothing."""
         await read_empty_body(request.receive, state.settings.limits.max_body_bytes)
         report = await state.exchanges.follow(state.reload())
         changes = report.models

@@ -22,15 +22,15 @@ from enginehouse.contract.types import ChoiceFinished, GenerateRequest
 __all__ = ["describe_answer", "describe_partial", "prompts_of", "request_routes"]
 
 _ORDER: tuple[Phase, ...] = ("decode", "prefill", "paused", "queued")
-"""The phase of a request is the first of these that one of its choices is in."""
+"""Precedence of phases: a request's phase is the first of these that one of its choices is in."""
 
 
 def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restarting: Set[str]) -> dict[str, Any]:
-    """One running request.
+    """Return the description of one running request.
 
     Args:
-        views: pictures of engines, by model.
-        restarting: models whose worker has died and is not back yet; their requests are paused.
+        views: snapshots of engines, by model.
+        restarting: models whose worker has died and has not restarted yet; their requests are paused.
     """
     record, request = answer.record, answer.requests[0]
     requests = _views_of(answer, views)
@@ -56,13 +56,13 @@ def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restart
 
 
 def describe_partial(answer: OpenAnswer) -> dict[str, Any]:
-    """What a request has said so far."""
+    """Return the output that a request has generated so far."""
     choices = answer.assembly.choices if answer.assembly is not None else []
     return {"id": answer.id, "choices": [_partial(choice) for choice in choices]}
 
 
 def prompts_of(answer: OpenAnswer) -> list[Any]:
-    """The prompts as the client gave them: messages, text or token ids."""
+    """Return the prompts as the client sent them: messages, text or token ids."""
     return [_prompt(request) for request in answer.requests]
 
 
@@ -83,7 +83,7 @@ def _partial(choice: Choice) -> dict[str, Any]:
 
 
 def _views_of(answer: OpenAnswer, views: Mapping[str, EngineView]) -> dict[int, RequestView]:
-    """The picture of each prompt's request, by the number of the prompt."""
+    """Return the snapshot of each prompt's request, by prompt index."""
     if answer.assembly is None:
         return {}
     by_prompt = {}
@@ -102,7 +102,7 @@ def _num_prompt_tokens(answer: OpenAnswer) -> int | None:
 
 
 def _choices(answer: OpenAnswer, requests: Mapping[int, RequestView]) -> list[dict[str, Any]]:
-    """One entry per choice of every prompt."""
+    """Return one entry per choice of every prompt."""
     num_choices = answer.requests[0].num_choices
     shown = []
     for prompt in range(len(answer.requests)):
@@ -141,7 +141,7 @@ def _num_completion_tokens(ended: ChoiceFinished | None, sequence: SequenceView 
 
 
 def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """The routes below ``/admin/requests``."""
+    """Return the routes under ``/admin/requests``."""
     engines, exchanges = Engines(state.manager, state.pipeline.replays), state.exchanges
     limit = state.settings.limits.max_body_bytes
 
@@ -152,7 +152,7 @@ def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @get("/admin/requests")
     async def list_requests(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """List the generating requests that are running, the oldest first."""
+        """List the running generation requests, the oldest first."""
         return {"object": "list", "data": await describe(list_answers(exchanges), request)}
 
     @get("/admin/requests/{request_id:str}")
@@ -164,7 +164,7 @@ def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @get("/admin/requests/{request_id:str}/partial")
     async def show_partial(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Show what a running request has said so far."""
+        """Show the output that a running request has generated so far."""
         return describe_partial(find_answer(exchanges, str(request.path_params["request_id"])))
 
     @post("/admin/requests/{request_id:str}/cancel", status_code=200)
@@ -177,7 +177,7 @@ def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @post("/admin/requests/{request_id:str}/stop-thinking", status_code=200)
     async def stop_thinking(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Close the reasoning of a running request, so that its answer follows."""
+        """Close the reasoning of a running request, so that the final answer follows."""
         await read_empty_body(request.receive, limit)
         answer = find_answer(exchanges, str(request.path_params["request_id"]))
         return {"id": answer.id, "choices_stopped": await answer.stop_thinking(engines.get)}

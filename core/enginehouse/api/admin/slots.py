@@ -22,18 +22,20 @@ from enginehouse.serving import LoadedModel, ModelManager
 __all__ = ["Engines", "slot_route"]
 
 _PATIENCE_S = 1.0
-"""An engine answers between two steps, and not beside a suspect; of one that takes longer there is no picture."""
+"""Timeout of a snapshot. An engine takes snapshots between steps, and none during an isolation run; after this time
+the model is shown without one.
+"""
 
 
 @frozen(eq=False)
 class Engines:
-    """The engines of one server. ``get`` is told of a model by its name."""
+    """The engines of one server."""
 
     manager: ModelManager
     replays: Replays
 
     def get(self, model: str) -> Engine | None:
-        """The engine that serves a model now."""
+        """Return the engine that currently serves ``model``, a model name, or None."""
         loaded = self._loaded(model)
         return loaded.engine if loaded is not None else None
 
@@ -44,7 +46,7 @@ class Engines:
             return None
 
     def all(self) -> dict[str, Engine]:
-        """Every engine that serves now, by model."""
+        """Return every engine that is currently serving, by model."""
         return {name: loaded.engine for name, loaded in self._all().items()}
 
     def _all(self) -> dict[str, LoadedModel]:
@@ -53,7 +55,7 @@ class Engines:
         return {name: loaded for name, loaded in found.items() if loaded is not None}
 
     async def views(self, caller: str, wanted: Callable[[str], bool] = lambda model: True) -> dict[str, EngineView]:
-        """The pictures that could be had for a caller, by model."""
+        """Return the available snapshots for a caller, by model."""
         models = {name: loaded for name, loaded in self._all().items() if wanted(name)}
         views = await asyncio.gather(*(self._view(loaded, caller) for loaded in models.values()))
         return {name: view for name, view in zip(models, views, strict=True) if view is not None}
@@ -66,17 +68,17 @@ class Engines:
             return None
 
     def restarting(self) -> frozenset[str]:
-        """Models that served before and do not now."""
+        """Return the models whose worker is restarting."""
         return frozenset(status.name for status in self.manager.statuses() if status.state == "restarting")
 
 
 def slot_route(state: ApiState) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
     engines, has_keys = Engines(state.manager, state.pipeline.replays), state.settings.auth.needs_key
 
     @get("/admin/slots")
     async def show_slots(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Show slots, KV positions and prefix-cache entries of every model that serves now."""
+        """Show slots, KV positions and prefix-cache entries of every serving model."""
         serving = engines.all()
         views = await engines.views(caller_of(request.scope).name)
         models = []
@@ -92,7 +94,7 @@ def slot_route(state: ApiState) -> HTTPRouteHandler:
 _UNKNOWN = dict.fromkeys(
     ("slots", "slots_in_use", "requests_waiting", "cache_tokens", "free_tokens", "sequences", "prefixes")
 )
-"""Of an engine that shows nothing, or is busy with a long step."""
+"""Values shown for an engine that is not inspectable, or is busy with a long step."""
 
 
 def _shown(view: EngineView, has_keys: bool) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def _shown(view: EngineView, has_keys: bool) -> dict[str, Any]:
 
 
 def _prefix(prefix: PrefixView, has_keys: bool) -> dict[str, Any]:
-    """Namespaces of keys are names; salts are what clients write, so only a hash is shown."""
+    """Describe a prefix. Namespaces of keys are names; salts are written by clients, so only a hash is shown."""
     name, _, salt = prefix.namespace.partition("\0") if has_keys else (None, "", prefix.namespace)
     return {
         "namespace": name,

@@ -1,1 +1,1 @@
-"""HTTP: the server, the guard in front of every route, who calls, and how bytes come and go."""
+"""HTTP: the server, the guard in front of every route, authentication of callers, and transport of bytes."""

@@ -1,4 +1,4 @@
-"""Access record of one request, its line in the log, and the times of its text."""
+"""Access record of one request, its log line, and the timing of its text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from enginehouse.pipeline.parameters import Parameters
 __all__ = ["GAP_BUCKETS_S", "RECORD_KEY", "AccessRecord", "Pace", "record_of"]
 
 GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Upper bounds in seconds; one more bucket holds what is longer."""
+"""Upper bounds in seconds; one more bucket holds longer gaps."""
 
 
 class Pace:
-    """Of one request.
+    """Timing of one request's text.
 
     Args:
         began: ``time.perf_counter()`` of its arrival.
@@ -37,7 +37,7 @@ class Pace:
         self._marks = array("d")
 
     def mark(self) -> None:
-        """Some text has left, or been kept for the whole answer, just now."""
+        """Record that text was sent, or buffered for a whole response, just now."""
         self._marks.append(perf_counter())
 
     @property
@@ -46,7 +46,7 @@ class Pace:
         return self._marks[0] - self._began if self._marks else None
 
     def gaps(self) -> tuple[list[int], float]:
-        """How many gaps fell into each bucket, and their sum in seconds."""
+        """Return the number of gaps in each bucket, and their sum in seconds."""
         gaps_s = np.diff(np.frombuffer(self._marks)) if self._marks else np.empty(0)
         buckets = np.searchsorted(GAP_BUCKETS_S, gaps_s)
         counts: list[int] = np.bincount(buckets, minlength=len(GAP_BUCKETS_S) + 1).tolist()
@@ -54,32 +54,32 @@ class Pace:
 
 
 RECORD_KEY = "enginehouse.access"
-"""Where the record of a request lies in its ASGI scope."""
+"""Key of a request's record in its ASGI scope."""
 
 _log = logging.getLogger("enginehouse.access")
 
-_MAX_CHARS = 200  # of what clients write
+_MAX_CHARS = 200  # limit for text written by clients
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/,+@")
 
 
 @define(kw_only=True)
 class AccessRecord:
-    """What is known about one request; None is "does not apply".
+    """Data known about one request; None means "not applicable".
 
     Attributes:
-        endpoint: the route's address without its prefix, such as ``/chat/completions``; None where there is no route.
-        status: of the HTTP response; 0 when none was sent.
-        outcome: finish reasons (``stop``, ``length``), ``cancelled`` when the client left, ``ok``, or an error code.
+        endpoint: the route's path without its prefix, such as ``/chat/completions``; None if there is no route.
+        status: HTTP status of the response; 0 if none was sent.
+        outcome: finish reasons (``stop``, ``length``), ``cancelled`` (client disconnected), ``ok``, or an error code.
         request_id: as in the response header.
-        answer_id: the id inside the answer, which the engine knows it by.
+        answer_id: the id in the response body, by which the engine knows the request.
         key: name of the API key that was used.
-        model: the configured name of the model that answered; ``asked_model`` is what the request said.
-        replays: how often the answer was taken up again after its worker died.
+        model: the configured name of the model that answered; ``asked_model`` is the name in the request.
+        replays: number of times that generation was resumed after the worker died.
         queue_s: times are in seconds; those of the engine are measured in the worker.
-        figures: what optimisations report of this request, by name.
-        parameters: those in effect, of the first prompt.
-        traceparent: the header of that name, of W3C Trace Context; not checked. ``tracestate`` likewise.
+        figures: metrics that optimisations report for this request, by name.
+        parameters: effective parameters of the first prompt.
+        traceparent: the W3C Trace Context header of that name, not validated; likewise ``tracestate``.
         began: ``time.perf_counter`` at its arrival; ``began_ns`` is the same moment as Unix time in nanoseconds.
     """
 
@@ -117,28 +117,28 @@ class AccessRecord:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of the answer behind the first of each choice, per second of decoding; None where there are none."""
+        """Generated tokens after the first of each choice, per second of decoding; None if there are none."""
         if self.completion_tokens is None or not self.decode_s:
             return None
         num_decoded = self.completion_tokens - (self.num_choices or 1)
         return num_decoded / self.decode_s if num_decoded > 0 else None
 
     def identify(self) -> str:
-        """The id of the request, a new one where the client sent none."""
+        """Return the request's id, creating one if the client sent none."""
         self.request_id = self.request_id or new_request_id()
         return self.request_id
 
     def end(self) -> None:
-        """The response has ended: write the line."""
+        """Write the log line, at the end of the response."""
         self.total_s = time.perf_counter() - self.began
-        level = logging.DEBUG if self.path == "/health" else logging.INFO  # probes come every few seconds
+        level = logging.DEBUG if self.path == "/health" else logging.INFO  # health probes arrive every few seconds
         if _log.isEnabledFor(level):
             fields = self.fields()
             line = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
             _log.log(level, "%s", line, extra={"access": fields})
 
     def fields(self) -> dict[str, Any]:
-        """What the log shows: what applies, by name."""
+        """Return the applicable log fields by name."""
         fields = {
             "id": self.request_id,
             "answer_id": self.answer_id if self.answer_id != self.request_id else None,
@@ -165,19 +165,19 @@ class AccessRecord:
         return {name: value for name, value in fields.items() if value is not None}
 
     def _other_model(self) -> str | None:
-        """The name that the request said, where it is another one than the model's own."""
+        """Return the requested name if it differs from the model's configured name."""
         asked = self.asked_model
         return asked[:_MAX_CHARS] if asked is not None and asked != self.model else None
 
 
 def record_of(scope: Scope) -> AccessRecord:
-    """The record of a request that the guard let in."""
+    """Return the access record of a request that the guard admitted."""
     record: AccessRecord = scope[RECORD_KEY]  # type: ignore[literal-required]
     return record
 
 
 def _shown(value: Any) -> str:
-    """The value so that a line stays one line and splits at spaces."""
+    """Format a value so that the log line stays one line and splits at spaces."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -185,5 +185,5 @@ def _shown(value: Any) -> str:
     text = str(value)[:_MAX_CHARS]
     if text and _PLAIN.issuperset(text):
         return text
-    # Escaped where it holds line ends that JSON does not know, or controls of terminals.
+    # Escape line ends that are not special in JSON, and terminal control characters.
     return json.dumps(text, ensure_ascii=not text.isprintable())

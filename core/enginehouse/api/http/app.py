@@ -1,7 +1,7 @@
-"""The application: every route, and the guard in front of them.
+"""The ASGI application: all routes, and the guard in front of them.
 
-Reading order of a request: ``security`` (may it come in), this module (which route), ``chat`` or
-``completions`` (decode; wire format), ``generation`` (submit, then answer), ``answer`` (assembly), ``sse``.
+Path of a request through the modules: ``security`` (admission), this module (routing), ``chat`` or ``completions``
+(decoding; wire format), ``generation`` (submission and response), ``answer`` (assembly), ``sse``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["api_routes", "build_app"]
 
 
 def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """Every route of the API itself, below whatever prefix it is mounted at."""
+    """Return every route of the API itself, relative to its mount prefix."""
     generating = [chat_route(state), completion_route(state)]
     return [*generating, route_route(state), *model_routes(state), *token_routes(state)]
 
 
 def build_app(state: ApiState) -> Guard:
-    """The ASGI application of one server.
+    """Return the ASGI application of one server.
 
     Raises:
         ConfigError: the settings name an authenticator that does not exist.
@@ -74,7 +74,7 @@ def build_app(state: ApiState) -> Guard:
 
 
 def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
-    """What is done with the record of every request when its response has ended."""
+    """Return the callback that receives every request's record when its response has ended."""
 
     def count_and_tell(record: AccessRecord) -> None:
         state.metrics.on_request_end(record, by_key=state.settings.server.key_metrics)
@@ -85,7 +85,7 @@ def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Whatever was raised before the first byte, as JSON."""
+    """Return the JSON response for an exception raised before the first byte was sent."""
     concerns_manager = isinstance(error, ModelLoadError) or request.scope["path"].startswith("/admin/")
     shows_details = concerns_manager and may_manage(request.scope)
     answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)

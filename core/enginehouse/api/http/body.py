@@ -1,4 +1,4 @@
-"""Bytes of a request body -> plain JSON data. Knows no fields."""
+"""Request body bytes to plain JSON data. Does not know any fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginehouse.contract.errors import InvalidRequest
 __all__ = ["KEEPS_NULLS", "check_depth", "parse_object", "read_body", "read_empty_body", "without_nulls"]
 
 KEEPS_NULLS = {"enginehouse": "keeps nulls"}
-"""Metadata of a body's attribute whose data is passed on: in JSON Schemas and template variables null is a value."""
+"""Metadata of a body attribute that is passed on unchanged: null is a value in JSON Schemas and template variables."""
 
 
 _MAX_CONTAINERS = 2**19
@@ -22,7 +22,7 @@ _MAX_VALUES = 2**21  # a prompt of a million token ids has half as many
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, without the byte order mark that some clients write before UTF-8.
+    """Return the whole body, without the byte order mark that some clients write before UTF-8.
 
     Raises:
         BodyTooLarge: it has more than ``max_bytes`` bytes.
@@ -43,10 +43,10 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
 
 async def read_empty_body(receive: Receive, max_bytes: int) -> None:
-    """Read the body of a request that says everything by its address: nothing, or an empty object.
+    """Read the body of a request without fields: empty, or an empty JSON object.
 
     Raises:
-        InvalidRequest: the body says something.
+        InvalidRequest: the body has fields.
         BodyTooLarge, ClientLeft: as for :func:`read_body`.
     """
     body = await read_body(receive, max_bytes)
@@ -56,10 +56,10 @@ async def read_empty_body(receive: Receive, max_bytes: int) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; members that are null are left out, for null means absent.
+    """Decode a JSON object; members that are null are left out, because null means absent.
 
     Raises:
-        InvalidRequest: the body is not a JSON object in UTF-8, or holds too many values.
+        InvalidRequest: the body is not a JSON object in UTF-8, or has too many values.
     """
     _check_number(_outside_texts(body))
     try:
@@ -74,14 +74,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _outside_texts(text: bytes) -> bytes:
-    """A valid JSON text without the contents of its strings: brackets, commas, colons and numbers are left."""
+    """Return valid JSON text without the contents of its strings: brackets, commas, colons and numbers remain."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(text.split(b'"')[::2])
 
 
 def _check_number(bare: bytes) -> None:
-    """Refuse what takes few bytes and long to decode; ``bare`` is JSON without its texts."""
+    """Refuse small bodies that take long to decode; ``bare`` is JSON without the contents of its strings."""
     num_containers = bare.count(b"[") + bare.count(b"{")
     if num_containers > _MAX_CONTAINERS:
         raise InvalidRequest(f"The JSON holds {num_containers} lists and objects, more than {_MAX_CONTAINERS}.")
@@ -90,7 +90,7 @@ def _check_number(bare: bytes) -> None:
 
 
 def without_nulls(value: Any, max_depth: int) -> Any:
-    """``value`` without null members at any level.
+    """Return ``value`` without null members at any level.
 
     Raises:
         InvalidRequest: it is nested deeper than ``max_depth``.
@@ -105,7 +105,7 @@ def without_nulls(value: Any, max_depth: int) -> Any:
 
 
 def check_depth(value: Any, max_depth: int) -> Any:
-    """``value`` as it is, for fields in which null has a meaning of its own.
+    """Return ``value`` unchanged, for fields in which null is meaningful.
 
     Raises:
         InvalidRequest: it is nested deeper than ``max_depth``.

@@ -1,4 +1,4 @@
-"""Callers: API keys and plugins that authenticate, the profile in use, and what a caller may do."""
+"""Callers: authentication by API key or plugin, the API profile in use, and permissions."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ __all__ = [
 ]
 
 CALLER_KEY = "enginehouse.caller"
-"""Where the caller of a request lies in its ASGI scope."""
+"""Key of a request's caller in its ASGI scope."""
 
 _COMPAT = "/compat/"
 
 
 @frozen(kw_only=True)
 class Caller:
-    """Who sends a request.
+    """The sender of a request.
 
     Attributes:
-        profile: the API that the answer is written in.
-        key: whom its key, or a plugin, says it is; None on a server without keys, and at public addresses.
-        named_profile: the profile that the address names, if any.
+        profile: the API that the response is written in.
+        key: identity from its key or a plugin; None on a server without keys, and on public routes.
+        named_profile: the profile named in the path, if any.
     """
 
     profile: Profile
@@ -55,37 +55,37 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """By what it is told from other callers in queues; all are one on a server without keys."""
+        """Name that identifies the caller in queues; empty for all callers of a server without keys."""
         return "" if self.key is None else self.key.name
 
     @property
     def allowed_models(self) -> frozenset[str] | None:
-        """Names of the models that it may use; None is all."""
+        """Names of the models that it may use; None means all."""
         return None if self.key is None or self.key.models is None else frozenset(self.key.models)
 
     def namespace(self, salt: str, cache_key: str | None = None) -> str:
-        """The prefix-cache namespace of a request: nobody else's, unless keys share theirs.
+        """Return the request's prefix-cache namespace, private to the caller unless keys share a namespace.
 
         Args:
             salt: its ``cache_salt``.
             cache_key: its ``prompt_cache_key``.
         """
-        # The first NUL ends the key's part, in which there is none, so no two pairs make the same text. Behind it a
-        # caller may well write the same in two ways: that takes the salt, which only who may share it knows.
+        # The first NUL ends the key's part, which contains none, so no two callers produce the same text. After it, a
+        # caller may write the same text in two ways, but only with the salt, known only to those who share it.
         own = salt if not cache_key else f"{salt}\0{cache_key}"
         return own if self.key is None else f"{self.key.namespace or self.key.name}\0{own}"
 
 
 def caller_of(scope: Scope) -> Caller:
-    """The caller of a request that the guard let in."""
+    """Return the caller of a request that the guard admitted."""
     return cast(Caller, scope[CALLER_KEY])  # type: ignore[literal-required]
 
 
 def split_compat(path: str) -> tuple[Profile | None, str]:
-    """The profile that an address names, and the address of the same route without it.
+    """Split a path into the profile that it names and the path without it.
 
-    ``/compat/octomil/v1/models`` is ``/v1/models`` in the profile octomil. Other addresses, those of unknown
-    profiles included, are returned as they are.
+    ``/compat/octomil/v1/models`` is ``/v1/models`` in the profile octomil. Other paths, including those of unknown
+    profiles, are returned unchanged.
     """
     if path.startswith(_COMPAT):
         name, slash, rest = path.removeprefix(_COMPAT).partition("/")
@@ -95,9 +95,9 @@ def split_compat(path: str) -> tuple[Profile | None, str]:
 
 
 def may_use(caller: Caller, name: str, asked: str | None = None) -> bool:
-    """Whether a caller may use the model ``name`` when it asks for it as ``asked``.
+    """Return True if a caller may use the model ``name`` when it requests it as ``asked``.
 
-    A list that holds a model's name allows its aliases as well; one that holds an alias allows that alias only.
+    A list that contains a model's name allows its aliases as well; one that contains an alias allows that alias only.
     """
     allowed = caller.key.models if caller.key is not None else None
     return allowed is None or name in allowed or asked in allowed
@@ -116,12 +116,12 @@ def check_model(caller: Caller, asked: str | None, manager: ModelManager) -> Non
 
 
 def shown_as(caller: Caller, status: ModelStatus) -> list[str]:
-    """The names by which a caller may ask for a model, the one that it is listed by first; none where it may not."""
+    """Return the names by which a caller may request a model, the listed one first; empty if it may not use it."""
     return [name for name in (status.name, *status.aliases) if may_use(caller, status.name, name)]
 
 
 def may_see_prompts(caller: Caller, server: ServerSettings, *, is_local: bool) -> bool:
-    """Whether a caller may see text of other requests: if the operator allows it, those to whom ``/admin`` is open."""
+    """Return True if the operator allows showing text of other requests and the caller may use ``/admin``."""
     return server.show_prompts and (is_local if caller.key is None else "admin" in caller.key.scopes)
 
 
@@ -137,15 +137,15 @@ def check_priority(caller: Caller, priority: int) -> None:
 
 
 class ExpiredKey(Exception):
-    """The key is right, but its time is over."""
+    """The key is known but has expired."""
 
 
 class Callers:
-    """Recognises callers.
+    """Authenticates callers.
 
     Args:
-        keys: of the settings and the key file.
-        authenticators: asked in this order for callers without such a key.
+        keys: keys from the settings and the key file.
+        authenticators: tried in this order for callers without such a key.
     """
 
     def __init__(self, keys: KeyStore, authenticators: Sequence[Authenticator]) -> None:
@@ -154,14 +154,14 @@ class Callers:
 
     @property
     def are_checked(self) -> bool:
-        """Whether only callers that are recognised are served."""
+        """True if only authenticated callers are served."""
         return self._keys.needs_key
 
     def by_key(self, headers: Headers) -> Identity | None:
-        """Whose key came with a request; None when it is none of ours, and when none is needed.
+        """Return the identity of the request's API key; None if the key is unknown or none is required.
 
         Raises:
-            ExpiredKey: it was one of ours.
+            ExpiredKey: the key is known but has expired.
         """
         ring = self._keys.ring
         if not self.are_checked or ring.is_empty:
@@ -172,7 +172,7 @@ class Callers:
         return found
 
     async def by_plugin(self, scope: HTTPScope, headers: Headers) -> Identity | None:
-        """Whom a plugin recognises; None when no plugin does, or one failed."""
+        """Return the identity that a plugin recognises; None if no plugin does, or one failed."""
         if not self._authenticators:
             return None
         client = scope.get("client")

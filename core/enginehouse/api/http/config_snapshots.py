@@ -1,9 +1,9 @@
-"""Configurations of a running server, one after the other: each request is served by the one it met when it came in.
+"""Configuration snapshots: each request is served by the configuration that was current when it arrived.
 
-Everything that is made from settings - the pipeline with its defaults and templates, the decoders, the guard with its
-keys - belongs to one generation and is never changed. Reloading makes a new generation and puts it in the place of the
-old one, which goes on serving the requests that it has begun with. What outlives generations are the models, the
-rendering processes, the running exchanges, and what is counted: everything in the state that is not made anew here.
+Everything that is derived from settings (the pipeline with its defaults and templates, the decoders, the guard with its
+keys) belongs to one snapshot and is never changed. A reload creates a new snapshot that replaces the old one, which
+continues to serve the requests that it has started. Shared by all snapshots: the models, the rendering processes, the
+running exchanges and the counters, that is, everything in the state that is not created anew here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from enginehouse.settings.config import Settings
 __all__ = ["Generations", "Reread", "keep_fixed"]
 
 Reread = Callable[[], Settings]
-"""Reads the settings again, as they were read at the start; may block, raises ConfigError."""
+"""Reads the settings again, in the same way as at startup; may block, raises ConfigError."""
 
 _FIXED = {
     "server": (
@@ -59,7 +59,7 @@ _FIXED = {
         "render_max_chars",
     ),
 }
-"""Settings that something outside generations is made with: the port, the log, connections, workers, renderers."""
+"""Settings used by objects outside the snapshots: the port, the log, connections, workers and renderers."""
 
 _STAYS = "The configuration was not reloaded, the old one stays"
 
@@ -67,12 +67,12 @@ _log = logging.getLogger("enginehouse.server")
 
 
 class Generations:
-    """The ASGI application that the server runs: hands each request to the newest generation.
+    """The ASGI application that the server runs: passes each request to the newest snapshot.
 
     Args:
-        first: the state of the first generation.
-        renderer: renders the prompts of all.
-        reread: None when there is nothing to read settings from again.
+        first: the state of the first snapshot.
+        renderer: renders the prompts of all snapshots.
+        reread: None if there is no source to read settings from again.
     """
 
     def __init__(self, first: ApiState, renderer: Renderer, reread: Reread | None = None) -> None:
@@ -98,21 +98,21 @@ class Generations:
 
     @property
     def memory(self) -> MemoryAccount:
-        """The account of what clients make the server keep."""
+        """The account of memory held on behalf of clients."""
         return self._state.admission.memory
 
     @property
     def settings(self) -> Settings:
-        """Those of the newest generation."""
+        """Settings of the newest snapshot."""
         return self._state.settings
 
     async def reload(self) -> ReloadReport:
-        """Read the settings again and serve by them. Either all of it happens or nothing.
+        """Read the settings again and apply them, all or nothing.
 
         Raises:
-            ReloadRefused: they are wrong, or there are none to read; nothing was changed.
-            ReloadFailed: something failed over them, such as a plugin; nothing was changed.
-            ServerStopping: the server ends meanwhile.
+            ReloadRefused: the settings are invalid, or there is no source to read; nothing was changed.
+            ReloadFailed: something failed while applying them, such as a plugin; nothing was changed.
+            ServerStopping: the server is shutting down.
         """
         if self._reread is None:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
@@ -132,7 +132,7 @@ class Generations:
             except Exception as error:
                 _log.exception("a new configuration could not be planned")
                 raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
-            # From here on nothing is awaited: a request meets the old generation or the new one.
+            # No await from here on: a request sees either the old snapshot or the new one.
             state.manager.check_open()
             state.admission.change(settings.limits)
             state.manager.check_with(state.pipeline.check_model)
@@ -142,7 +142,7 @@ class Generations:
             return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
 
     async def reload_on(self, signal: asyncio.Event) -> None:
-        """Reload whenever ``signal`` is set; what comes of it is told by the log. Runs until it is cancelled."""
+        """Reload whenever ``signal`` is set, and log the result. Runs until it is cancelled."""
         while True:
             await signal.wait()
             signal.clear()
@@ -150,13 +150,13 @@ class Generations:
                 report = await self.reload()
             except EnginehouseError as error:
                 _log.error("%s", error.message)
-            except Exception:  # noqa: BLE001 - border: a signal has nobody who would hear of it
+            except Exception:  # noqa: BLE001 - guard: a signal has no caller to report to
                 _log.exception("reloading the configuration failed")
             else:
                 _log.info("%s", report.sentence())
 
     def _make(self, settings: Settings) -> tuple[ApiState, Guard]:
-        """A generation. Takes a moment and may block, so reloading does it beside the event loop."""
+        """Build a snapshot. May block, so reloading does it off the event loop."""
         former = self._state
         replays = former.pipeline.replays
         pipeline = Pipeline(settings, former.registry, former.manager, self._renderer, replays)
@@ -172,7 +172,7 @@ class Generations:
 
 
 def keep_fixed(old: Settings, new: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """The new settings, with the old values of those that cannot change in a running server, and the paths of these."""
+    """Return the new settings with the old values of fixed ones that differ, and the paths of these."""
     kept: list[str] = []
     for table, names in _FIXED.items():
         before, after = getattr(old, table), getattr(new, table)

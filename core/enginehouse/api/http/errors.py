@@ -1,7 +1,7 @@
-"""Errors on the wire: which HTTP status and which OpenAI error object an exception becomes.
+"""Errors on the wire: maps exceptions to HTTP statuses and OpenAI error objects.
 
-Every refusal and failure of the server passes here, so every body is
-``{"error": {"message", "type", "param", "code"}}``. Knows no routes.
+Every refusal and failure of the server passes through here, so every body is
+``{"error": {"message", "type", "param", "code"}}``. Does not know any routes.
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ class BodyTooLarge(EnginehouseError):
 
     @classmethod
     def of(cls, max_bytes: int) -> BodyTooLarge:
-        """For a body of more than ``max_bytes`` bytes."""
+        """Create the error for a body of more than ``max_bytes`` bytes."""
         return cls(f"The request body is longer than {max_bytes} bytes (limits.max_body_bytes).")
 
 
 class ClientLeft(EnginehouseError):
-    """The client closed the connection before its request was complete; nobody reads the answer."""
+    """The client closed the connection before its request was complete, so the response is not read."""
 
 
 class RequestNotRunning(EnginehouseError):
-    """No request of that id is running."""
+    """No request with that id is running."""
 
 
 class NotThinking(EnginehouseError):
-    """The request has no open reasoning that could be closed."""
+    """The request has no open reasoning to close."""
 
 
 class MissingScope(EnginehouseError):
-    """The key is right, but may not do this."""
+    """The key is valid but lacks the required scope."""
 
     def __init__(self, needed: str, granted: Iterable[str]) -> None:
         super().__init__(f"This needs a key with the scope {needed!r}; the given one has {', '.join(granted)}.")
@@ -90,10 +90,10 @@ class MissingScope(EnginehouseError):
 
 
 class NotLocal(EnginehouseError):
-    """There are no keys, and a request that would manage the server may not come from its own machine.
+    """A management request on a server without keys that may not come from the server's own machine.
 
     Args:
-        sign: what shows that.
+        sign: the evidence for that.
     """
 
     def __init__(self, sign: str) -> None:
@@ -137,7 +137,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (InsufficientMemory, 503, "server_error", "insufficient_memory"),
     (ModelLoadError, 503, "server_error", "model_load_failed"),
     (EngineDead, 503, "server_error", "engine_dead"),
-    # Clients try 5xx again by themselves, which would cost two more workers.
+    # Clients retry 5xx automatically, which would crash two more workers.
     (RequestKillsWorker, 422, "invalid_request_error", "request_kills_worker"),
     (ReloadFailed, 500, "server_error", "reload_failed"),
     (GenerationFailed, 500, "server_error", "generation_failed"),
@@ -170,28 +170,28 @@ class ErrorAnswer:
     headers: tuple[tuple[str, str], ...] = ()
 
     def body(self, profile: Profile = DEFAULT_PROFILE) -> bytes:
-        """The JSON error object, with the code by which ``profile`` knows such errors."""
+        """Return the JSON error object, with the error code used by ``profile``."""
         code = profile.error_codes.get(self.status, self.code)
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": code}
-        # Whatever a client sent may be quoted in a message; a lone surrogate would not encode.
+        # A message may quote anything that a client sent; a lone surrogate would not encode.
         if not self.message.isascii():
             error["message"] = self.message.encode("utf-8", "replace").decode()
         return msgspec.json.encode({"error": error})
 
 
 def http_error(status: int, message: str, code: str | None = None, **headers: str) -> ErrorAnswer:
-    """An error of HTTP itself (wrong method, missing key); keyword names become headers, ``_`` to ``-``."""
+    """Return an HTTP-level error (wrong method, missing key); keyword names become headers, ``_`` to ``-``."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     fields = tuple((name.replace("_", "-"), value) for name, value in headers.items())
     return ErrorAnswer(status, message, kind, code or _HTTP_CODES.get(status, "error"), headers=fields)
 
 
 def describe(error: BaseException, request_id: str = "-", *, shows_details: bool = False) -> ErrorAnswer:
-    """What the client is told of ``error``; what may say more than callers should read is logged here instead.
+    """Return the client's description of ``error``; details not meant for callers are logged instead.
 
     Args:
-        request_id: of the response; names the request in the log, and the log in the message.
-        shows_details: the caller manages the server, and asks for what such an error is about.
+        request_id: of the response; identifies the request in the log and in the message.
+        shows_details: True if the caller manages the server and may see the details.
     """
     if isinstance(error, HTTPException) and error.status_code < 500:
         return _describe_http(error)
@@ -218,13 +218,13 @@ def _retry_headers(error: EnginehouseError, status: int) -> tuple[tuple[str, str
     if status not in (429, 503):
         return ()
     seconds = float(getattr(error, "retry_after_s", 1.0))
-    # Engines may be told by others how long to wait, and one of them may say "for ever".
+    # Wait times may come from other servers, and may be infinite.
     seconds = min(seconds, _MAX_RETRY_AFTER_S) if seconds > 0 else 1.0
     return (("retry-after", str(max(1, math.ceil(seconds)))),)
 
 
 def _describe_http(error: HTTPException) -> ErrorAnswer:
-    """Errors that Litestar raises by itself: routing, body size, broken clients."""
+    """Describe errors raised by Litestar itself: routing, body size, broken clients."""
     messages = {
         404: "There is nothing at this address.",
         405: "This address does not take that method.",

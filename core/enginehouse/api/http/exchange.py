@@ -1,4 +1,4 @@
-"""An HTTP request that is being answered, the set of all of them, and their deadlines."""
+"""HTTP requests in progress, the set of all of them, and their deadlines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Exchange:
     """One request and its response.
 
     Attributes:
-        disconnected: the client has left; nobody reads an answer.
-        error: why the server ended the exchange early; None when it did not.
-        answer: what it answers, for whoever lists what is running; None where nothing is generated.
+        disconnected: True if the client has disconnected and no longer reads the response.
+        error: the error with which the server ended the exchange early, or None.
+        answer: the response in progress, for listing running requests; None if nothing is generated.
         on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
     """
 
@@ -49,7 +49,7 @@ class Exchange:
 
     @property
     def is_ended(self) -> bool:
-        """Whether an answer is no longer wanted."""
+        """True if the response is no longer wanted."""
         return self.disconnected or self.error is not None
 
     def hold(self, generation: Generation) -> None:
@@ -59,23 +59,23 @@ class Exchange:
             generation.cancel()
 
     def cancel(self) -> None:
-        """Cancel everything held, also what comes later; harmless when it has ended by itself."""
+        """Cancel all held generations, and those held later; no effect on finished ones."""
         self._is_cancelled = True
         for generation in self._generations:
             generation.cancel()
 
     def end(self, error: EnginehouseError) -> None:
-        """End early; the client is told ``error``."""
+        """End early; the client receives ``error``."""
         if not self.is_ended:
             self.error = error
             self._stop_work()
 
     def sent(self) -> None:
-        """Note that something was sent now."""
+        """Record that something was sent now."""
         self._last_sent = self._loop.time()
 
     async def until_ended(self, work: Awaitable[Any]) -> Any:
-        """Await ``work``, given up as soon as the exchange ends; None then."""
+        """Await ``work``, cancelling it and returning None as soon as the exchange ends."""
         if self.is_ended:
             asyncio.ensure_future(work).cancel()
             return None
@@ -90,7 +90,7 @@ class Exchange:
             self._waiting = None
 
     async def watch(self) -> None:
-        """Wait for the client to leave; keeps an idle stream open meanwhile. Runs beside the answer."""
+        """Wait for the client to disconnect, keeping an idle stream open. Runs concurrently with the response."""
         while True:
             try:
                 async with asyncio.timeout(max(0.01, self._last_sent + self._ping_s - self._loop.time())):
@@ -113,7 +113,7 @@ class Exchange:
 
 
 class OpenExchanges:
-    """Every exchange that is running, and every order of an operator. ``stopping`` refuses new ones."""
+    """All running exchanges and admin operations. ``stopping`` refuses new ones."""
 
     def __init__(self) -> None:
         self.stopping = False
@@ -129,7 +129,7 @@ class OpenExchanges:
 
     @contextlib.asynccontextmanager
     async def open(self, receive: Receive, ping_s: float) -> Any:
-        """An exchange that is watched until the block ends."""
+        """Open an exchange that is watched until the block ends."""
         self._check_running()
         exchange = Exchange(receive, ping_s)
         self._open.add(exchange)
@@ -142,7 +142,7 @@ class OpenExchanges:
             exchange.cancel()
 
     async def follow(self, order: Coroutine[Any, Any, _T]) -> _T:
-        """What an operator's order comes to, whether its client stays or not; raises the error of :meth:`end_all`."""
+        """Return an admin operation's result, even if its client disconnects. Raises the error of :meth:`end_all`."""
         task = asyncio.ensure_future(order)
         try:
             self._check_running()
@@ -157,7 +157,7 @@ class OpenExchanges:
             task.cancel()
 
     def end_all(self, error: EnginehouseError) -> None:
-        """End every exchange and order early."""
+        """End every exchange and admin operation early."""
         self._end = error
         for exchange in self:
             exchange.end(error)
@@ -171,13 +171,13 @@ class OpenExchanges:
 
 @contextlib.contextmanager
 def deadlines(exchange: Exchange, timeouts: Timeouts, began: float, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Watch the time while the block runs.
+    """Enforce timeouts while the block runs.
 
     Args:
-        exchange: is ended when the time is up, which frees the slots of its requests.
-        timeouts: how long what may take.
+        exchange: ended on timeout, which frees the slots of its requests.
+        timeouts: the limits.
         began: ``time.perf_counter`` at the request's arrival.
-        has_begun: whether there has been a sign of the answer; asked when there must be one.
+        has_begun: returns True if the response has started; called when the first-token timeout expires.
     """
     loop = asyncio.get_running_loop()
     passed_s = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Response headers of every answer: the request id, and what is left of the caller's rates."""
+"""Headers of every response: the request id and the caller's remaining rates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _WORD = re.compile(rb"[A-Za-z0-9._~:+=@-]{1,128}")
 
 
 def new_request_id() -> str:
-    """An id for a request whose client sent none and which makes no answer with an id of its own."""
+    """Return a new id, for a request whose client sent none and whose response body has no id."""
     return f"req-{uuid.uuid4().hex}"
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The id that the client sent; None without one.
+    """Return the id that the client sent, or None.
 
     Raises:
-        InvalidRequest: it is no word of 1 to 128 letters, digits and ``._~:+=@-``, or there are several.
+        InvalidRequest: it is not a word of 1 to 128 letters, digits and ``._~:+=@-``, or there are several.
     """
     values = [value for name, value in headers if name == REQUEST_ID_HEADER]
     if not values:
@@ -40,11 +40,11 @@ def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 RATE_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
 )
-"""Every header that may come."""
+"""All rate-limit headers that a response may have."""
 
 
 def rate_headers(ticket: Ticket) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer; none where no rate holds."""
+    """Return the rate-limit headers of a response; empty if no rate applies."""
     return [(name.encode(), value.encode()) for state in ticket.states for name, value in _shown(state)]
 
 
@@ -58,7 +58,7 @@ def _shown(state: RateState) -> list[tuple[str, str]]:
 
 
 def _span(seconds: float) -> str:
-    """As OpenAI writes it: ``6m0s``, ``2s``, ``20ms``."""
+    """Format a duration as OpenAI does: ``6m0s``, ``2s``, ``20ms``."""
     if 0 < seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

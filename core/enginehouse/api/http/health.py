@@ -1,6 +1,6 @@
-"""``GET /health``: whether requests can be served now. Public, so it names states only, no reasons.
+"""``GET /health``: whether requests can be served now. Public, so it shows states only, not reasons.
 
-Models are named to those who may use them: on a server with keys to nobody without one.
+Models are listed only for callers that may use them: on a server with keys, not for callers without a key.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["health_route"]
 
 
 def health_route(state: ApiState) -> HTTPRouteHandler:
-    """The route.
+    """Return the route.
 
-    200 when every model that the server loads by itself is there or was put off, and at least one can be asked
-    (``ok``, or ``degraded`` when another one failed); 503 while one of these loads or restarts, when none could be
-    loaded, and during shutdown. A model that requests load or that makes way for another one changes nothing.
+    The status is 200 if every model that the server loads at startup is available or was deferred, and at least one can
+    serve requests (``ok``, or ``degraded`` if another one failed); 503 while one of these loads or restarts, if none
+    could be loaded, and during shutdown. Models that are loaded on request or evicted for another one do not affect it.
     """
 
     @get("/health")
     async def check_health(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-        """Tell whether requests can be served now."""
+        """Report whether requests can be served now."""
         statuses = state.manager.statuses()
         word = "stopping" if state.exchanges.stopping else _word(statuses)
         caller = caller_of(request.scope)
@@ -56,5 +56,5 @@ def _word(statuses: Sequence[ModelStatus]) -> str:
 
 
 def _can_be_asked(status: ModelStatus) -> bool:
-    """Whether a request for the model is served, perhaps after it was loaded for it."""
+    """Return True if a request for the model would be served, possibly after loading it on demand."""
     return status.state in ("ready", "draining", "unloaded") or (status.state == "loading" and status.on_demand)

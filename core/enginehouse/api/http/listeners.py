@@ -1,4 +1,4 @@
-"""Server events for plugins that listen: each listener on a thread of its own."""
+"""Server events for listener plugins: each listener runs in its own thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enginehouse.serving import ModelManager
 __all__ = ["Listener", "Listeners", "forward_model_events", "request_ended"]
 
 Listener = Callable[..., object]
-"""What is called with each event, as ``event=``. A list with False in it, for the first one, ends that."""
+"""Called with each event, as ``event=``. Returning a list that contains False for the first event ends the calls."""
 
 _MAX_WAITING = 10_000
 _CLOSE_S = 5.0
@@ -29,13 +29,13 @@ _log = logging.getLogger("enginehouse.server")
 
 
 class Listeners:
-    """All plugins that listen. ``publish`` may be called from one thread, and returns at once.
+    """All listener plugins. ``publish`` may be called from one thread only, and does not block.
 
     Args:
         listeners: by the name of their plugin.
 
     Attributes:
-        dropped: events that were lost, by plugin and reason (``failed`` or ``queue_full``).
+        dropped: number of lost events, by plugin and reason (``failed`` or ``queue_full``).
     """
 
     def __init__(self, listeners: Mapping[str, Listener] | None = None, max_waiting: int = _MAX_WAITING) -> None:
@@ -43,23 +43,23 @@ class Listeners:
         self._threads = [_Thread(name, call, max_waiting, self.dropped) for name, call in (listeners or {}).items()]
 
     def __bool__(self) -> bool:
-        """Whether anybody listens."""
+        """True if any listener is active."""
         return any(thread.is_listening for thread in self._threads)
 
     def start(self, version: str) -> None:
-        """Begin to hand over; ``version`` is Enginehouse's."""
+        """Start delivering events; ``version`` is Enginehouse's."""
         self.publish(ServerStarted(version=version))
         for thread in self._threads:
             thread.start()
 
     def publish(self, event: ServerEvent) -> None:
-        """Tell all."""
+        """Send an event to all listeners."""
         for thread in self._threads:
             if thread.is_listening:
                 thread.push(event)
 
     def close(self) -> None:
-        """Tell all that this is the end, and give them a few seconds for what they still hold."""
+        """Send the final event to all listeners, and give them a few seconds to process their queues."""
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             if thread.is_listening:
@@ -69,7 +69,7 @@ class Listeners:
 
 
 class _Thread(threading.Thread):
-    """One plugin's thread; a daemon, for a plugin that hangs must not keep the server."""
+    """One plugin's thread; a daemon, so that a plugin that hangs does not block the server's exit."""
 
     def __init__(self, plugin: str, call: Listener, max_waiting: int, dropped: Counter[tuple[str, str]]) -> None:
         super().__init__(name=f"listener {plugin}", daemon=True)
@@ -81,14 +81,14 @@ class _Thread(threading.Thread):
         self.is_listening = True
 
     def push(self, event: ServerEvent) -> None:
-        """Add an event, unless too many wait."""
+        """Queue an event, or drop it if the queue is full."""
         try:
             self._waiting.put_nowait(event)
         except Full:
             self._dropped[self._plugin, "queue_full"] += 1
 
     def end(self) -> None:
-        """Add the last event, in the place of another one if need be."""
+        """Queue the final event, dropping the oldest one if necessary."""
         while True:
             try:
                 self._waiting.put_nowait(ServerStopped())
@@ -98,7 +98,7 @@ class _Thread(threading.Thread):
                 self._dropped[self._plugin, "queue_full"] += 1
 
     def run(self) -> None:
-        """Hand over one event after the other."""
+        """Deliver the events in order."""
         while True:
             event = self._waiting.get()
             try:
@@ -106,14 +106,14 @@ class _Thread(threading.Thread):
                 if isinstance(event, ServerStarted) and isinstance(answer, list) and False in answer:
                     self.is_listening = False
                     return
-            except Exception:  # noqa: BLE001 - border to plugins: whatever one does, only its events are lost
+            except Exception:  # noqa: BLE001 - plugin guard: on any failure only its events are lost
                 self._dropped[self._plugin, "failed"] += 1
                 self._log_failure()
             if isinstance(event, ServerStopped):
                 return
 
     def _log_failure(self) -> None:
-        """Say so, but not for every event."""
+        """Log the failure, at a limited rate."""
         now = time.monotonic()
         if now - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now
@@ -125,7 +125,7 @@ _OWN = ("first_token_s", "parameters", "figures", "finish_reasons")
 
 
 def request_ended(record: AccessRecord) -> RequestEnded:
-    """The event of a request."""
+    """Return the event for a finished request."""
     copied: dict[str, Any] = {name: getattr(record, name) for name in _NAMES if name not in _OWN}
     return RequestEnded(
         **copied,
@@ -137,7 +137,7 @@ def request_ended(record: AccessRecord) -> RequestEnded:
 
 
 def _parameters(record: AccessRecord) -> dict[str, Any]:
-    """Of several prompts, the seed is the first one's."""
+    """Return the main parameters; with several prompts, the seed is that of the first one."""
     if record.parameters is None:
         return {}
     sampling = record.parameters.sampling
@@ -147,7 +147,7 @@ def _parameters(record: AccessRecord) -> dict[str, Any]:
 
 
 async def forward_model_events(manager: ModelManager, listeners: Listeners) -> None:
-    """Tell those who listen what happens to models; runs until it is cancelled. Progress of loads is left out."""
+    """Publish model events until cancelled. Load progress is left out."""
     with manager.events.subscribe() as subscription:
         async for event in subscription:
             if event.kind != "loading" or event.progress == 0.0:

@@ -1,7 +1,7 @@
-"""The socket that the server listens on: a TCP port or a Unix domain socket, and TLS over it.
+"""The server's listening socket: a TCP port or a Unix domain socket, and TLS over it.
 
-Used by ``server`` and by commands that serve. Everything that is wrong with the settings of an address is found here,
-before a model is loaded.
+Used by ``server`` and by commands that serve. All errors in the settings of an address are found here, before a model
+is loaded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from enginehouse.settings.config import ServerSettings
 __all__ = ["listen", "tls_context", "url_of"]
 
 _BACKLOG = 2048
-_PROBE_S = 1.0  # how long another server may take to accept a connection on a socket file
+_PROBE_S = 1.0  # timeout for another server to accept a connection on a socket file
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Open the port, or the socket file, which closing removes.
+    """Open the port, or the socket file, which is removed on close.
 
     Raises:
-        ConfigError: it is taken, or the address does not exist here, or the certificate cannot be used.
+        ConfigError: it is in use, the address does not exist on this machine, or the certificate cannot be used.
     """
     tls_context(settings)
     listener = (
@@ -38,7 +38,7 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: ServerSettings) -> str:
-    """``http://host:port`` or ``https://host:port`` of an open listener, or ``unix:path``."""
+    """Return ``http://host:port`` or ``https://host:port`` of an open listener, or ``unix:path``."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"
@@ -47,7 +47,7 @@ def url_of(listener: socket.socket, settings: ServerSettings) -> str:
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The certificate of the settings, ready to serve with; None without one.
+    """Return the TLS context for the certificate of the settings; None without one.
 
     Raises:
         ConfigError: its files cannot be read or do not belong together.
@@ -60,7 +60,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         _check_readable(getattr(settings, name), f"server.{name}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    password = settings.ssl_keyfile_password or ""  # without any, OpenSSL would ask for one on the terminal
+    password = settings.ssl_keyfile_password or ""  # without a password, OpenSSL would prompt for one on the terminal
     try:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, lambda: password)
     except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def _check_readable(name: str | None, path: str) -> None:
 
 
 def _unusable(settings: ServerSettings, error: OSError | ValueError) -> ConfigError:
-    """What is wrong with a certificate or its key, as far as OpenSSL tells."""
+    """Return the error for a certificate or key, as specific as OpenSSL's report allows."""
     reason = getattr(error, "reason", None) or str(error)
     key = settings.ssl_keyfile or settings.ssl_certfile
     path = "server.ssl_certfile"
@@ -124,12 +124,12 @@ def _open_port(settings: ServerSettings) -> socket.socket:
 
 
 class _UnixListener(socket.socket):
-    """A Unix domain socket that takes its file along when it is closed, unless another server has put its own there."""
+    """A Unix domain socket that removes its file when closed, unless another server has replaced that file."""
 
     file: tuple[str, int, int] | None = None
 
     def close(self) -> None:
-        """Close it and remove its file."""
+        """Close the socket and remove its file."""
         super().close()
         if self.file is not None:
             path, device, number = self.file
@@ -141,7 +141,7 @@ class _UnixListener(socket.socket):
 
 
 def _open_file(path: Path, mode: int) -> socket.socket:
-    """Listen on a socket file with that mode; a file that a killed server has left behind is replaced."""
+    """Listen on a socket file with that mode; a stale file left by a killed server is replaced."""
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigError("server.uds: this system has no Unix domain sockets; remove this setting", "server.uds")
     listener = _UnixListener(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -150,7 +150,7 @@ def _open_file(path: Path, mode: int) -> socket.socket:
         listener.bind(str(path))
         found = path.stat()
         listener.file = (str(path), found.st_dev, found.st_ino)
-        path.chmod(mode)  # nobody can connect before the next line
+        path.chmod(mode)  # no connection is possible before the next line
         listener.listen(_BACKLOG)
     except (OSError, ValueError) as error:
         listener.close()
@@ -163,10 +163,10 @@ def _open_file(path: Path, mode: int) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file on which nobody listens.
+    """Remove a socket file without a listening server.
 
     Raises:
-        ConfigError: somebody does, or it is another kind of file.
+        ConfigError: a server is listening, or it is another kind of file.
     """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -181,5 +181,5 @@ def _remove_stale(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except TimeoutError:
-            pass  # its queue is full, so it is there
+            pass  # its queue is full, so the server is running
     raise ConfigError(f"server.uds: another server listens on {path}", "server.uds")

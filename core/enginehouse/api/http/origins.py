@@ -1,7 +1,7 @@
-"""Which web pages may call: the check of the Origin header, and what browsers are told about it (CORS).
+"""Web origins: the check of the Origin header, and CORS response headers.
 
-A page must not reach a keyless server on loopback, so foreign origins are refused unless the settings list them. Every
-answer to an allowed one says so, errors and streams included. Used by the guard.
+A web page must not reach a server without keys on loopback, so foreign origins are refused unless the settings list
+them. Every response to an allowed origin has CORS headers, including errors and streams. Used by the guard.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 _MAX_AGE_S = 600
 
 Headers = Mapping[bytes, bytes]
-"""Request headers in lower case; of repeated ones the first."""
+"""Request headers by lower-case name; the first one of repeated headers."""
 
 
 class Origins:
-    """Which web origins may call, and what browsers are told about it."""
+    """The allowed web origins, and their CORS headers."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = {origin.rstrip("/").lower().encode("utf-8") for origin in allowed}
 
     def is_allowed(self, headers: Headers) -> bool:
-        """Whether the request names an origin that the settings allow."""
+        """Return True if the settings allow the request's Origin header."""
         origin = headers.get(b"origin")
         return origin is not None and (b"*" in self._allowed or origin.lower() in self._allowed)
 
     def check(self, headers: Headers) -> ErrorAnswer | None:
-        """The refusal of a foreign origin, or None."""
+        """Return the refusal of a foreign origin, or None."""
         origin = headers.get(b"origin")
         if origin is None or self.is_allowed(headers) or is_same_origin(origin, headers.get(b"host", b"")):
             return None
@@ -56,7 +56,7 @@ class Origins:
         return http_error(403, message, "origin_not_allowed")
 
     def response_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """CORS headers of every response to an allowed origin."""
+        """Return the CORS headers of every response to an allowed origin."""
         vary = [(b"vary", b"Origin")] if self._allowed else []
         if not self.is_allowed(headers):
             return vary
@@ -64,7 +64,7 @@ class Origins:
         return [(b"access-control-allow-origin", headers[b"origin"]), exposed, *vary]
 
     def preflight_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Further headers of the answer to a preflight; those for the origin are added to every response."""
+        """Return further headers of a preflight response; those for the origin are added to every response."""
         if not self.is_allowed(headers):
             return [(b"allow", _METHODS.encode())]
         asked = headers.get(b"access-control-request-headers", b"").decode("latin-1")
@@ -82,12 +82,12 @@ class Origins:
 
 
 def is_preflight(scope: HTTPScope, headers: Headers) -> bool:
-    """Whether a browser asks before it sends the real request."""
+    """Return True for a CORS preflight request."""
     return scope["method"] == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
 def host_name(value: str) -> str:
-    """The name or address in a Host header, without port and brackets, in lower case."""
+    """Return the name or address in a Host header, without port and brackets, in lower case."""
     value = value.strip().lower()
     if value.startswith("["):
         return value[1:].partition("]")[0]
@@ -95,11 +95,12 @@ def host_name(value: str) -> str:
 
 
 def is_same_origin(origin: bytes, host: bytes, scheme: str | None = None) -> bool:
-    """Whether a page came from this very server.
+    """Return True if a page was served by this server.
 
     Args:
         host: the Host header.
-        scheme: that of the server; None is either, as pages behind a proxy with TLS have another one than the server.
+        scheme: the server's scheme; None accepts both, because pages behind a TLS proxy have another one than the
+            server.
     """
     try:
         parts = urlsplit(origin.decode("ascii"))

@@ -1,9 +1,9 @@
-"""Whether a request comes directly from the server's own machine. Used where there are no keys.
+"""Detection of requests that come directly from the server's own machine. Used if there are no keys.
 
-A peer on loopback is not enough: a proxy or a web page on this machine passes on what others ask for. So the request
-must also name a loopback host, carry no header that proxies add, and not come from a web page of another origin, also
-where ``server.cors_origins`` lets such pages use the models. A proxy that adds no header and rewrites ``Host`` cannot
-be told apart; a server behind one needs keys.
+A loopback peer is not sufficient: a proxy or a web page on this machine forwards requests of others. So the request
+must also name a loopback host, carry no header that proxies add, and not come from a web page of another origin, even
+if ``server.cors_origins`` allows that page to use the models. A proxy that adds no header and rewrites ``Host`` cannot
+be detected; a server with such a proxy in front needs keys.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PROXY_PREFIXES = (
 
 
 def foreign_sign(scope: Scope) -> str | None:
-    """What shows that a request may come from elsewhere than the server's own machine, for messages; None: nothing."""
+    """Return the evidence, for messages, that a request may not come from the server's own machine, or None."""
     client = scope.get("client")
     if client is None and not is_unix_socket(scope):
         return "the address of the caller is not known"
@@ -65,13 +65,13 @@ def foreign_sign(scope: Scope) -> str | None:
     for name, _ in scope["headers"]:
         if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIXES):
             return f"the header {name.decode('latin-1')!r} says that it came through a proxy"
-    if scope.get("http_version") == "1.0":  # how nginx asks unless told otherwise, without any of those headers
+    if scope.get("http_version") == "1.0":  # nginx's default for upstream requests, which have none of those headers
         return "it is written in HTTP/1.0, as by a proxy"
     return _foreign_address(scope) or _foreign_page(scope)
 
 
 def is_unix_socket(scope: Scope) -> bool:
-    """Whether a request came through a Unix domain socket, which only processes of this machine can open."""
+    """Return True if a request came through a Unix domain socket, which only processes of this machine can open."""
     server = scope.get("server")
     return scope.get("client") is None and (server is None or server[1] is None)
 
@@ -88,7 +88,7 @@ def _foreign_page(scope: Scope) -> str | None:
     for origin in _values(scope, b"origin"):
         if not is_same_origin(origin.encode("latin-1"), host.encode("latin-1"), str(scope["scheme"])):
             return "it comes from a web page of another origin"
-    # Pages send some requests without an Origin; then browsers say this.
+    # Browsers send some requests without an Origin, but with this header.
     if any(value.strip().lower() not in ("same-origin", "none") for value in _values(scope, b"sec-fetch-site")):
         return "it comes from a web page of another origin"
     return None

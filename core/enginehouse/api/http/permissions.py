@@ -1,7 +1,7 @@
-"""What each address asks of its callers: nothing, or a scope of their key. The one list of both.
+"""Route permissions: public, or a required scope of the caller's key. The only list of both.
 
-An address that is not listed needs the scope ``admin``, so a route that somebody forgets here is shut, not open.
-Without keys everyone who reaches the server may use the models and read figures; only its own machine may manage it.
+A route that is not listed requires the scope ``admin``, so a forgotten route is closed, not open. Without keys, anyone
+who can reach the server may use the models and read metrics; only requests from its own machine may manage it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = [
 _TICKET_KEY = "enginehouse.ticket"
 
 PUBLIC = frozenset({"/health"})
-"""Addresses that need no key."""
+"""Routes that need no key."""
 
 API_PREFIXES = ("/v1", "")
-"""Where the API is mounted: every address of it exists with and without ``/v1``."""
+"""Mount prefixes of the API: each of its routes exists with and without ``/v1``."""
 
 _API: dict[str, Scope] = {
     "/chat/completions": "infer",
@@ -67,19 +67,19 @@ SCOPES: dict[str, Scope] = {
     "/admin/requests/{request_id}/stop-thinking": "admin",
     "/admin/slots": "admin",
 }
-"""Address of a route, with the names of its parameters, to the scope that it needs."""
+"""Route, with the names of its path parameters, to the required scope."""
 
 METERED = frozenset(f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/chat/completions", "/completions"))
-"""Addresses whose requests count against all limits of callers."""
+"""Routes whose requests count against all limits of callers."""
 
 COUNTED = METERED | {
     f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/tokenize", "/detokenize", "/apply-template", "/route")
 }
-"""Addresses whose requests are work, and so count among those that a caller may have running at once."""
+"""Routes whose requests count against the concurrency limit."""
 
 
 def scope_of(template: str) -> Scope | None:
-    """The scope that an address needs; None when it is public."""
+    """Return the scope that a route requires; None if it is public."""
     return None if template in PUBLIC else SCOPES.get(template, "admin")
 
 
@@ -87,10 +87,10 @@ _Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
-    """Litestar's guard of every route; runs when the route is known and its caller has been let in.
+    """Return Litestar's guard of every route; it runs once the route is known and its caller is authenticated.
 
-    What it refuses is refused before the body is read. It raises MissingScope when the key may not do this, NotLocal
-    where there are no keys and the caller is elsewhere, RateLimited and ServerOverloaded when limits are used up.
+    It refuses before the body is read. It raises MissingScope if the key lacks the scope, NotLocal if there are no keys
+    and the request may come from another machine, RateLimited and ServerOverloaded if limits are used up.
     """
 
     async def open_door(connection: _Connection, _: BaseRouteHandler) -> None:
@@ -111,11 +111,11 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
 
 
 def may_manage(scope: AsgiScope) -> bool:
-    """Whether ``/admin`` is open to the caller of a request."""
+    """Return True if the caller of a request may use ``/admin``."""
     key = caller_of(scope).key
     return foreign_sign(scope) is None if key is None else "admin" in key.scopes
 
 
 def ticket_of(scope: AsgiScope) -> Ticket | None:
-    """The ticket of a request that counts against limits; None before it wanted to be let in, and of others."""
+    """Return the ticket of a request that counts against limits; None before admission, and for other requests."""
     return cast(Ticket | None, scope.get(_TICKET_KEY))

@@ -1,9 +1,9 @@
-"""HTTP on one connection: uvicorn's protocol, bounded in size and time, with our error object for what is not HTTP.
+"""HTTP on one connection: uvicorn's protocol with limits on size and time, and our error object for invalid HTTP.
 
-Made by ``server`` for each connection; calls the guard. Knows no routes. A client that sends its
-request byte by byte would hold a connection for ever, so a head and a body each have a time in which they must come.
-A client may send further requests before the first one is answered. They are not parsed until then: what has arrived of
-them is kept as bytes, and beyond some of these the connection is not read.
+Created by ``server`` for each connection; calls the guard. Does not know any routes. A client that sends its request
+byte by byte would hold a connection indefinitely, so a head and a body each have a timeout. A client may send further
+requests before the first one is answered. They are not parsed until then: received data is kept as bytes, and above a
+limit the connection is not read.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ __all__ = ["HttpProtocol", "WireBounds"]
 _HEADER_SIGNS = len(": \r\n")
 
 _EMPTY_LINE = b"\r\n\r\n"
-"""Ends every head, and every body in chunks."""
+"""Ends every head, and every chunked body."""
 
 _MAX_UNPARSED_BYTES = 64 * 1024
-"""Of requests that wait for the answer before theirs; with more, reading pauses. The last read may exceed it."""
+"""Bytes of pipelined requests above which reading pauses. The last read may exceed it."""
 
 _LINGER_S = 1.0
-"""For how long a client that was refused may go on sending; nothing of it is kept."""
+"""Time for which a refused client may continue to send; the data is discarded."""
 
 _COUNT_S = 1.0
-"""Between two looks at what a client does not read."""
+"""Interval for counting the data that a client does not read."""
 
 _NUM_FREE_BYTES = 16 * 1024
-"""Of every connection that are not counted: what an ordinary request needs is never refused, and costs no counting."""
+"""Bytes of every connection that are not counted: an ordinary request is never refused and needs no counting."""
 
 
 @frozen(kw_only=True)
 class WireBounds:
-    """How large a request's head may be, and how long its parts may take."""
+    """Limits on the size of a request's head and on the time of its parts."""
 
     max_head_bytes: int
     max_headers: int
@@ -60,7 +60,7 @@ class WireBounds:
 
     @classmethod
     def of(cls, settings: Settings) -> WireBounds:
-        """As the settings say."""
+        """Return the limits of the settings."""
         return cls(
             max_head_bytes=settings.limits.max_header_bytes,
             max_headers=settings.limits.max_headers,
@@ -70,23 +70,23 @@ class WireBounds:
 
 
 class _Reading(FlowControl):
-    """uvicorn's flow control, which it resumes with every answer and every read of a body: here only where allowed."""
+    """uvicorn's flow control, which resumes with every response and every read of a body: here only if allowed."""
 
     is_held_back = False
 
     def hold_back(self) -> None:
-        """Do not read until :meth:`let_go`."""
+        """Stop reading until :meth:`let_go`."""
         self.is_held_back = True
         self.pause_reading()
 
     def let_go(self) -> None:
-        """Read on if reading was held back."""
+        """Resume reading if it was held back."""
         if self.is_held_back:
             self.is_held_back = False
             self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Read on unless it is held back."""
+        """Resume reading unless it is held back."""
         if not self.is_held_back:
             super().resume_reading()
 
@@ -94,11 +94,12 @@ class _Reading(FlowControl):
 class HttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    The parser keeps an unfinished head in memory and copies it with every packet, so its size is looked at while it
-    comes, not only when it is complete. It also parses all that it is given, so it is given one request at a time.
+    The parser keeps an unfinished head in memory and copies it with every packet, so its size is checked as it arrives,
+    not only when it is complete. The parser also consumes all the data it is given, so it is given one request at a
+    time.
 
     Args:
-        bounds: sizes and times.
+        bounds: limits on sizes and times.
         arguments: uvicorn's.
     """
 
@@ -108,15 +109,15 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._bounds = bounds
         self._unparsed = bytearray()
-        self._last_parsed = b""  # three bytes at most, of an empty line that the next packet may complete
-        self._part: Literal["head", "body", "none"] = "head"  # what is being read; none: the request is complete
-        self._has_begun = False  # something of the head has come
-        self._num_head_bytes = 0  # of a head, or of the fields after the last chunk
-        self._num_kept_of_head = 0  # of the request that is being answered
-        self._num_body_left: int | None = None  # None: the body comes in chunks
+        self._last_parsed = b""  # up to three bytes of an empty line that the next packet may complete
+        self._part: Literal["head", "body", "none"] = "head"  # part being read; "none" if the request is complete
+        self._has_begun = False  # part of the head has arrived
+        self._num_head_bytes = 0  # of a head, or of the trailer fields
+        self._num_kept_of_head = 0  # of the request being answered
+        self._num_body_left: int | None = None  # None for a chunked body
         self._body_parser: httptools.HttpRequestParser | None = None  # see _decline_upgrade
         self._offers_upgrade = False
-        self._is_refused = False  # what still comes on this connection is not looked at
+        self._is_refused = False  # further data on this connection is ignored
         self._timer: asyncio.TimerHandle | None = None
         self._counting: asyncio.TimerHandle | None = None  # while the client does not read
         assert isinstance(self.app, Generations)
@@ -125,13 +126,13 @@ class HttpProtocol(HttpToolsProtocol):
     # -- what uvicorn's loop calls -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first head may come."""
+        """Start waiting for the first head."""
         super().connection_made(transport)
         self.flow = _Reading(transport)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes any more."""
+        """Release everything held for the connection."""
         self._stop_timer()
         self._stop_counting()
         self._unparsed.clear()
@@ -139,7 +140,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what arrived; it is parsed once the requests before it are answered."""
+        """Buffer received data; it is parsed once the previous requests are answered."""
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
@@ -147,8 +148,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse()
 
     def on_response_complete(self) -> None:
-        """The next request, if it has arrived, may begin."""
-        self.cycle.body = bytearray()  # what nobody has read of it
+        """Continue with the next request, if it has arrived."""
+        self.cycle.body = bytearray()  # unread rest of the body
         self._num_kept_of_head = 0
         super().on_response_complete()
         if self.transport.is_closing():
@@ -157,24 +158,24 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse()
 
     def pause_writing(self) -> None:
-        """The client does not read what was written."""
+        """Start counting written data that the client does not read."""
         super().pause_writing()
         self._count_unread()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Stop counting, as the client has read most of the data."""
         super().resume_writing()
         self._stop_counting()
         self._memory.go_on(self._num_kept_bytes)
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request came."""
+        """Close the connection, as no further request arrived."""
         self._close()
 
     # -- one request at a time ---------------------------------------------------------------------
 
     def _parse(self) -> None:
-        """Parse what has arrived, up to the end of a request that is being answered."""
+        """Parse the received data, up to the end of a request that is being answered."""
         while self._unparsed and not (self._is_refused or self._is_waiting):
             self._unset_keepalive_if_required()
             piece = bytes(self._unparsed[: self._piece_size()])
@@ -186,12 +187,12 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self._unparsed) > _MAX_UNPARSED_BYTES:
             self.flow.hold_back()
         else:
-            self.flow.let_go()  # a client that leaves is only noticed while we read
+            self.flow.let_go()  # a disconnect is only noticed while reading
         self._count()
         self._start_timer()
 
     def _count(self) -> None:
-        """Count what this connection makes the server keep, and end it where that is too much."""
+        """Count the memory held for this connection, and end the connection if that exceeds the limit."""
         try:
             self._memory.resize(self._num_kept_bytes)
         except EnginehouseError as error:
@@ -199,7 +200,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(describe(error))
 
     def _count_unread(self) -> None:
-        """Count what the client does not read: what is written, and what waits behind it, which may become more."""
+        """Count unread data: what is written, and what is queued after it, which may grow."""
         self._memory.stall(self._num_kept_bytes, self.transport.abort)
         self._counting = self.loop.call_later(_COUNT_S, self._count_unread)
 
@@ -218,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
         return max(0, num_bytes - _NUM_FREE_BYTES)
 
     def _piece_size(self) -> int:
-        """Length of what may be parsed without going beyond the end of a request."""
+        """Return the number of bytes that can be parsed without passing the end of a request."""
         if self._part == "body" and self._num_body_left is not None:
             return self._num_body_left
         seam = self._last_parsed + self._unparsed[:3]
@@ -241,9 +242,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._check_head(num_before)
 
     def _decline_upgrade(self) -> None:
-        """Go on with HTTP/1.1 after a head that offers another protocol, which may be ignored (RFC 9110, section 7.8).
+        """Continue with HTTP/1.1 after a head that offers another protocol, which may be ignored (RFC 9110, 7.8).
 
-        The parser takes what follows for the other protocol, so another parser, told how the body is framed, reads it.
+        The parser treats the following data as the other protocol, so a second parser, given the body's framing, reads
+        it.
         """
         self._offers_upgrade = False
         callbacks = SimpleNamespace(
@@ -256,19 +258,19 @@ class HttpProtocol(HttpToolsProtocol):
     # -- what the parser calls ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """The first byte of a head."""
+        """Handle the first byte of a head."""
         self._stop_timer()
         self._part, self._has_begun = "head", True
         super().on_message_begin()
         self.scope[CONNECTION_KEY] = self._memory  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head; those after the last chunk of a body are passed over."""
+        """Store a field of the head; trailer fields after the last chunk are ignored."""
         if self._part == "head":
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body begins, unless the head was too long."""
+        """Start the body, unless the head was too long."""
         self._stop_timer()
         fields = dict(self.headers)
         num_bytes = len(self.url) + sum(len(name) + len(value) + _HEADER_SIGNS for name, value in self.headers)
@@ -287,11 +289,11 @@ class HttpProtocol(HttpToolsProtocol):
             _send_unchunked(self.cycle)
 
     def on_chunk_header(self) -> None:
-        """A chunk begins; the last one has nothing in it."""
+        """Start a chunk; the last one is empty."""
         self._num_head_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Store a part of the body."""
         self._num_head_bytes = 0
         if self._num_body_left is not None:
             self._num_body_left -= len(body)
@@ -299,9 +301,9 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete; another one may follow."""
+        """End the request; another one may follow."""
         if self._offers_upgrade:
-            return  # its body is yet to come
+            return  # its body has not arrived yet
         self._body_parser = None
         self._stop_timer()
         self._part, self._num_head_bytes = "none", 0
@@ -309,7 +311,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and close the connection."""
+        """Answer invalid HTTP and close the connection."""
         self._refuse(http_error(400, msg))
 
     # -- bounds ------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether a complete request is being answered, so that the next one waits."""
+        """True if a complete request is being answered, so that the next one waits."""
         return self._part == "none" and self._is_answering
 
     def _check_head(self, num_bytes: int) -> None:
@@ -338,7 +340,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(guard.check_long_head(dict(reversed(self.headers or []))) or http_error(431, message))
 
     def _start_timer(self) -> None:
-        """Limit the time of what is being read; whatever comes between two requests begins a head."""
+        """Limit the time of the part being read; data between two requests starts a head."""
         if self._timer is not None or self.transport.is_closing() or self._is_waiting:
             return
         seconds = self._bounds.body_timeout_s if self._part == "body" else self._bounds.head_timeout_s
@@ -350,12 +352,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _end_slow(self) -> None:
-        """End a connection whose request does not come."""
+        """Close a connection whose request does not arrive in time."""
         self._timer = None
         if self.transport.is_closing():
             return
         if self.flow.read_paused or (self._part != "body" and self._is_answering):
-            self._start_timer()  # we do not read, or the client need not send more before its answer is complete
+            self._start_timer()  # reading is paused, or the client need not send more before its response is complete
         elif self._part == "body" and not self.cycle.response_started:
             seconds = self._bounds.body_timeout_s
             self._refuse(http_error(408, f"The body did not come within {seconds:g} s (server.body_timeout_s)."))
@@ -368,10 +370,10 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, answer: ErrorAnswer) -> None:
         self._is_refused = True
         if self._is_answering and self.cycle.response_started:
-            self._close()  # another answer in the midst of this one would be read as a part of it
+            self._close()  # another response within this one would be read as part of it
             return
-        is_known = self._is_answering or self._part == "body"  # to the application, which tells of its end
-        if self._is_answering:  # the application is not to go on with what it has
+        is_known = self._is_answering or self._part == "body"  # to the application, which reports its end
+        if self._is_answering:  # the application must not continue with what it has
             self.cycle.disconnected, self.cycle.body = True, bytearray()
             self.cycle.message_event.set()
         scope: Any = self.scope or {}
@@ -390,7 +392,7 @@ class HttpProtocol(HttpToolsProtocol):
             app.end(record)
 
     def _hang_up(self) -> None:
-        """Close, but read on for a moment: a reset would take the answer from a client that still sends."""
+        """Close, but read for a moment longer: a reset would discard the response at a client that is still sending."""
         self._stop_timer()
         if not self.transport.can_write_eof():  # TLS
             self._close()
@@ -401,7 +403,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(_LINGER_S, self._close)
 
     def _close(self, num_unread_before: float = math.inf) -> None:
-        """Close when the client has read the rest, for which it has time while it gets on with it."""
+        """Close when the client has read the rest; it may take its time, provided that it makes progress."""
         self._stop_timer()
         self.transport.close()
         num_unread = self.transport.get_write_buffer_size()
@@ -412,7 +414,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:
-    """Let the end of the connection end the body where its length is unknown: HTTP/1.0 has no chunks."""
+    """Let closing the connection end a body of unknown length, as HTTP/1.0 has no chunks."""
     send_framed, has_length = cycle.send, False
 
     async def send(message: Any) -> None:

@@ -1,9 +1,9 @@
-"""The guard in front of every route: who may call, from where, with what.
+"""The guard in front of every route: checks origin, caller and content type of requests.
 
-A plain ASGI wrapper, so that it also covers addresses that do not exist. In this order: the access
-record; the profile that the address names; Host (against DNS rebinding); Origin and CORS; API keys or what plugins
-recognise instead, for everything but what ``doors`` lists as public; the content type of POSTs. What a caller may do is
-checked when the route is known, see ``doors``.
+A plain ASGI wrapper, so that it also covers paths that do not exist. In this order: the access record; the profile in
+the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticator plugins, for all routes that
+``permissions`` does not list as public; the content type of POSTs. Permissions are checked once the route is known, see
+``permissions``.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from enginehouse.settings.profiles import PROFILES
 __all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome"]
 
 CONNECTION_KEY = "enginehouse.connection"
-"""Where the reservation of a request's connection is in its ASGI scope."""
+"""Key of the reservation of a request's connection in its ASGI scope."""
 
 _MAX_TRACE_BYTES = 512
 _MAX_SHOWN_CHARS = 100
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
-    """Write an outcome into the access record of a request."""
+    """Set the outcome in the access record of a request."""
     record_of(scope).outcome = outcome
 
 
 class Guard:
-    """Lets requests through to ``app`` or answers them itself.
+    """Passes requests to ``app`` or answers them itself.
 
     Args:
-        callers: recognises who calls.
-        admission: where the tickets of requests are closed, and the bytes of their bodies counted.
+        callers: authenticates callers.
+        admission: closes the tickets of requests, and counts the bytes of their bodies.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
-        app: what is guarded.
+        app: the guarded application.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Guard:
         record = AccessRecord(method=scope["method"], path=scope["path"])
         self._take_root_path(scope)
         scope[RECORD_KEY] = record  # type: ignore[literal-required]
-        headers: Headers = dict(reversed([*scope["headers"]]))  # of repeated headers the first one counts
+        headers: Headers = dict(reversed([*scope["headers"]]))  # the first one of repeated headers counts
         cors = self._origins.response_headers(headers)
 
         async def send_with_headers(message: Message) -> None:
@@ -103,14 +103,14 @@ class Guard:
             self.end(record)
 
     def _take_root_path(self, scope: HTTPScope) -> None:
-        """Take the path away below which a proxy shows this server, unless the proxy has; so routes match."""
+        """Remove the path prefix that a proxy adds for this server, unless it strips it, so that routes match."""
         root, path = self._root_path, scope["path"]
         if root and (path == root or path.startswith(f"{root}/")):
             scope["path"] = path.removeprefix(root) or "/"
             scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
 
     def end(self, record: AccessRecord) -> None:
-        """A response has ended: log and count it."""
+        """Log and count a finished response."""
         record.end()
         self._on_end(record)
 
@@ -143,13 +143,13 @@ class Guard:
                 await self.app({**scope, "method": "GET"}, receive, _head_only(send))
             else:
                 await self.app(scope, receive, send)
-        except Exception as error:  # border: nothing that a request causes reaches the server loop
+        except Exception as error:  # guard: no exception caused by a request reaches the server loop
             note_outcome(scope, describe(error, record_of(scope).identify()).code)
             raise
 
     def _note_caller(self, scope: HTTPScope, key: Identity | None) -> None:
-        """Write the caller into the scope; the address loses the profile that it names, so that routes match."""
-        if CALLER_KEY in scope:  # a plugin has recognised whom no key told
+        """Store the caller in the scope, and remove the profile from the path, so that routes match."""
+        if CALLER_KEY in scope:  # a plugin has authenticated a caller without a key
             named = caller_of(scope).named_profile
         else:
             named, path = split_compat(scope["path"])
@@ -162,7 +162,7 @@ class Guard:
             record_of(scope).key = key.name
 
     def _note_owner(self, scope: HTTPScope, body: Reservation) -> ErrorAnswer | None:
-        """Let what the request and its connection hold belong to the caller; the refusal where it cannot."""
+        """Assign the memory of the request and its connection to the caller; return the refusal if that fails."""
         key = caller_of(scope).key
         owner = key.name if key is not None else NOT_RECOGNISED if self._callers.are_checked else EVERYBODY
         body.move(owner)
@@ -175,7 +175,7 @@ class Guard:
         return None
 
     def _find_key(self, headers: Headers) -> tuple[Identity | None, ErrorAnswer | None]:
-        """Whose key was given, and the refusal where one is needed but none of ours was given."""
+        """Return the identity of the given key, and the refusal if a valid key is required but was not given."""
         try:
             key = self._callers.by_key(headers)
         except ExpiredKey:
@@ -183,11 +183,11 @@ class Guard:
         return key, _no_key() if key is None and self._callers.are_checked else None
 
     def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
-        """The refusal of a caller whose head is too long to be read to its end: nobody without a key learns more."""
+        """Return the refusal of a request with an oversized head and no valid key: its sender learns nothing more."""
         return self._find_key(headers)[1]
 
     def _check_length(self, scope: HTTPScope, headers: Headers, body: Reservation) -> ErrorAnswer | None:
-        """A body that says how long it is need not be read to be refused."""
+        """Refuse a body by its declared length, before reading it."""
         length = headers.get(b"content-length", b"")
         if not length.isdigit():
             return None
@@ -195,7 +195,7 @@ class Guard:
         if int(length) > most:
             return describe(BodyTooLarge.of(most))
         try:
-            connection = connection_of(scope)  # it may hold the first of it already
+            connection = connection_of(scope)  # may already hold the beginning of the body
             body.check(max(0, int(length) - (connection.num_bytes if connection is not None else 0)))
         except EnginehouseError as error:
             return describe(error)
@@ -203,12 +203,12 @@ class Guard:
 
 
 def connection_of(scope: Scope) -> Reservation | None:
-    """What the connection of a request holds; None on Windows, where another protocol runs."""
+    """Return the reservation of a request's connection; None on Windows, where another protocol class runs."""
     return cast(Reservation | None, scope.get(CONNECTION_KEY))
 
 
 def _counted(receive: Receive, body: Reservation, scope: HTTPScope) -> Receive:
-    """Counts the body of a request, from when it is read until the request has ended."""
+    """Wrap ``receive`` to count the body of a request, from reading until the request has ended."""
     connection = connection_of(scope)
 
     async def receive_counted() -> Any:
@@ -223,20 +223,20 @@ def _counted(receive: Receive, body: Reservation, scope: HTTPScope) -> Receive:
 
 
 class _Hosts:
-    """Which Host headers are answered."""
+    """Allowed Host headers."""
 
     def __init__(self, bound: str, allowed: tuple[str, ...]) -> None:
         self._allowed = {name.lower() for name in (bound, *allowed)}
         # On a wildcard address every address of this machine is "the bind address". Addresses cannot be
-        # rebound by DNS, so any is fine; names must be listed.
+        # rebound by DNS, so all are allowed; names must be listed.
         self._any_address = _is_wildcard(bound)
         self._any = "*" in allowed
 
     def check(self, scope: HTTPScope) -> ErrorAnswer | None:
-        """The refusal, or None."""
+        """Return the refusal, or None."""
         values = [value for name, value in scope["headers"] if name == b"host"]
         if not values and scope["http_version"] == "1.0":
-            return None  # older than Host; no browser, which could be led here by a foreign name, speaks it
+            return None  # predates Host; no browser, which a foreign name could direct here, uses it
         if len(values) != 1:
             return http_error(400, "The request needs exactly one Host header.")
         host = host_name(values[0].decode("latin-1"))
@@ -248,7 +248,7 @@ class _Hosts:
 
 
 def _note_request_id(scope: HTTPScope) -> ErrorAnswer | None:
-    """Take the id that the client sent; the refusal of one that cannot be used."""
+    """Store the id that the client sent; return the refusal if it is invalid."""
     try:
         record_of(scope).request_id = sent_request_id(scope["headers"])
     except InvalidRequest as error:
@@ -257,7 +257,7 @@ def _note_request_id(scope: HTTPScope) -> ErrorAnswer | None:
 
 
 def _note_trace(record: AccessRecord, headers: Headers) -> None:
-    """Take the trace that the request belongs to; whoever uses it checks it."""
+    """Store the trace context of the request; its consumer validates it."""
     if traceparent := headers.get(b"traceparent"):
         record.traceparent = traceparent[:_MAX_TRACE_BYTES].decode("latin-1")
         record.tracestate = headers.get(b"tracestate", b"")[:_MAX_TRACE_BYTES].decode("latin-1") or None
@@ -269,11 +269,11 @@ def _no_key() -> ErrorAnswer:
 
 
 def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | None:
-    """POSTs must be JSON: a web page can send other types without asking first."""
+    """Refuse POSTs that are not JSON: a web page can send other types without a preflight."""
     if scope["method"] != "POST":
         return None
     if b"content-type" not in headers and headers.get(b"content-length", b"0") == b"0" and not _is_chunked(headers):
-        return None  # no body, no type; whether one is needed is the route's to say
+        return None  # no body, no type; the route decides if a body is required
     kind, _, parameters = headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
     charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
     if kind.strip() != "application/json" or (charset is not None and charset[1] not in ("utf-8", "utf8")):
@@ -289,7 +289,7 @@ def _is_chunked(headers: Headers) -> bool:
 
 
 def _head_only(send: Send) -> Send:
-    """Sends the status and the headers of an answer to GET; to the application its client has left then."""
+    """Wrap ``send`` to send only status and headers of a GET response; the application then sees a disconnect."""
     is_sent = False
 
     async def send_head(message: Message) -> None:

@@ -1,7 +1,7 @@
-"""The HTTP server process: an early-opened port, models that load behind it, and a clean end.
+"""The HTTP server process: opens the port early, loads models in the background, and shuts down cleanly.
 
-Called by the command line and by tests. Knows uvicorn and signals; knows no routes (``app``) and
-nothing about models beyond starting and closing their manager.
+Called by the command line and by tests. Knows uvicorn and signals; does not know any routes (``app``), and of models
+only how to start and close their manager.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["OnProgress", "run", "run_loop", "serve"]
 _log = logging.getLogger("enginehouse.server")
 
 OnProgress = Callable[[str, float, str], None]
-"""Called with a model's name, the share loaded (0 to 1) and what is being done; any thread."""
+"""Called with a model's name, the fraction loaded (0 to 1) and the current activity; any thread."""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
 _CLOSING_SHARE = 0.4
-"""Part of ``shutdown_s`` kept for ending what still runs and closing the workers."""
+"""Fraction of ``shutdown_s`` reserved for ending running requests and closing the workers."""
 _HURRIED_S = 0.5
-"""After a second signal: how long requests may take to tell their clients of the end."""
+"""Time that requests have to send the final error to their clients after a second signal."""
 
 
 def run(
@@ -60,17 +60,17 @@ def run(
     on_listening: Callable[[str], None] | None = None,
     reread: Reread | None = None,
 ) -> int:
-    """Serve until SIGINT, SIGTERM or the end of the terminal; any other SIGHUP reloads the configuration.
+    """Serve until SIGINT, SIGTERM or the terminal closes; any other SIGHUP reloads the configuration.
 
-    A second of these signals ends what the first one lets finish.
+    A second of these signals ends the requests that the first one lets finish.
 
     Args:
-        on_progress: told how far each model has loaded.
-        on_listening: told the server's URL once, when the port is open; models may still be loading.
+        on_progress: called with the loading progress of each model.
+        on_listening: called once with the server's URL when the port is open; models may still be loading.
         reread: reads the settings again.
 
     Returns:
-        The exit code: 0 after a signal, 1 when no model could be loaded.
+        The exit code: 0 after a signal, 1 if no model could be loaded.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -86,7 +86,7 @@ def run(
                 loop.call_soon_threadsafe((stop if number == 1 else hurry).set)
 
         def on_hangup() -> None:
-            # The same signal says that the terminal was closed, and then nobody would be left to stop the server.
+            # The same signal reports a closed terminal; without this check the server could not be stopped any more.
             (signals.note if had_terminal and not _has_terminal() else hangup.set)()
 
         signals.call(on_signal)
@@ -101,12 +101,12 @@ def run(
 
 
 def _has_terminal() -> bool:
-    """Whether one of the standard streams is a terminal that is still open."""
+    """Return True if one of the standard streams is a terminal that is still open."""
     return any(os.isatty(descriptor) for descriptor in (0, 1, 2))
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run ``main`` on the fastest event loop there is here."""
+    """Run ``main`` on the fastest available event loop."""
     factory = uvicorn.Config(None, loop="auto", log_config=None).get_loop_factory()  # type: ignore[arg-type]  # no app, only the loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
@@ -126,11 +126,11 @@ async def serve(
     """Serve on ``listener`` until ``stop`` is set or no model can be loaded; returns the exit code.
 
     Args:
-        reread: reads the settings again; done whenever ``hangup`` is set, and when an operator asks.
-        hurry: set, after ``stop``, to end requests that it lets finish.
+        reread: reads the settings again; called when ``hangup`` is set and by the admin API.
+        hurry: set after ``stop`` to end the requests that it lets finish.
 
     Raises:
-        ConfigError: the settings of a model are wrong.
+        ConfigError: the settings of a model are invalid.
     """
     state, renderer = _state(settings, registry, on_progress)
     manager, exchanges, keys, listeners = state.manager, state.exchanges, state.keys, state.listeners
@@ -159,7 +159,7 @@ async def serve(
 
 
 def _state(settings: Settings, registry: PluginRegistry, on_progress: OnProgress | None) -> tuple[ApiState, Renderer]:
-    """What handlers share, and the renderer of chat templates."""
+    """Return the state shared by handlers, and the renderer of chat templates."""
     manager = ModelManager(settings, registry, on_progress)
     renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)
     pipeline = Pipeline(settings, registry, manager, renderer)
@@ -178,13 +178,13 @@ def _state(settings: Settings, registry: PluginRegistry, on_progress: OnProgress
 
 
 def _warn_of_keys(keys: KeyStore, settings: Settings) -> None:
-    """Tell of models that keys may use and that there are not."""
+    """Warn about models that keys may use but that are not served."""
     for name, unknown in keys.ring.unknown_models(settings.served_names()):
         _log.warning("the key %r may use the model %r, which is not served", name, unknown)
 
 
 async def _has_started(starting: asyncio.Future[Any], stop: asyncio.Event) -> bool:
-    """Wait until the models are begun, which raises what is wrong with them; False when ``stop`` is set before."""
+    """Wait until the models have started, raising their errors; returns False if ``stop`` is set first."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -195,7 +195,7 @@ async def _has_started(starting: asyncio.Future[Any], stop: asyncio.Event) -> bo
 
 
 async def _until_stopped_or_failed(stop: asyncio.Event, manager: ModelManager, serving: asyncio.Task[None]) -> bool:
-    """Wait for ``stop``; True when every model failed before one was ready, so that there is nothing to serve."""
+    """Wait for ``stop``; returns True if every model failed before one was ready, so that there is nothing to serve."""
     stopped = asyncio.create_task(stop.wait())
     settled = asyncio.create_task(manager.wait_settled(math.inf))
     await asyncio.wait({stopped, settled, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +216,7 @@ async def _shut_down(
     shutdown_s: float,
     hurry: asyncio.Event,
 ) -> None:
-    """Close the port, let requests finish until ``hurry`` is set, then end the rest with an error that says so."""
+    """Close the port, let requests finish until ``hurry`` is set, then end the rest with an error."""
     exchanges.stopping = True
     server.should_exit = True
     _log.info("stopping; %d requests are running; a second signal ends them", len(exchanges))
@@ -233,7 +233,7 @@ async def _shut_down(
     finally:
         hurried.cancel()
     for connection in list(server.server_state.connections):
-        # A client that does not read what was sent to it would keep its connection, and the server, for ever.
+        # A client that does not read its response would keep its connection, and the server, open indefinitely.
         connection.transport.abort()
 
 
@@ -256,7 +256,7 @@ def _uvicorn_config(app: ASGIApp, bounds: WireBounds) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Leaves signals to :func:`run`: uvicorn would raise them again at the end, and the exit code would not be 0.
 
-    Bounds the time of TLS handshakes, for which uvicorn has no setting.
+    Limits the time of TLS handshakes, for which uvicorn has no setting.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -283,5 +283,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture nothing."""
+        """Do not capture signals."""
         yield

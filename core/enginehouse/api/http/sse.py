@@ -1,9 +1,9 @@
-"""The one writer of server-sent events.
+"""The only writer of server-sent events.
 
-Order: the dialect's opening, one event per piece, the usage event when asked for, ``[DONE]``. An error
-after the first byte becomes ``data: {"error": {...}}`` and ends the body without ``[DONE]``, so that no
-client takes a broken answer for a complete one. While nothing happens (queue, prefill) the comment ``: ping``
-keeps proxies from closing the connection. Writes ASGI messages itself: one per batch of events.
+Order: the dialect's opening, one event per piece, the usage event if requested, ``[DONE]``. An error after the first
+byte becomes ``data: {"error": {...}}`` and ends the body without ``[DONE]``, so that clients do not mistake a truncated
+response for a complete one. While nothing is generated (queue, prefill), the comment ``: ping`` keeps proxies from
+closing the connection. Writes ASGI messages itself: one per batch of events.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ PING = b": ping\n\n"
 EVENT_STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect the events otherwise
+    (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer the events
 )
 
 
 def event(payload: bytes) -> bytes:
-    """One event; ``payload`` is one line of JSON."""
+    """Return one event; ``payload`` is one line of JSON."""
     return b"data: " + payload + b"\n\n"
 
 
 class EventStream:
-    """Writes one streamed answer.
+    """Writes one streamed response.
 
     Args:
         include_usage: end with the dialect's usage event.
-        profile: whose error codes are used.
+        profile: determines the error codes.
         headers: further response headers.
     """
 
@@ -64,13 +64,13 @@ class EventStream:
         self._is_sending = False
 
     async def write(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> None:
-        """Write everything; returns when the answer is complete, failed, or nobody reads it any more."""
+        """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._write(self._dialect.opening() or PING)
         self._exchange.on_idle = self._ping
         try:
             tail = await self._write_pieces(assembly, batches)
-        except Exception as error:  # noqa: BLE001 - request border: the status is out, so it becomes an event
+        except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes an event
             tail = self._failure(assembly, error)
         finally:
             self._exchange.on_idle = None
@@ -78,7 +78,7 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _write_pieces(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> bytes:
-        """Write the pieces as they come; returns the last bytes of the body."""
+        """Write the pieces as they arrive; returns the last bytes of the body."""
         push, encode, sent = assembly.push, self._dialect.event, assembly.sent
         async for prompt, events in batches:
             pieces: list[Piece] = []
@@ -98,7 +98,7 @@ class EventStream:
         return (dialect.usage_event(assembly.usage()) if self._include_usage else dialect.flush()) + _DONE
 
     def _failure(self, assembly: Assembly, error: Exception) -> bytes:
-        """The error event. Other choices of the same request are stopped: their answer is lost."""
+        """Return the error event. Other choices of the request are stopped, as their output is lost."""
         self._exchange.cancel()
         if self._exchange.disconnected and isinstance(error, EnginehouseError):
             assembly.record.outcome = "cancelled"
@@ -114,6 +114,6 @@ class EventStream:
         self._exchange.sent()
 
     async def _ping(self) -> None:
-        # A client that does not read makes a write wait; a ping behind it would help nobody.
+        # A client that does not read blocks the write; a ping after it would have no effect.
         if not self._is_sending:
             await self._write(PING)

@@ -1,4 +1,4 @@
-"""What handlers share: one value per server, injected by the app."""
+"""State shared by handlers: one value per server, injected by the app."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["ApiState", "ReloadReport"]
 
 @frozen(kw_only=True)
 class ReloadReport:
-    """What a reload of the configuration changed.
+    """The changes made by a reload of the configuration.
 
     Attributes:
-        generation: number of the configuration that is served now; the first one is 1.
-        needs_restart: settings in which it differs but that cannot change while the server runs; the old ones hold.
+        generation: number of the current configuration snapshot; the first one is 1.
+        needs_restart: changed settings that cannot change while the server runs; the old values stay in effect.
     """
 
     generation: int
@@ -36,7 +36,7 @@ class ReloadReport:
     needs_restart: tuple[str, ...]
 
     def sentence(self) -> str:
-        """For the log."""
+        """Return the changes as text for the log."""
         words = {"added": self.models.added, "replaced": self.models.replaced, "removed": self.models.removed}
         parts = [f"models {word}: {', '.join(names)}" for word, names in words.items() if names]
         if self.needs_restart:
@@ -50,7 +50,7 @@ async def _no_reload() -> ReloadReport:
 
 @frozen(eq=False, kw_only=True)
 class ApiState:
-    """The server's parts that handlers use.
+    """The parts of the server that handlers use.
 
     Attributes:
         reload: reads the configuration again, see :meth:`enginehouse.api.http.config_snapshots.Generations.reload`.

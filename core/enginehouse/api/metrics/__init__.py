@@ -1,4 +1,4 @@
-"""What `/metrics` reports: the families, what is counted per request, and what is asked of models and engines."""
+"""Metrics of `/metrics`: the families, counters per request, and values read from models and engines."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 @frozen(kw_only=True)
 class Family:
-    """A family of figures.
+    """A metric family.
 
     Attributes:
         name: without the prefix, and for counters without ``_total``.
         meaning: one sentence.
-        labels: their names.
-        buckets: upper bounds, for histograms; one more bucket holds the rest.
+        labels: label names.
+        buckets: upper bounds, for histograms; one more bucket holds larger values.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Family:
 
     @property
     def shown_name(self) -> str:
-        """As it stands in queries."""
+        """Name used in queries."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -128,16 +128,16 @@ _OF_OPTIMISATIONS: Mapping[str, Family] = {
 }
 
 FIGURES: Mapping[str, Family] = MappingProxyType(dict(_OF_OPTIMISATIONS))
-"""Name of a figure that an optimisation reports of a request (``AccessRecord.figures``) to its family."""
+"""Name of a metric that an optimisation reports per request (``AccessRecord.figures``) to its family."""
 
 FAMILIES: tuple[Family, ...] = (*_OF_REQUESTS, *_OF_MODELS, *_OF_THE_SERVER, *FIGURES.values())
-"""All of them, in the order in which they are shown."""
+"""All families, in output order."""
 
 _BY_NAME = {item.name: item for item in FAMILIES}
 
 
 def family(name: str) -> Family:
-    """The family of that name."""
+    """Return the family of that name."""
     return _BY_NAME[name]
 
 
@@ -152,34 +152,34 @@ class _Buckets:
 
 @define
 class Values:
-    """Figures of all families that have any. Families are named without prefix; labels come in their order."""
+    """Values of all families that have any. Families are named without prefix; labels are in their order."""
 
     _numbers: dict[str, dict[_Labels, float]] = field(factory=dict)
     _buckets: dict[str, dict[_Labels, _Buckets]] = field(factory=dict)
 
     def add(self, name: str, *labels: str, amount: float = 1) -> None:
-        """Count up."""
+        """Increase a counter."""
         numbers = self._numbers.setdefault(name, {})
         numbers[labels] = numbers.get(labels, 0) + amount
 
     def set(self, name: str, *labels: str, value: float) -> None:
-        """Replace a number."""
+        """Set a value."""
         self._numbers.setdefault(name, {})[labels] = value
 
     def observe(self, name: str, *labels: str, value: float) -> None:
-        """Put one value into a histogram."""
+        """Add one value to a histogram."""
         buckets = self._histogram(name, labels)
         buckets.counts[bisect_left(family(name).buckets, value)] += 1
         buckets.total += value
 
     def observe_counts(self, name: str, *labels: str, counts: Sequence[int], total: float) -> None:
-        """Put values into a histogram that were counted in its buckets before."""
+        """Add values to a histogram that are already counted per bucket."""
         buckets = self._histogram(name, labels)
         buckets.counts = [old + new for old, new in zip(buckets.counts, counts, strict=True)]
         buckets.total += total
 
     def get(self, name: str, *labels: str) -> float:
-        """One number; 0 where nothing was counted."""
+        """Return one value; 0 if nothing was counted."""
         return self._numbers.get(name, {}).get(labels, 0)
 
     def _histogram(self, name: str, labels: _Labels) -> _Buckets:
@@ -190,7 +190,7 @@ class Values:
         return buckets
 
     def collect(self) -> Iterator[Metric]:
-        """The families that have figures, as the library writes them."""
+        """Yield the families that have values, as objects of the library."""
         for item in FAMILIES:
             if item.name in self._numbers:
                 yield _numbers(item, self._numbers[item.name])

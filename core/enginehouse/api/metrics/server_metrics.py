@@ -1,4 +1,4 @@
-"""Metrics of a server: requests as they end, models and engines when they are asked for; `GET /metrics`."""
+"""Server metrics: requests counted as they end, models and engines read at scrape time; `GET /metrics`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["RequestMetrics", "ServerMetrics", "metrics_route"]
 
 _OTHER = "other"
 _CLIENT_LEFT = "cancelled"
-_MAX_KEYS = 1000  # authenticators may know any number of callers, and figures are kept as long as the server runs
+_MAX_KEYS = 1000  # authenticators may recognise any number of callers, and metrics are kept until the server exits
 
 
 class RequestMetrics:
     """Counts requests.
 
     Args:
-        values: where to.
-        manager: knows which models there are.
+        values: destination of the counts.
+        manager: provides the served models.
     """
 
     def __init__(self, values: Values, manager: ModelManager) -> None:
@@ -48,13 +48,13 @@ class RequestMetrics:
         self._keys: set[str] = set()
 
     def count(self, record: AccessRecord, *, by_key: bool) -> None:
-        """Count one request; ``by_key``: by API key as well."""
+        """Count one request, by API key as well if ``by_key``."""
         values, model = self._values, self.model_label(record)
         endpoint, status = record.endpoint or _OTHER, str(record.status)
         values.add("requests", model, endpoint, status, record.outcome)
         if record.outcome == _CLIENT_LEFT:
             values.add("disconnects", model)
-        elif record.status >= 400 and record.outcome != "ok":  # /health tells its state by a status
+        elif record.status >= 400 and record.outcome != "ok":  # /health reports its state by status code
             values.add("refusals", endpoint, record.outcome)
         if by_key and record.key is not None:
             self._count_key(record, self._key_label(record.key))
@@ -86,7 +86,7 @@ class RequestMetrics:
         values.add("prompt_tokens", model, amount=record.prompt_tokens)
         values.add("completion_tokens", model, amount=record.completion_tokens)
         if record.cached_tokens is None:
-            return  # it was broken off: these counts are of what had come until then
+            return  # it ended early: these counts cover the part until then
         values.add("cached_prompt_tokens", model, amount=record.cached_tokens)
         values.add("prefix_cache_requests", model, "hit" if record.cached_tokens else "miss")
         values.observe("request_prompt_tokens", model, value=record.prompt_tokens)
@@ -104,7 +104,7 @@ class RequestMetrics:
         return key if key in self._keys else _OTHER
 
     def model_label(self, record: AccessRecord) -> str:
-        """The model's configured name; ``other`` where the request named another one, nothing where it named none."""
+        """Return the model's configured name; ``other`` if the request named an unknown one, empty if it named none."""
         asked = record.model or record.asked_model
         if asked is None:
             return ""
@@ -121,10 +121,10 @@ _NO_STEPS = (0,) * (len(BATCH_SIZES) + 1)
 
 
 class ServerMetrics(Collector):
-    """Counts requests, and writes everything down when it is asked to. Outlives changes of the configuration.
+    """Counts requests and exports all metrics on demand. Kept across configuration reloads.
 
     Attributes:
-        values: what is counted as it happens; whoever counts something else, counts it here.
+        values: values counted as events occur; other modules add theirs here.
     """
 
     def __init__(
@@ -143,22 +143,22 @@ class ServerMetrics(Collector):
         self.values.set("start_time_seconds", value=time.time())
 
     def on_request_end(self, record: AccessRecord, *, by_key: bool) -> None:
-        """Count one request; ``by_key``: by API key as well."""
+        """Count one request, by API key as well if ``by_key``."""
         self.requests.count(record, by_key=by_key)
 
     def encode(self, accept: str) -> tuple[bytes, str]:
-        """Everything as text, and its content type; ``accept`` is the header of that name."""
+        """Return all metrics as text, and the content type; ``accept`` is the Accept header."""
         encoder, content_type = choose_encoder(accept)
         return encoder(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """The library asks for all families."""
+        """Yield all families; called by the library."""
         now = self._read_server()
         yield from self.values.collect()
         yield from now.collect()
 
     def _read_server(self) -> Values:
-        """What is so now."""
+        """Return the current gauges and totals of the server."""
         now = Values()
         if memory := rss_bytes():
             now.set("server_memory_bytes", value=memory)
@@ -191,7 +191,7 @@ class ServerMetrics(Collector):
         return engine if isinstance(engine, Inspectable) else None
 
     def _read_counters(self, model: str, engine: Inspectable | None, now: Values) -> None:
-        """Counts of this engine and of those before it: a counter never goes back when a worker is restarted."""
+        """Add this engine's counts to those of its predecessors, so that no counter decreases on a worker restart."""
         last = self._engines.get(model)
         former = self._of_former_engines.get(model, EngineFigures(steps_by_size=_NO_STEPS))
         if last is not None and last is not engine:
@@ -219,7 +219,7 @@ def _read_gauges(model: str, figures: EngineFigures, now: Values) -> None:
 
 
 def _sum(first: EngineFigures, second: EngineFigures) -> EngineFigures:
-    """The counters of two engines together; gauges are the second's."""
+    """Return the sum of two engines' counters; gauges are the second's."""
     stats = second.stats
     steps = zip(first.steps_by_size or _NO_STEPS, second.steps_by_size or _NO_STEPS, strict=True)
     return EngineFigures(
@@ -232,11 +232,11 @@ def _sum(first: EngineFigures, second: EngineFigures) -> EngineFigures:
 
 
 def metrics_route(metrics: ServerMetrics) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
 
     @get("/metrics")
     async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Show all figures."""
+        """Show all metrics."""
         body, content_type = metrics.encode(request.headers.get("accept", ""))
         return Response(body, media_type=content_type)
 

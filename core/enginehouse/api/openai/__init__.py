@@ -1,1 +1,1 @@
-"""OpenAI's API: chat and text completions, models, tokens; request bodies in, answers and streams out."""
+"""OpenAI's API: chat and text completions, models, tokens; request bodies in, JSON and streamed responses out."""

@@ -1,7 +1,7 @@
-"""From engine events to what each choice says: the one assembly behind streamed and whole answers.
+"""Assembly of engine events into choices, shared by streamed and whole responses.
 
-An :class:`Assembly` turns events into pieces, through a parser where answers may hold reasoning or calls. A
-stream encodes each piece as it comes; a whole answer folds the same pieces into :class:`Choice` values. Wire
+An :class:`Assembly` turns events into pieces, through a parser if the output may contain reasoning or tool calls. A
+stream encodes each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire
 formats are in ``chat`` and ``completions``, which implement :class:`Dialect`.
 """
 
@@ -38,7 +38,7 @@ __all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model
 
 @define
 class WholeCall:
-    """A whole tool call."""
+    """A complete tool call."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class WholeCall:
 
 @define
 class Choice:
-    """A whole choice: the sum of its pieces."""
+    """A complete choice: the sum of its pieces."""
 
     index: int
     texts: list[str] = field(factory=list)
@@ -68,7 +68,7 @@ class Choice:
         self.finish_reason = self.finish_reason or piece.finish_reason
 
     def note(self, piece: Piece) -> None:
-        """Append what ``piece`` says, but not how probable it was."""
+        """Append ``piece`` without its log-probabilities."""
         if piece.text:
             self.texts.append(piece.text)
         elif piece.reasoning:
@@ -95,43 +95,43 @@ class Choice:
 
 
 class Dialect(Protocol):
-    """How one endpoint writes an answer; made per request."""
+    """Wire format of one endpoint's response; created per request."""
 
     def opening(self) -> bytes:
-        """Events before the first piece, perhaps none."""
+        """Return the events before the first piece, possibly none."""
         ...
 
     def event(self, piece: Piece) -> bytes:
-        """One server-sent event."""
+        """Return one server-sent event."""
         ...
 
     def flush(self) -> bytes:
-        """Events that were held back, at the end of a stream that has no usage event."""
+        """Return the events that were held back, at the end of a stream without a usage event."""
         ...
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The event with the token counts."""
+        """Return the event with the token counts."""
         ...
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """The JSON of an answer that is not streamed."""
+        """Return the JSON of a response that is not streamed."""
         ...
 
 
 @define
 class Assembly:
-    """What all prompts of one API call have said; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
+    """Output of all prompts of one API call; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
 
     Attributes:
         running: one accepted request per prompt.
-        choices: what each choice has said so far; of a stream without log-probabilities.
-        prompt_logprobs: of each prompt, its tokens but the first, where they were asked for; complete before the
-            first piece of that prompt.
-        scores: writes them for clients that ask for them themselves; None when nobody does.
-        prediction: how much of a predicted answer has come; None without one.
-        has_begun: the engine has said something.
-        is_complete: everything has ended as it should.
-        num_tokens: visible tokens that have come, where the engine knows ids.
+        choices: output of each choice so far; for a stream, without log-probabilities.
+        prompt_logprobs: per prompt, its tokens except the first, if requested; complete before the first piece of that
+            prompt.
+        scores: writes them for clients that request them explicitly; None if not requested.
+        prediction: counts the accepted part of a predicted output; None without a prediction.
+        has_begun: True once the engine has sent an event.
+        is_complete: True once everything has ended normally.
+        num_tokens: visible tokens received, if the engine reports ids.
         ended: choices that have ended, by index.
     """
 
@@ -148,7 +148,7 @@ class Assembly:
     num_tokens: int = 0
     ended: dict[int, ChoiceFinished] = field(factory=dict)
     _parsers: list[ChoiceParser | None] = field(factory=list)
-    _with_calls: set[int] = field(factory=set)  # choices whose calls the engine itself found
+    _with_calls: set[int] = field(factory=set)  # choices whose calls were reported by the engine itself
 
     def __attrs_post_init__(self) -> None:
         self.prompt_logprobs = [[] for _ in self.running]
@@ -161,11 +161,11 @@ class Assembly:
 
     @property
     def num_prompts(self) -> int:
-        """Requests that must end."""
+        """Number of requests that must end."""
         return len(self.running)
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
-        """Append what ``event`` adds, perhaps nothing."""
+        """Append the pieces that ``event`` adds, possibly none."""
         self.has_begun = True
         if type(event) is TextDelta:
             index = prompt * self.num_choices + event.choice
@@ -203,7 +203,7 @@ class Assembly:
             pieces += parser.finish(event.finish_reason)
 
     async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> list[Choice]:
-        """Every choice as a whole, when the last one has ended."""
+        """Return every complete choice once the last one has ended."""
         mark = self.record.pace.mark
         async for prompt, events in batches:
             pieces: list[Piece] = []
@@ -217,17 +217,17 @@ class Assembly:
         return self.choices
 
     def sent(self, pieces: Sequence[Piece]) -> None:
-        """Note that a stream has sent these: when, and what they say."""
+        """Record the time and content of pieces that a stream has sent."""
         self.record.pace.mark()
         choices = self.choices
         for piece in pieces:
-            if piece.text and piece.finish_reason is None:  # nearly always; this runs for every token
+            if piece.text and piece.finish_reason is None:  # the usual case; this runs for every token
                 choices[piece.index].texts.append(piece.text)
             else:
                 choices[piece.index].note(piece)
 
     def complete(self) -> None:
-        """Check that everything has ended and note it in the access record."""
+        """Check that everything has ended and store the results in the access record."""
         if len(self.finished) < self.num_prompts or len(self.ended) < self.num_prompts * self.num_choices:
             raise GenerationFailed("The engine ended the request before it was complete.")
         record, finished = self.record, self.finished
@@ -244,7 +244,7 @@ class Assembly:
         self.is_complete = True
 
     def break_off(self) -> None:
-        """The answer ends before it is complete: note what it has cost so far, and how often it was taken up again."""
+        """Record the cost and the number of replays so far of a response that ends before it is complete."""
         record = self.record
         record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
         record.completion_tokens = self.num_tokens
@@ -255,7 +255,7 @@ class Assembly:
         return sum(getattr(running.generation, "num_replays", 0) for running in self.running)
 
     def _note_figures(self) -> None:
-        """What optimisations did for this answer, over all prompts."""
+        """Record the metrics of optimisations for this response, over all prompts."""
         figures: Counter[str] = Counter(compression_figures(self.running))
         for event in self.finished:
             figures["loaded_prompt_tokens"] += event.num_loaded_tokens
@@ -276,7 +276,7 @@ class Assembly:
         self.record.figures.update({name: value for name, value in figures.items() if value})
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object; prompt tokens count once per prompt."""
+        """Return OpenAI's usage object; prompt tokens count once per prompt."""
         prompt = sum(event.num_prompt_tokens for event in self.finished)
         completion = sum(event.num_completion_tokens for event in self.finished)
         cached = sum(event.num_cached_tokens for event in self.finished)
@@ -296,7 +296,7 @@ class Assembly:
     async def counting(
         self, batches: AsyncIterator[tuple[int, Sequence[Event]]], prediction: PredictionCount
     ) -> AsyncIterator[tuple[int, Sequence[Event]]]:
-        """The same batches; their tokens are compared with the prediction on the way."""
+        """Yield the same batches, comparing their tokens with the prediction."""
         self.prediction = prediction
         async for prompt, events in batches:
             for event in events:
@@ -306,18 +306,18 @@ class Assembly:
 
 
 def model_name(running: RunningRequest) -> str:
-    """The model as answers name it: by its own name, or in some profiles by the one that was asked for."""
+    """Return the model name for responses: its own name, or in some profiles the requested one."""
     asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
     return asked or running.model.name
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:
-    """Batches of events of one or several requests as they come, each with the index of its request."""
+    """Yield batches of events of one or several requests as they arrive, each with the index of its request."""
     if len(running) == 1:
         async for batch in running[0].generation:
             yield 0, batch
         return
-    # Bounded, so that events wait where they are counted when the client does not read.
+    # Bounded, so that events wait where they are counted if the client does not read.
     arrived: asyncio.Queue[tuple[int, Sequence[Event]] | BaseException | None] = asyncio.Queue(len(running))
 
     async def collect(index: int) -> None:

@@ -45,14 +45,14 @@ class ChatBody(GenerationBody):
     """The request body.
 
     Attributes:
-        messages: the chat; either these or ``prompt``.
-        prompt: a raw text that no template wraps, in the place of ``messages``.
+        messages: the chat; either this or ``prompt``.
+        prompt: raw text without a chat template, instead of ``messages``.
         max_completion_tokens: another name of ``max_tokens``.
         tool_choice: ``none``, ``auto``, ``required``, or an object that names a function.
-        enable_thinking: whether to reason, where the model has the choice.
-        thinking_budget: most tokens of reasoning; 0 is none, -1 is no limit.
+        enable_thinking: enable or disable reasoning, for models that support both.
+        thinking_budget: maximum tokens of reasoning; 0 means no reasoning, -1 no limit.
         chat_template_kwargs: further variables of the chat template.
-        prediction: what the answer is expected to be; the usage counts how much of it came.
+        prediction: the predicted output; the usage counts the part of it that was generated.
     """
 
     messages: tuple[MessageBody, ...] | None = None
@@ -90,7 +90,7 @@ class ChatBody(GenerationBody):
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Paths of unknown fields inside known ones."""
+        """Yield paths of unknown fields inside known ones."""
         yield from GenerationBody.find_ignored(data)
         yield from find_ignored_in_messages(data.get("messages"))
         yield from find_ignored_in_tools(data.get("tools"))
@@ -98,7 +98,7 @@ class ChatBody(GenerationBody):
         yield from find_ignored_in_prediction(data.get("prediction"))
 
     def check_prompt(self) -> None:
-        """Check that there is one prompt, and nothing that it cannot use.
+        """Check that there is exactly one prompt, and no field that it does not support.
 
         Raises:
             InvalidRequest: there is none or more than one, or a raw prompt with fields that only templates read.
@@ -111,7 +111,7 @@ class ChatBody(GenerationBody):
             check_raw_prompt(self.prompt, {name: getattr(self, name) for name in TEMPLATE_FIELDS})
 
     def check_prediction(self) -> None:
-        """Check that a prediction has its form and stands with nothing that OpenAI refuses beside it.
+        """Check the form of a prediction, and that it is not combined with fields that OpenAI refuses with it.
 
         Raises:
             RequestError: says what is wrong.
@@ -127,20 +127,20 @@ class ChatBody(GenerationBody):
         )
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling fields, log-probabilities included."""
+        """Return the sampling fields, including log-probabilities."""
         num_logprobs = {"num_logprobs": self.top_logprobs or 0} if self.logprobs else {}
         return {**super().sampling(), **num_logprobs}
 
     def stopping(self) -> dict[str, Any]:
-        """The stopping fields."""
+        """Return the stopping fields."""
         limit = {} if self.max_completion_tokens is None else {"max_tokens": self.max_completion_tokens}
         return {**super().stopping(), **limit}
 
     def chat(self) -> dict[str, Any]:
-        """The prompt and what goes with it, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
+        """Return the prompt and its options, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
 
         Raises:
-            RequestError: messages or tools are wrong.
+            RequestError: messages or tools are invalid.
         """
         prediction = read_prediction(self.prediction)
         if self.messages is None:
@@ -156,7 +156,7 @@ class ChatBody(GenerationBody):
 
 
 def chat_route(state: ApiState) -> HTTPRouteHandler:
-    """The route, below the prefix where the API is mounted."""
+    """Return the route, relative to the mount prefix of the API."""
     settings = state.settings
     server = settings.server
     decoder = BodyDecoder(

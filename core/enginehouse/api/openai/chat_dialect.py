@@ -1,4 +1,4 @@
-"""Answers of `/v1/chat/completions`: whole and as events, in the shapes of a profile."""
+"""Responses of `/v1/chat/completions`: whole and as events, in the format of a profile."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _EVENT_END = b"}\n\n"
 
 @frozen(kw_only=True)
 class ChatOptions:
-    """What shapes an answer.
+    """Options of the response format.
 
     Attributes:
-        num_choices: answers.
-        usage_chunk: a stream ends with a chunk that holds the token counts only.
-        profile: the shapes.
-        reasoning_field: where reasoning stands, unless the profile says it.
+        num_choices: number of choices.
+        usage_chunk: a stream ends with a chunk that has the token counts only.
+        profile: determines the format.
+        reasoning_field: member for reasoning, unless the profile specifies it.
     """
 
     num_choices: int
@@ -45,7 +45,7 @@ class ChatOptions:
 class ChatDialect:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects.
 
-    Events are hot: everything that does not change between them is encoded once.
+    Events are performance-critical: everything that does not change between them is encoded once.
     """
 
     def __init__(self, request_id: str, assembly: Assembly, options: ChatOptions) -> None:
@@ -68,16 +68,16 @@ class ChatDialect:
         self._end = self._no_logprobs + b',"finish_reason":null}]' + self._usage + b"}\n\n"
 
     def _select(self, members: Sequence[str], kind: str) -> dict[str, Any]:
-        """The head of an object of that kind."""
+        """Return the head of an object of that kind."""
         head = {**self._head, "object": kind}
         return {name: head[name] for name in members}
 
     def opening(self) -> bytes:
-        """The role of every choice."""
+        """Return the role of every choice."""
         return b"".join(start + self._opening + self._end for start in self._starts)
 
     def event(self, piece: Piece) -> bytes:
-        """A chunk with text, reasoning or part of a call, or with the reason why the choice ended."""
+        """Return a chunk with text, reasoning or part of a call, or with the finish reason of the choice."""
         start = self._starts[piece.index]
         if piece.finish_reason is None and piece.logprobs is None and piece.text:
             return start + b'"content":' + encode_line(piece.text) + self._end
@@ -90,7 +90,7 @@ class ChatDialect:
         return start + self._delta(piece) + end
 
     def _delta(self, piece: Piece) -> bytes:
-        """The members of a delta."""
+        """Return the members of a delta."""
         if piece.finish_reason is not None:
             return b""
         if piece.reasoning:
@@ -100,22 +100,22 @@ class ChatDialect:
         return b'"content":' + encode_line(piece.text)
 
     def flush(self) -> bytes:
-        """Nothing: each event leaves when it is made."""
+        """Return nothing: events are never held back."""
         return b""
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The chunk without choices that carries the token counts."""
+        """Return the chunk without choices that has the token counts."""
         return event(encode_line({**self._chunk_head, "choices": [], "usage": self.counts(usage)}))
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """The whole answer."""
+        """Return the whole response."""
         head = self._select(self._profile.whole_head, "chat.completion")
         written = [self._choice(choice) for choice in choices]
         scores = self._assembly.scores.members(0) if self._assembly.scores is not None else {}
         return encode_json({**head, "choices": written, **scores, "usage": self.counts(usage)})
 
     def counts(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The token counts that the profile tells."""
+        """Return the token counts that the profile includes."""
         if self._profile.usage_details:
             return usage
         return {name: count for name, count in usage.items() if isinstance(count, int)}
@@ -127,7 +127,7 @@ class ChatDialect:
         return {**written, "finish_reason": choice.finish_reason}
 
     def _message(self, choice: Choice) -> dict[str, Any]:
-        """The message of a whole choice; content is null where there are only calls."""
+        """Return the message of a complete choice; content is null if there are only calls."""
         nulls = self._profile.null_members
         message: dict[str, Any] = {"role": "assistant", "content": choice.text}
         if "refusal" in nulls:
@@ -150,7 +150,7 @@ class ChatDialect:
 
 
 def _call_delta(call: CallPiece) -> dict[str, Any]:
-    """One entry of ``tool_calls`` in a delta."""
+    """Return one entry of ``tool_calls`` in a delta."""
     if call.id is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
@@ -158,7 +158,7 @@ def _call_delta(call: CallPiece) -> dict[str, Any]:
 
 
 class HeldUsage:
-    """The dialect of chats, but usage rides on the last chunk that has something to say, else on the very last one."""
+    """Chat dialect with usage attached to the last chunk with content, else to the very last chunk."""
 
     def __init__(self, dialect: ChatDialect) -> None:
         self._dialect = dialect
@@ -167,11 +167,11 @@ class HeldUsage:
         self._has_content = False
 
     def opening(self) -> bytes:
-        """As the dialect has it."""
+        """Return the dialect's opening."""
         return self._dialect.opening()
 
     def event(self, piece: Piece) -> bytes:
-        """What may leave now: the chunk before, when this one takes its place as the last with content."""
+        """Return the bytes to send now: the previous chunk, once this one replaces it as the last with content."""
         event = self._dialect.event(piece)
         has_content = piece.finish_reason is None and piece.scores is None
         if self._has_content and not has_content:
@@ -182,16 +182,16 @@ class HeldUsage:
         return ready
 
     def flush(self) -> bytes:
-        """What was held back, without usage."""
+        """Return what was held back, without usage."""
         ready = self._held + self._behind
         self._held = self._behind = b""
         return ready
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """What was held back, with usage."""
+        """Return what was held back, with usage."""
         counts = b',"usage":' + encode_line(self._dialect.counts(usage))
         return self._held.removesuffix(_EVENT_END) + counts + _EVENT_END + self._behind
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """As the dialect has it."""
+        """Return the dialect's whole response."""
         return self._dialect.whole(choices, usage)

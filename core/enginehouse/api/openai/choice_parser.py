@@ -1,6 +1,6 @@
-"""From the text of one choice to pieces of its answer, where that text holds reasoning or tool calls.
+"""Parses the text of one choice into pieces, if that text may contain reasoning or tool calls.
 
-Used by :class:`enginehouse.api.openai.answer.Assembly`. Log-probabilities go with text for the reader only: those of
+Used by :class:`enginehouse.api.openai.answer.Assembly`. Log-probabilities are kept for visible text only: those of
 tokens that turned out to be reasoning, a call or a tag are left out.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["CallPiece", "ChoiceParser", "Piece", "call_piece"]
 
 
 class CallPiece(msgspec.Struct, gc=False):
-    """What is added to one tool call; ``id`` and ``name`` come first and once."""
+    """Addition to one tool call; ``id`` and ``name`` come first, and once."""
 
     index: int
     arguments: str = ""
@@ -30,9 +30,9 @@ class CallPiece(msgspec.Struct, gc=False):
 
 
 class Piece(msgspec.Struct, gc=False):
-    """What one event adds to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
+    """Addition of one event to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
 
-    ``finish_reason`` is an engine's, or ``tool_calls``. ``scores`` are members that tell of the prompt, and come
+    ``finish_reason`` is an engine's, or ``tool_calls``. ``scores`` are members that describe the prompt, and come
     before everything else.
     """
 
@@ -46,17 +46,17 @@ class Piece(msgspec.Struct, gc=False):
 
 
 class ChoiceParser:
-    """Follows one choice."""
+    """Parses one choice."""
 
     def __init__(self, index: int, parser: AnswerParser) -> None:
         self._index = index
         self._parser = parser
         self._num_calls = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting: list[tuple[str, TokenLogprob]] = []  # tokens whose text nothing has shown yet
+        self._waiting: list[tuple[str, TokenLogprob]] = []  # tokens whose text is not yet in any piece
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Piece]:
-        """The pieces that new text adds, often none."""
+        """Return the pieces that new text adds, often none."""
         if logprobs is None:
             return self._pieces(self._parser.push(text))
         pieces: list[Piece] = []
@@ -65,7 +65,7 @@ class ChoiceParser:
         return pieces
 
     def finish(self, reason: FinishReason) -> list[Piece]:
-        """The rest and the end."""
+        """Return the remaining pieces and the end."""
         pieces = self._pieces(self._parser.flush(is_cut=reason == "length"))
         if self._waiting:
             pieces = self._with_logprobs(pieces, "", None)
@@ -73,7 +73,7 @@ class ChoiceParser:
         return [*pieces, Piece(self._index, finish_reason=final)]
 
     def _by_token(self, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[str, TokenLogprob | None]]:
-        """``text`` token by token, so that the result does not depend on how many came at once."""
+        """Yield ``text`` token by token, so that the result does not depend on the number of tokens per event."""
         if not logprobs:
             yield text, None
             return
@@ -86,7 +86,7 @@ class ChoiceParser:
         yield text[done:], logprobs[-1]
 
     def _with_logprobs(self, pieces: list[Piece], text: str, entry: TokenLogprob | None) -> list[Piece]:
-        """Give the first piece of answer text the tokens that it consists of; forget those of anything else."""
+        """Attach the waiting tokens to the first piece of visible text that they form; drop those of other pieces."""
         if entry is not None:
             self._waiting.append((text, entry))
         if not pieces:
@@ -104,7 +104,7 @@ class ChoiceParser:
         return pieces
 
     def _pieces(self, parts: Sequence[AnswerPart]) -> list[Piece]:
-        """Neighbours of one kind as one piece."""
+        """Merge adjacent parts of one kind into one piece."""
         pieces: list[Piece] = []
         previous: type[AnswerPart] | None = None
         for part in parts:
@@ -137,7 +137,7 @@ class ChoiceParser:
 
 
 def call_piece(event: CallDelta) -> CallPiece:
-    """A piece of a call that the engine itself has found."""
+    """Return a piece of a call that was reported by the engine itself."""
     return CallPiece(event.call, event.arguments, _new_id() if event.name is not None else None, event.name)
 
 

@@ -1,4 +1,4 @@
-"""How ``/v1/completions`` writes its answers: whole, as events, with the prompt in front, the best of several."""
+"""Responses of ``/v1/completions``: whole, as events, with the prompt echoed, and the best of several choices."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["CompletionDialect", "CompletionOptions"]
 
 
 class CompletionOptions(Protocol):
-    """What the dialect asks of the request body."""
+    """Options that the dialect reads from the request body."""
 
     @property
     def n(self) -> int:
-        """Answers to show per prompt."""
+        """Number of choices to return per prompt."""
         ...
 
     @property
     def logprobs(self) -> int | None:
-        """Alternatives to report per token; None reports nothing."""
+        """Number of alternatives to report per token; None reports nothing."""
         ...
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
+        """True if a stream ends with the token counts."""
         ...
 
 
@@ -39,7 +39,7 @@ class CompletionDialect:
     """Writes ``text_completion`` objects, whole and as events.
 
     Args:
-        echoes: one per prompt where prompts are repeated, else empty.
+        echoes: one per prompt if prompts are echoed, else empty.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class CompletionDialect:
         self._end = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
 
     def opening(self) -> bytes:
-        """Nothing: these chunks have no roles."""
+        """Return nothing: these chunks have no roles."""
         return b""
 
     def event(self, piece: Piece) -> bytes:
-        """A chunk with text, or with the reason why the choice ended; the first one comes behind the prompt."""
+        """Return a chunk with text or with the finish reason; the first one of a choice follows the echoed prompt."""
         if piece.scores is not None:
             return self._scores_event(piece.index, piece.scores)
         if not self._is_echoed[piece.index]:
@@ -82,12 +82,12 @@ class CompletionDialect:
         return self._chunk(piece.index, piece.text, logprobs, piece.finish_reason)
 
     def _echo_event(self, index: int) -> bytes:
-        """A chunk with the prompt."""
+        """Return a chunk with the prompt."""
         self._is_echoed[index] = True
         return self._chunk(index, self._echo_text(index), self._echo_logprobs(index), None)
 
     def _scores_event(self, index: int, scores: dict[str, Any]) -> bytes:
-        """A chunk of the prompt's first choice that tells of the prompt."""
+        """Return a chunk of the prompt's first choice that describes the prompt."""
         choice = {"index": index, "text": "", **scores, "logprobs": None, "finish_reason": None}
         return b"data: " + encode_line({**self._head, "choices": [choice]})[:-1] + self._usage + b"}\n\n"
 
@@ -97,15 +97,15 @@ class CompletionDialect:
         return start + encode_line(logprobs) + end
 
     def flush(self) -> bytes:
-        """Nothing: each event leaves when it is made."""
+        """Return nothing: events are never held back."""
         return b""
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The chunk without choices that carries the token counts."""
+        """Return the chunk without choices that has the token counts."""
         return event(encode_line({**self._head, "choices": [], "usage": usage}))
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """The whole answer."""
+        """Return the whole response."""
         written = [
             {
                 "index": index,
@@ -119,7 +119,7 @@ class CompletionDialect:
         return encode_json({**self._head, "choices": written, "usage": usage})
 
     def _shown(self, choices: Sequence[Choice]) -> list[Choice]:
-        """The choices, or of each prompt the ``n`` best ones, best first."""
+        """Return the choices, or the ``n`` best ones of each prompt, best first."""
         num_drawn, num_shown = self._assembly.num_choices, self._options.n
         if num_drawn == num_shown:
             return list(choices)
@@ -136,7 +136,7 @@ class CompletionDialect:
         return {name: [*values, *answered[name]] for name, values in echoed.items()}
 
     def _scores(self, index: int) -> dict[str, Any]:
-        """What every choice of a prompt tells of it."""
+        """Return the members that describe the prompt, the same for all its choices."""
         scores = self._assembly.scores
         return {} if scores is None else scores.members(index // self._assembly.num_choices)
 
@@ -144,7 +144,7 @@ class CompletionDialect:
         return self._echoes[index // self._assembly.num_choices].text if self._echoes else ""
 
     def _echo_logprobs(self, index: int) -> dict[str, Any] | None:
-        """Those of the prompt of a choice, where they were asked for."""
+        """Return the prompt's log-probabilities for a choice, if requested."""
         prompt = index // self._assembly.num_choices
         if not self._echoes or self._options.logprobs is None or self._echoes[prompt].first is None:
             return None
@@ -152,6 +152,6 @@ class CompletionDialect:
 
 
 def _mean_logprob(choice: Choice) -> float:
-    """What OpenAI ranks by; an answer without tokens comes last."""
+    """Return OpenAI's ranking key; a choice without tokens comes last."""
     logprobs = choice.logprobs or ()
     return sum(entry.logprob for entry in logprobs) / len(logprobs) if logprobs else -math.inf

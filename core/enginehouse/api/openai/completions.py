@@ -33,7 +33,7 @@ __all__ = ["CompletionBody", "completion_route"]
 
 _MAX_SHARED_CHARS = 2**24
 _MAX_SHARED_MEMBERS = 2**17
-"""Of what several prompts have in common, times the prompts."""
+"""Limits on the size of data shared by several prompts, multiplied by the number of prompts."""
 
 
 @frozen(kw_only=True)
@@ -42,10 +42,10 @@ class CompletionBody(GenerationBody):
 
     Attributes:
         prompt: a string, a list of strings, a list of token ids, or a list of such lists.
-        suffix: text that follows the answer, for models that fill gaps.
-        echo: repeat the prompt in front of each answer, and its log-probabilities in front of theirs.
-        logprobs: how many alternatives to report per token; 0 reports the drawn token only.
-        best_of: draw this many answers and show the ``n`` whose tokens are the most probable on average.
+        suffix: text that follows the completion, for fill-in-the-middle models.
+        echo: prepend the prompt to each completion, and its log-probabilities to those of the completion.
+        logprobs: number of alternatives to report per token; 0 reports the sampled token only.
+        best_of: sample this many completions and return the ``n`` with the highest mean token log-probability.
         max_tokens: at least 1; with ``echo`` also 0, which only reports the prompt.
     """
 
@@ -87,23 +87,23 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Alternatives to report for every prompt token but the first, also where the prompt is repeated."""
+        """Alternatives to report for every prompt token except the first, also if the prompt is echoed."""
         counts = (super().num_prompt_logprobs, self.logprobs if self.echo else None)
         return max((count for count in counts if count is not None), default=None)
 
     @property
     def num_choices(self) -> int:
-        """Answers to draw per prompt, those that are not shown too."""
+        """Number of choices to sample per prompt, including those that are not returned."""
         return self.best_of or self.n
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling fields, log-probabilities included."""
+        """Return the sampling fields, including log-probabilities."""
         ranked = 0 if self.num_choices > self.n else None
         num_logprobs = ranked if self.logprobs is None else self.logprobs
         return {**super().sampling(), **({} if num_logprobs is None else {"num_logprobs": num_logprobs})}
 
     def prompts(self, max_prompts: int) -> list[dict[str, Any]]:
-        """Each prompt and what goes with it, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
+        """Return each prompt and its options, as fields of :class:`enginehouse.contract.types.GenerateRequest`.
 
         Raises:
             InvalidRequest: a prompt has none of the forms.
@@ -115,7 +115,7 @@ class CompletionBody(GenerationBody):
 
 
 def completion_route(state: ApiState) -> HTTPRouteHandler:
-    """The route, below the prefix where the API is mounted."""
+    """Return the route, relative to the mount prefix of the API."""
     settings = state.settings
     decoder = BodyDecoder(
         CompletionBody,
@@ -148,10 +148,10 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
 
 
 def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:
-    """One request per prompt, with ids of their own.
+    """Return one request per prompt, each with its own id.
 
     Raises:
-        InvalidRequest: a prompt is wrong, or there is too much that each of them would bring along.
+        InvalidRequest: a prompt is invalid, or the data shared by all prompts is too large for their number.
     """
     first, *others = decoded.body.prompts(max_prompts)
     request = decoded.request(request_id, **first)
@@ -161,7 +161,7 @@ def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: in
 
 
 def _check_shared(request: GenerateRequest, num_prompts: int) -> None:
-    """Refuse what is large and goes to the model with each of many prompts: a small body would become gigabytes."""
+    """Refuse large data that is sent to the model with each of many prompts: a small body would become gigabytes."""
     constraint, bias = request.constraint, request.sampling.get("logit_bias", ())
     if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
         most = _MAX_SHARED_CHARS // num_prompts

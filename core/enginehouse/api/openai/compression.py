@@ -1,4 +1,4 @@
-"""Prompt compression on the wire: the request field, the response header, the member of the details."""
+"""Prompt compression on the wire: the request field, the response header, and the member of the details."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 
 
 def compression_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
-    """The header by which a profile tells that a prompt was shortened; known before the answer begins."""
+    """Return the profile's header for a shortened prompt; known before generation starts."""
     header = profile.optimization_headers.get("compression")
     is_shorter = any(one.compressed is not None and one.compressed.num_saved > 0 for one in running)
     return [(header, "true")] if header and is_shorter else []
 
 
 def shown_compressed(running: Sequence[RunningRequest]) -> dict[str, Any] | None:
-    """What is told about compressed prompts, over all of them; None where nothing was to be compressed."""
+    """Return the details of compressed prompts, over all of them; None if no compression was requested."""
     compressed: list[Compressed] = [one.compressed for one in running if one.compressed is not None]
     if not compressed:
         return None
@@ -49,7 +49,7 @@ def shown_compressed(running: Sequence[RunningRequest]) -> dict[str, Any] | None
 
 
 def compression_figures(running: Sequence[RunningRequest]) -> dict[str, int]:
-    """The figures of compressed prompts: their tokens as they would have been and as they were."""
+    """Return the metrics of compressed prompts: their tokens without and with compression."""
     figures = {"compressed_tokens_before": 0, "compressed_tokens_after": 0, "failed_compressions": 0}
     for one in running:
         if one.compressed is not None and one.compressed.error:
@@ -72,10 +72,10 @@ _CONVERTER = strict_converter(forbid_extra_keys=False)
 
 
 def read_compression(value: Any) -> Compression | None:
-    """What a request says; None when it says nothing.
+    """Read the request field; None if it is absent.
 
     Raises:
-        InvalidRequest: it has a wrong form.
+        InvalidRequest: it is malformed.
     """
     if value is None:
         return None
@@ -92,7 +92,7 @@ def read_compression(value: Any) -> Compression | None:
 
 
 def find_ignored_in_compression(value: Any) -> Iterator[str]:
-    """Paths of members that nobody knows."""
+    """Yield paths of unknown members."""
     known = {attribute.name for attribute in attrs.fields(_CompressionBody)}
     if isinstance(value, dict):
         yield from (f"compression.{name}" for name in value if name not in known)

@@ -1,8 +1,8 @@
-"""The request fields that say what answers must look like -> one constraint.
+"""Request fields that constrain the output, converted to one constraint.
 
 OpenAI's ``response_format``, vLLM's ``structured_outputs`` and ``guided_*``, llama.cpp's ``grammar`` and
-``json_schema``. At most one of them may ask for something. Only the shape of the fields is checked here; whether
-the schema, expression or grammar can be enforced is decided where it is compiled.
+``json_schema``. At most one of them may be used. Only the form of the fields is checked here; the compiler decides if
+the schema, expression or grammar can be enforced.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _UNSUPPORTED = {
 }
 _JSON_SCHEMA_KNOWN = {"name", "description", "strict", "schema"}
 
-# White space within a line only: what may span lines would be tried anew at each of many empty ones.
+# White space within a line only: a run across lines would be retried at each of many empty lines.
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 
 
 @frozen(kw_only=True)
 class ConstraintFields(ParameterFields):
-    """The fields, as plain data, besides the sampling parameters. Null means absent, except inside a schema.
+    """Constraint fields, as plain data, in addition to the sampling parameters. Null means absent, except in a schema.
 
     Attributes:
-        response_format: ``text``, ``json_object`` (perhaps with ``schema``) or ``json_schema``; a schema is enforced
-            with ``strict`` and without.
+        response_format: ``text``, ``json_object`` (optionally with ``schema``) or ``json_schema``; a schema is enforced
+            with or without ``strict``.
         structured_outputs: an object with one of ``json``, ``regex``, ``choice``, ``grammar`` and ``json_object``.
         guided_json: a schema; the following are vLLM's earlier names of the members of ``structured_outputs``.
         grammar: a grammar in GBNF or Lark.
@@ -58,7 +58,7 @@ class ConstraintFields(ParameterFields):
     json_schema: Any = field(default=None, metadata=KEEPS_NULLS)
 
     def check_members(self) -> None:
-        """Refuse members that are known but cannot be honoured.
+        """Refuse members that are known but not supported.
 
         Raises:
             UnsupportedParameter: names the member.
@@ -70,10 +70,10 @@ class ConstraintFields(ParameterFields):
                     raise refuse(f"{field_name}.{name}")
 
     def constraint(self) -> Constraint | None:
-        """What answers must look like; None when nothing is asked for.
+        """Return the constraint on the output; None if none is requested.
 
         Raises:
-            InvalidRequest: a field is malformed, or two of them ask for something.
+            InvalidRequest: a field is malformed, or more than one constraint is given.
         """
         asked = [*self._response_format(), *self._structured_outputs(), *self._aliases()]
         if len(asked) > 1:
@@ -120,7 +120,7 @@ class ConstraintFields(ParameterFields):
 
 
 def find_ignored_in_constraints(data: Mapping[str, Any]) -> Iterator[str]:
-    """Paths of unknown members of the fields; ``data`` is the request."""
+    """Yield paths of unknown members of the fields; ``data`` is the request."""
     for name, known in _KNOWN.items():
         given = data.get(name)
         if isinstance(given, dict):
@@ -132,7 +132,7 @@ def find_ignored_in_constraints(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _json_schema(data: Mapping[str, Any]) -> Constraint:
-    """``response_format`` of the type ``json_schema``: OpenAI's form, or the schema directly."""
+    """Read a ``response_format`` of type ``json_schema``: OpenAI's form, or the schema directly."""
     path = "response_format.json_schema"
     if data.get("json_schema") is None:
         if data.get("schema") is None:
@@ -149,7 +149,7 @@ def _json_schema(data: Mapping[str, Any]) -> Constraint:
 
 
 def _schema(value: Any, path: str) -> Constraint:
-    """A schema: an object or a boolean, or one of these as JSON in a string."""
+    """Read a schema: an object or a boolean, or one of these as JSON in a string."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -165,7 +165,7 @@ def _regex(value: Any, path: str) -> Constraint:
 
 
 def _grammar(value: Any, path: str) -> Constraint:
-    """A grammar; only GBNF writes ``::=``."""
+    """Read a grammar; only GBNF uses ``::=``."""
     kind: ConstraintKind = "gbnf" if isinstance(value, str) and _GBNF_RULE.search(value) else "lark"
     return _text(kind, value, path)
 

@@ -1,7 +1,7 @@
-"""Request bodies: plain JSON data -> strict attrs classes, with every field applied, refused or listed.
+"""Request bodies: decodes plain JSON data to strict attrs classes; every field is applied, refused or listed.
 
-A decoder is made once, for the endpoint's body class and the fields that plugins declare. Nothing is
-coerced; errors carry the path of the field. Knows no endpoint.
+A decoder is created once, for the endpoint's body class and the fields that plugins declare. Values are never coerced;
+errors contain the path of the field. Does not know any endpoint.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ __all__ = [
 _B_co = TypeVar("_B_co", bound="RequestBody", covariant=True)
 
 MAX_TOKEN_IDS = 2**20
-"""Most token ids that are turned into text at once."""
+"""Maximum number of token ids that are converted to text at once."""
 
-_LARGE_BYTES = 262_144  # decoded in some 10 ms
+_LARGE_BYTES = 262_144  # decoded in about 10 ms
 _MAX_HEADER_CHARS = 1000
 _MAX_SALT_CHARS = 1000
 _MAX_MEMBERS = 65_536
-"""Most members of an object such as ``logit_bias``: collecting what is wrong with each one takes time."""
+"""Maximum number of members of an object such as ``logit_bias``: collecting all their errors takes time."""
 
 
 def _check_salt(_: Any, attribute: Any, value: str) -> None:
@@ -58,7 +58,7 @@ def _check_salt(_: Any, attribute: Any, value: str) -> None:
 
 @frozen(kw_only=True)
 class StreamOptions:
-    """``stream_options``. Obfuscation pads streams against eavesdropping on lengths; accepted, without effect."""
+    """``stream_options``. Obfuscation pads streams to hide lengths from eavesdroppers; accepted, without effect."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -66,32 +66,32 @@ class StreamOptions:
 
 @frozen(kw_only=True)
 class RequestBody:
-    """What every body class has."""
+    """Base of all body classes."""
 
     def check(self, limits: LimitsSettings) -> None:
-        """Check what depends on several fields or on the server's limits. Raises InvalidRequest."""
+        """Check rules that involve several fields or the server's limits. Raises InvalidRequest."""
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Paths of fields in ``data``, which was decoded, that have no effect."""
+        """Yield paths of fields in ``data``, the decoded data, that have no effect."""
         yield from ()
 
 
 @frozen(kw_only=True)
 class GenerationBody(RequestBody, ConstraintFields):
-    """Fields that both generating endpoints take besides the sampling parameters and the constraint.
+    """Fields of both generation endpoints other than the sampling parameters and the constraint.
 
     Attributes:
-        n: number of answers.
+        n: number of choices.
         priority: lower numbers are served earlier.
-        cache_salt: prompts share the prefix cache only with those of the same salt, at most 1000 characters.
-        cache_prompt: reuse what other requests have computed, and keep what this one computes.
-        prompt_cache_key: as ``cache_salt``, by OpenAI's name; both may be given.
-        loglikelihood: report how probable the prompt's tokens are, all but the first.
+        cache_salt: prompts share the prefix cache only with those of the same salt; at most 1000 characters.
+        cache_prompt: reuse cached prefixes, and add the tokens of this request to the prefix cache.
+        prompt_cache_key: like ``cache_salt``, by OpenAI's name; both may be given.
+        loglikelihood: report the log-probabilities of the prompt's tokens, except the first.
         prompt_logprobs: the same with this many alternatives, by token id.
-        compression: whether to shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
-        log_prompt: allow the server to log the prompt, where its settings allow it, too.
-        user: this and the following fields are accepted so that clients work; they have no effect.
+        compression: shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
+        log_prompt: allow the server to log the prompt, if its settings allow it as well.
+        user: this and the following fields are accepted for compatibility; they have no effect.
     """
 
     model: str | None = None
@@ -115,7 +115,7 @@ class GenerationBody(RequestBody, ConstraintFields):
     prompt_cache_options: dict[str, Any] | None = None
 
     def check(self, limits: LimitsSettings) -> None:
-        """Check what depends on several fields or on the server's limits. Raises RequestError."""
+        """Check rules that involve several fields or the server's limits. Raises RequestError."""
         self.check_members()
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
@@ -125,7 +125,7 @@ class GenerationBody(RequestBody, ConstraintFields):
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Paths of unknown fields inside known ones; ``data`` is what was decoded."""
+        """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
         yield from find_ignored_in_compression(data.get("compression"))
@@ -133,22 +133,22 @@ class GenerationBody(RequestBody, ConstraintFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Alternatives to report for every prompt token but the first; None reports nothing."""
+        """Alternatives to report for every prompt token except the first; None reports nothing."""
         return 0 if self.loglikelihood and self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
     def asks_for_scores(self) -> bool:
-        """Whether the answer tells how probable the prompt is."""
+        """True if the response includes log-probabilities of the prompt."""
         return self.loglikelihood or self.prompt_logprobs is not None
 
     @property
     def num_choices(self) -> int:
-        """Answers to draw per prompt, those that are not shown too."""
+        """Number of choices to sample per prompt, including those that are not returned."""
         return self.n
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
+        """True if a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -157,12 +157,12 @@ class Decoded(Generic[_B_co]):
     """A decoded body.
 
     Attributes:
-        caller: who sent it.
+        caller: the sender.
         extensions: plugin name to that plugin's request fields.
-        given: the fields of the body and of plugins that the client gave.
-        ignored: paths of fields that nobody knows.
-        unsupported: paths of fields that cannot be honoured; empty unless the settings say ``report``.
-        is_large: what is made of it may take long, so it is made beside the event loop.
+        given: the fields of the body and of plugins that the client sent.
+        ignored: paths of unknown fields.
+        unsupported: paths of unsupported fields; empty unless the settings say ``report``.
+        is_large: True if processing the body may take long, so that it runs off the event loop.
     """
 
     body: _B_co
@@ -174,7 +174,7 @@ class Decoded(Generic[_B_co]):
     is_large: bool = False
 
     def request(self: Decoded[GenerationBody], request_id: str, **prompt: Any) -> GenerateRequest:
-        """The request that this body makes; ``prompt`` is messages, text or token_ids, and what goes with these."""
+        """Return the body's request; ``prompt`` is messages, text or token_ids, and their options."""
         body = self.body
         return GenerateRequest(
             request_id=request_id,
@@ -197,7 +197,7 @@ class Decoded(Generic[_B_co]):
         )
 
     def headers(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
-        """Response headers that name what had no effect; ``left_out`` is what the model could not honour."""
+        """Return response headers that name fields without effect; the model does not support those in ``left_out``."""
         headers = []
         if self.ignored:
             headers.append(("x-enginehouse-ignored", name_list(self.ignored)))
@@ -210,10 +210,10 @@ class BodyDecoder(Generic[_B_co]):
     """Decodes the bodies of one endpoint.
 
     Args:
-        body_class: what to decode into.
+        body_class: the class to decode into.
         samplers: plugins whose request fields are accepted as well.
-        unsupported: ``reject`` refuses known fields that cannot be honoured, ``report`` lists them.
-        logs_prompts: the server may log prompts; without, ``log_prompt`` is listed as ignored.
+        unsupported: ``reject`` refuses known but unsupported fields, ``report`` lists them.
+        logs_prompts: the server may log prompts; otherwise ``log_prompt`` is listed as ignored.
     """
 
     def __init__(
@@ -240,15 +240,15 @@ class BodyDecoder(Generic[_B_co]):
         )
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
-        """:meth:`decode`; a large body beside the event loop."""
+        """Run :meth:`decode`, off the event loop for a large body."""
         return await aside(len(body) >= _LARGE_BYTES, lambda: self.decode(body, caller))
 
     def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
-        """Decode and check.
+        """Decode and check a body.
 
         Raises:
-            InvalidRequest: a field is wrong; ``param`` says which.
-            UnsupportedParameter: a field cannot be honoured.
+            InvalidRequest: a field is invalid; ``param`` names it.
+            UnsupportedParameter: a field is not supported.
         """
         data = parse_object(body)
         unsupported = find_unsupported(data, self._declared, self._own)
@@ -279,7 +279,7 @@ class BodyDecoder(Generic[_B_co]):
         )
 
     def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:
-        """The checked body and the plugins' fields; what is unsupported moves from ``known`` to ``unsupported``."""
+        """Return the checked body and the plugins' fields; moves unsupported ones from ``known`` to ``unsupported``."""
         while True:
             try:
                 structured = self._converter.structure(known, self._body_class)
@@ -319,7 +319,7 @@ class BodyDecoder(Generic[_B_co]):
 
 
 def _leave_out(data: dict[str, Any], path: str) -> bool:
-    """Take the member at a dotted path out of ``data``; False when there is none."""
+    """Remove the member at a dotted path from ``data``; returns False if there is none."""
     *outer, name = path.split(".")
     for step in outer:
         inner = data.get(step)
@@ -338,15 +338,15 @@ def _check_messages(messages: Any, max_bytes: int) -> None:
 
 
 def decode_problem(error: Exception, path: str = "") -> InvalidRequest:
-    """What a strict converter found wrong, as one refusal; ``param`` is the first field."""
+    """Return a strict converter's errors as one refusal; ``param`` is the first field."""
     problems = list(find_problems(error, path))
-    # The converter speaks of tables, as configuration files do.
+    # The converter's messages say "table", as for configuration files.
     message = "; ".join(map(str, problems[:5])).replace("a table", "an object")
     return InvalidRequest(message, problems[0].path or None)
 
 
 def name_list(names: Iterable[str]) -> str:
-    """Field names as a header value: clients choose them, so they may hold anything and be of any number."""
+    """Return field names as a header value, escaped and shortened: clients choose their characters and number."""
     shown: list[str] = []
     num_chars, names = 0, list(names)
     for name in names:

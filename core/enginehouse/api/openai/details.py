@@ -1,4 +1,4 @@
-"""The member `enginehouse` of an answer: effective values and their origins, times, routing, what was saved."""
+"""The response member `enginehouse`: effective values and their origins, times, routing, and savings."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _HEADER = "x-octomil-routed-model"
 
 
 def routed_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
-    """The header that names the model, or of several prompts the models, where there was a choice."""
+    """Return the header that names the model, or the models of several prompts, if a router chose."""
     names = dict.fromkeys(one.model.name for one in running if one.routed is not None)
     return [(profile.optimization_headers.get("routed_model", _HEADER), ", ".join(names))] if names else []
 
 
 def shown_routed(routed: Routed | None) -> dict[str, Any] | None:
-    """What is told about the choice; None where there was none."""
+    """Return the routing details; None if no router was involved."""
     if routed is None:
         return None
     return {
@@ -56,13 +56,14 @@ def shown_routed(routed: Routed | None) -> dict[str, Any] | None:
 
 
 _CONTENT = frozenset({"messages", "prompt", "suffix", "prediction", "tools", "model"})
-"""Fields that are no parameters but what is asked."""
+"""Fields that are content, not parameters."""
 
 
 def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestField]) -> dict[str, dict[str, Any]]:
-    """Name to ``value`` and ``origin`` of everything that draws and stops; plugins' fields with what they mean by off.
+    """Return name to ``value`` and ``origin`` of all sampling and stopping parameters, including plugins' fields.
 
-    Without a limit ``max_tokens`` is null: the rest of the context.
+    Plugins' fields that are not set have their default. Without a limit, ``max_tokens`` is null: the rest of the
+    context.
     """
     sampling, stopping, origins = parameters.sampling, parameters.stopping, parameters.origins
     shown = {
@@ -78,7 +79,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
 
 
 def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
-    """The other fields of a body, but for those that have neither a value nor a default.
+    """Return the other fields of a body, except those without value and default.
 
     Structures and longer texts are the client's own: only their origin is shown.
     """
@@ -97,7 +98,7 @@ def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
 
 
 def _default(field: RequestField) -> Any:
-    """What applies when nobody says anything; None where it depends on other fields."""
+    """Return the default of a field; None if it depends on other fields."""
     default: Any = field.attribute.default
     if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function in attrs' types
         return default
@@ -114,10 +115,10 @@ _VALUES = {b"true": True, b"1": True, b"false": False, b"0": False}
 
 
 def asks_for_details(headers: Iterable[tuple[bytes, bytes]], by_default: bool) -> bool:
-    """Whether an answer shall have the member; the header wins over the settings.
+    """Return True if a response should include the member; the header takes precedence over the settings.
 
     Raises:
-        InvalidRequest: the header's value is none of true, false, 1 and 0.
+        InvalidRequest: the header's value is not one of true, false, 1 and 0.
     """
     value = next((value for name, value in headers if name == DETAILS_HEADER), None)
     if value is None:
@@ -130,10 +131,10 @@ def asks_for_details(headers: Iterable[tuple[bytes, bytes]], by_default: bool) -
 
 @frozen(eq=False)
 class AnswerDetails:
-    """What there is to say about one answer; complete once the assembly is.
+    """Details of one response; complete once the assembly is.
 
     Attributes:
-        shows_kept_text: whether the caller may see text that other requests left in the prefix cache.
+        shows_kept_text: True if the caller may see text of other requests in the prefix cache.
     """
 
     decoded: Decoded[GenerationBody]
@@ -142,7 +143,7 @@ class AnswerDetails:
     shows_kept_text: bool = False
 
     def to_plain(self) -> dict[str, Any]:
-        """The member as plain data."""
+        """Return the member as plain data."""
         running, decoded = self.assembly.running[0], self.decoded
         left_out = [name for one in self.assembly.running for name in one.unsupported]
         return {
@@ -160,7 +161,7 @@ class AnswerDetails:
         }
 
     def _parameters(self) -> dict[str, Any]:
-        """Of several prompts, the seeds differ where none was given; they are listed then."""
+        """Return the effective parameters; with several prompts and no given seed, the seeds are listed."""
         running = self.assembly.running
         first = running[0]
         shown = shown_fields(self.decoded) | shown_parameters(first.parameters, self.plugin_fields.values())
@@ -172,7 +173,7 @@ class AnswerDetails:
         return dict(sorted(shown.items()))
 
     def _timings_ms(self) -> dict[str, float]:
-        """Of several prompts, the longest time of each stage."""
+        """Return the time of each stage; with several prompts, the longest one."""
         running, finished = self.assembly.running, self.assembly.finished
         seconds = {
             "render": max(one.render_s for one in running),
@@ -185,7 +186,7 @@ class AnswerDetails:
         return {name: round(1000 * value, 3) for name, value in seconds.items()}
 
     def _speeds(self) -> dict[str, float | None]:
-        """Prompt tokens that were computed, and tokens made behind the first of each choice, per second."""
+        """Return computed prompt tokens, and generated tokens after the first of each choice, per second."""
         finished = self.assembly.finished
         prefill_s = sum(event.prefill_s for event in finished)
         decode_s = max(event.decode_s for event in finished)
@@ -197,7 +198,7 @@ class AnswerDetails:
 
 
 def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str, str]]:
-    """The response headers by which a profile tells what acted; complete once the assembly is."""
+    """Return the profile's response headers for the optimisations that took effect; complete once the assembly is."""
     saved: dict[str, Any] = _optimizations(assembly)
     if saved["drafted_tokens"]:
         saved["speculative"] = "true"
@@ -205,48 +206,48 @@ def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str
 
 
 class DetailedDialect:
-    """Wraps a dialect and adds the member to what it writes last."""
+    """Wraps a dialect and adds the member to the last object that it writes."""
 
     def __init__(self, dialect: Dialect, details: AnswerDetails) -> None:
         self._dialect = dialect
         self._details = details
-        self._held = b""  # the end of a choice, which may be the last chunk
+        self._held = b""  # the end of a choice, possibly the last chunk
 
     def opening(self) -> bytes:
-        """As the dialect has it."""
+        """Return the dialect's opening."""
         return self._dialect.opening()
 
     def event(self, piece: Piece) -> bytes:
-        """What may leave now."""
+        """Return the events that can be sent now."""
         ready, self._held = self._held, self._dialect.event(piece)
         if piece.finish_reason is None:
             ready, self._held = ready + self._held, b""
         return ready
 
     def flush(self) -> bytes:
-        """What was held back; with the member when the answer is complete."""
+        """Return what was held back, with the member if the response is complete."""
         ready = self._held + self._dialect.flush()
         self._held = b""
         return self._with_details(ready) if self._details.assembly.is_complete else ready
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """As the dialect has it, with the member."""
+        """Return the dialect's usage event, with the member."""
         ready, self._held = self._held, b""
         return self._with_details(ready + self._dialect.usage_event(usage))
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """As the dialect has it, with the member."""
+        """Return the dialect's whole response, with the member."""
         body = self._dialect.whole(choices, usage)
         return body.removesuffix(b"}") + b',"enginehouse":' + encode_json(self._details.to_plain()) + b"}"
 
     def _with_details(self, events: bytes) -> bytes:
-        """The events, of which the last is a JSON object on one line, with the member in that one."""
+        """Add the member to the last of the events, a JSON object on one line."""
         member = b',"enginehouse":' + encode_line(self._details.to_plain())
         return events.removesuffix(_EVENT_END) + member + _EVENT_END if events else events
 
 
 def _optimizations(assembly: Assembly) -> dict[str, int]:
-    """What was saved, measured; complete once the assembly is."""
+    """Return the measured savings; complete once the assembly is."""
     return {
         "cached_tokens": sum(event.num_cached_tokens for event in assembly.finished),
         "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
@@ -258,9 +259,9 @@ def _optimizations(assembly: Assembly) -> dict[str, int]:
 
 
 def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
-    """What came from the disk, and why no more was reused: of several prompts, the first that something differs in.
+    """Return disk loads, and the first difference from the cache that prevented more reuse, in any of the prompts.
 
-    What the kept sequence has there was perhaps somebody else's, and asking again and again would tell all of it.
+    The cached sequence's token may belong to another caller, and repeated requests would reveal all of its text.
     """
     missed = next((event.cache_miss for event in assembly.finished if event.cache_miss is not None), None)
     difference: dict[str, Any] | None = None

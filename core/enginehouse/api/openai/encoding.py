@@ -1,4 +1,4 @@
-"""JSON pieces of answers: lines of streams, log-probabilities; and the log of prompts, where it is on."""
+"""JSON parts of responses: stream lines and log-probabilities; and the prompt log, if enabled."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = [
 ]
 
 encode_json = msgspec.json.Encoder().encode
-"""Any plain data to JSON bytes."""
+"""Encodes plain data to JSON bytes."""
 
 _LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; the value that OpenAI uses."""
+"""Represents minus infinity, which JSON does not have; OpenAI's value."""
 
 _LINE_BREAKS = (
     ("\u2028".encode(), b"\\u2028"),
     ("\u2029".encode(), b"\\u2029"),
     ("\x85".encode(), b"\\u0085"),
 )
-"""Characters that JSON may hold as they are, but at which careless stream readers split lines."""
+"""Characters that JSON allows unescaped, but at which careless stream readers split lines."""
 
 
 def encode_line(value: Any) -> bytes:
-    """JSON that stays on one line for every client."""
+    """Encode JSON that stays on one line for every client."""
     encoded = encode_json(value)
     if not encoded.isascii():
         for raw, escaped in _LINE_BREAKS:
@@ -48,7 +48,7 @@ def encode_line(value: Any) -> bytes:
 
 
 def token_text(token: bytes) -> str:
-    r"""A token as text; one that holds only part of a character is written ``bytes:\xf0\x9f``, as OpenAI does."""
+    r"""Return a token as text; one with only part of a character is written ``bytes:\xf0\x9f``, as OpenAI does."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -56,24 +56,24 @@ def token_text(token: bytes) -> str:
 
 
 def legacy_logprob(entry: TokenLogprob) -> float:
-    """The log-probability of a token, as JSON can hold it."""
+    """Return the log-probability of a token as a JSON number."""
     return finite_logprob(entry.logprob)
 
 
 def legacy_top_logprobs(entry: TokenLogprob) -> dict[str, float]:
-    """The alternatives by text; the token itself is always among them."""
+    """Return the alternatives by text, always including the token itself."""
     ranked = {token_text(other.token): finite_logprob(other.logprob) for other in entry.top}
     ranked.setdefault(token_text(entry.token), finite_logprob(entry.logprob))
     return ranked
 
 
 def finite_logprob(value: float) -> float:
-    """A log-probability as JSON can hold it; minus infinity has no place there."""
+    """Return a log-probability as a JSON number; minus infinity is replaced."""
     return value if value > _LOWEST_LOGPROB else _LOWEST_LOGPROB
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """OpenAI's chat form."""
+    """Return log-probabilities in OpenAI's chat format."""
     content = [
         {
             **_chat_entry(entry.token, entry.logprob),
@@ -89,11 +89,11 @@ def _chat_entry(token: bytes, logprob: float) -> dict[str, Any]:
 
 
 class LegacyLogprobs:
-    """OpenAI's form for completions, piece by piece: ``text_offset`` goes on from the piece before.
+    """OpenAI's format for completions, incrementally: ``text_offset`` continues from the previous piece.
 
     Args:
         hidden_token_ids: tokens without visible text; they do not move the offset.
-        num_chars: characters in front of the first token.
+        num_chars: characters before the first token.
     """
 
     def __init__(self, hidden_token_ids: Collection[int], num_chars: int = 0) -> None:
@@ -102,7 +102,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The four lists for the next tokens of the choice."""
+        """Return the four lists for the next tokens of the choice."""
         offsets = []
         for entry in entries:
             offsets.append(self._num_chars)
@@ -120,7 +120,7 @@ _log = logging.getLogger("enginehouse.prompts")
 
 
 def log_prompts(requests: Iterable[GenerateRequest]) -> None:
-    """Write the prompt of each request: its id and, as JSON, its messages, its text or its token ids."""
+    """Log the prompt of each request: its id and, as JSON, its messages, text or token ids."""
     for request in requests:
         prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
         line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"

@@ -1,4 +1,4 @@
-"""Answers a generating request, streamed or whole: submit, then write. Shared by all generating endpoints."""
+"""Answers a generation request, streamed or whole: submit, then write. Shared by all generation endpoints."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ __all__ = ["GenerationResponse"]
 
 _EVENT_BYTES = 512
 _LOGPROB_BYTES = 256
-_MANY_LOGPROBS = 500  # with twenty rivals each written in some 10 ms
+_MANY_LOGPROBS = 500  # with twenty alternatives each, written in about 10 ms
 
 
 @frozen(eq=False, kw_only=True)
 class GenerationResponse:
-    """An ASGI response. What is refused is raised before its first byte.
+    """An ASGI response. Refusals are raised before its first byte.
 
     Attributes:
         requests: one per prompt.
-        dialect: makes the writer of this answer, once every prompt has been accepted.
+        dialect: creates the writer of this response, once every prompt has been accepted.
         prepare: awaited before that, with the accepted requests.
     """
 
@@ -61,7 +61,7 @@ class GenerationResponse:
     prepare: Callable[[Sequence[RunningRequest]], Awaitable[None]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Submit, wait for the answer and send it; stops as soon as the client leaves."""
+        """Submit the request, and send the response as it is generated; stops as soon as the client disconnects."""
         record = self._begin_record(scope)
         ticket = ticket_of(scope)
         assert ticket is not None, "every route that generates is metered"
@@ -82,14 +82,14 @@ class GenerationResponse:
                     answer.assembly.break_off()
 
     async def _admit(self, ticket: Ticket) -> None:
-        """Check what this caller may ask for, and set the tokens aside.
+        """Check the caller's permissions and reserve the tokens.
 
         Raises:
-            RequestError: it may not use the model, or not so urgently.
+            RequestError: the caller may not use the model or the priority.
             RateLimited: it has used up its tokens.
         """
         caller, body = self.decoded.caller, self.decoded.body
-        if not self.state.pipeline.is_routed(body.model):  # a router is asked about allowed models only
+        if not self.state.pipeline.is_routed(body.model):  # a router only considers allowed models
             check_model(caller, body.model, self.state.manager)
         check_priority(caller, body.priority)
         num_tokens = await aside(self.decoded.is_large, lambda: estimate_tokens(self.requests))
@@ -100,7 +100,7 @@ class GenerationResponse:
         return timeouts_of(self.state.settings.limits, model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
-        """Submit and write."""
+        """Submit the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
         running = await self._submit(answer)
         if running is None:
@@ -140,7 +140,7 @@ class GenerationResponse:
         await _send_json(send, body, headers)
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
-        """Write into the record what is known before the request is submitted."""
+        """Store everything known before submission in the access record."""
         record, request = record_of(scope), self.requests[0]
         record.answer_id = request.request_id
         record.request_id = record.request_id or request.request_id
@@ -157,7 +157,7 @@ class GenerationResponse:
         return DetailedDialect(dialect, details)
 
     async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
-        """Bring every prompt to the engine; None when the exchange ended meanwhile."""
+        """Submit every prompt to the engine; returns None if the exchange ended meanwhile."""
         exchange = answer.exchange
 
         async def submit(request: GenerateRequest) -> RunningRequest:
@@ -172,7 +172,7 @@ class GenerationResponse:
         else:
             running = await exchange.until_ended(submit(first))
             submitted = None if running is None else [running]
-            if submitted and others:  # the prompts of one answer go to one model
+            if submitted and others:  # all prompts of one response go to the same model
                 same = [evolve(request, model=submitted[0].model.name) for request in others]
                 rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
                 submitted = None if rest is None else [*submitted, *rest]
@@ -183,13 +183,13 @@ class GenerationResponse:
 
 
 def _is_long(assembly: Assembly) -> bool:
-    """Whether an answer takes long to write: each log-probability becomes an object, with its rivals beside it."""
+    """Return True if a response takes long to write: each log-probability becomes an object, with its alternatives."""
     num_scored = sum(len(choice.logprobs or ()) for choice in assembly.choices)
     return num_scored + sum(map(len, assembly.prompt_logprobs)) > _MANY_LOGPROBS
 
 
 def _num_waiting_bytes(answer: OpenAnswer) -> int:
-    """About what the events take that have come and are not written yet, as the client does not read."""
+    """Estimate the bytes of received events that are not written yet because the client does not read."""
     if answer.assembly is None:
         return 0
     num_events = sum(getattr(one.generation, "num_waiting_events", 0) for one in answer.assembly.running)
@@ -202,7 +202,7 @@ def _has_begun(answer: OpenAnswer) -> bool:
 
 
 def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
-    """The events of all prompts, compared with the prediction where there is one."""
+    """Return the events of all prompts, compared with the prediction if there is one."""
     batches = event_batches(assembly.running)
     predicted = assembly.running[0].prediction_token_ids
     return batches if predicted is None else assembly.counting(batches, PredictionCount(predicted))
@@ -216,7 +216,7 @@ async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]
 
 
 def _give_up(exchange: Exchange, record: AccessRecord) -> None:
-    """End without an answer: nobody reads it, or the server says why."""
+    """End without a response: the client has disconnected, or the server's error is raised."""
     if exchange.error is not None:
         raise exchange.error
     record.outcome = "cancelled"

@@ -1,4 +1,4 @@
-"""Chat messages on the wire -> :class:`enginehouse.contract.types.Message`, tool calls and results included."""
+"""Converts chat messages to :class:`enginehouse.contract.types.Message`, including tool calls and results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
 
 
 def read_tool_calls(calls: Any, path: str) -> tuple[ToolCall, ...]:
-    """The calls of an assistant's message.
+    """Read the calls of an assistant message.
 
     Raises:
-        InvalidRequest: they are no list of function calls.
+        InvalidRequest: they are not a list of function calls.
     """
     if calls is None:
         return ()
@@ -38,7 +38,7 @@ def read_tool_calls(calls: Any, path: str) -> tuple[ToolCall, ...]:
 
 
 def find_ignored_in_calls(calls: Any, path: str) -> Iterator[str]:
-    """Paths of fields in calls that nobody knows; ``index`` is a place in a stream that clients have put together."""
+    """Yield paths of unknown fields in calls; ``index`` is known, as clients that assemble streams send it back."""
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
         if isinstance(call, Mapping):
             yield from (f"{path}[{number}].{key}" for key in call if key not in ("id", "type", "function", "index"))
@@ -49,7 +49,7 @@ def find_ignored_in_calls(calls: Any, path: str) -> Iterator[str]:
 
 
 def with_function_names(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Results with the name of the function that was called, as some templates want it."""
+    """Add the called function's name to tool results, for templates that require it."""
     names: dict[str, str] = {}
     named: list[Message] = []
     for message in messages:
@@ -78,7 +78,7 @@ def _read_call(call: Any, index: int, path: str) -> ToolCall:
 
 
 def _read_arguments(arguments: Any, path: str) -> str:
-    """The JSON text; an object in its place, which some clients send, is written as one."""
+    """Return the JSON text; an object, which some clients send instead, is encoded."""
     if arguments is None:
         return "{}"
     if isinstance(arguments, str):
@@ -99,7 +99,7 @@ class MessageBody:
 
     Attributes:
         reasoning: another name of ``reasoning_content``.
-        compress: false keeps compressors away from this message; so it does in a part of its content.
+        compress: false excludes this message from compression; likewise in a part of its content.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -118,15 +118,15 @@ class MessageBody:
 
 _KNOWN = frozenset(attribute.name for attribute in attrs.fields(MessageBody))
 _OF_ROLE = {"reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
-"""Fields that only messages of one role have."""
+"""Fields that are valid in messages of one role only."""
 
 
 def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
-    """The messages.
+    """Read the messages.
 
     Raises:
-        InvalidRequest: there is none, or a content is wrong.
-        UnsupportedParameter: a message holds something that this server cannot use.
+        InvalidRequest: there are none, or a content is invalid.
+        UnsupportedParameter: a message contains something that this server does not support.
     """
     if not bodies:
         raise InvalidRequest("messages: must hold at least one message", "messages")
@@ -134,7 +134,7 @@ def read_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 
 def find_ignored_in_messages(data: Any) -> Iterator[str]:
-    """Paths of fields in messages that nobody knows, or that mean nothing where they stand."""
+    """Yield paths of fields in messages that are unknown or have no effect there."""
     for index, message in enumerate(data if isinstance(data, list) else ()):
         if isinstance(message, Mapping):
             path = f"messages[{index}]"
@@ -185,7 +185,7 @@ def _read_message(body: MessageBody, path: str) -> Message:
 
 
 def _read_parts(content: Any, path: str) -> tuple[str | MediaPart, ...]:
-    """A string is one part; nothing is none."""
+    """Read the parts; a string is one part, null none."""
     if content is None:
         return ()
     if isinstance(content, str):
@@ -198,7 +198,7 @@ def _read_parts(content: Any, path: str) -> tuple[str | MediaPart, ...]:
 
 
 def _verbatim(body: MessageBody, parts: Sequence[str | MediaPart], path: str) -> tuple[tuple[int, int], ...]:
-    """Where the joined content must stay as it is: everywhere, or in the parts that say ``compress: false``."""
+    """Return the ranges of the joined content excluded from compression: all, or parts with ``compress: false``."""
     items = body.content if isinstance(body.content, list) else [None] * len(parts)
     marked: list[tuple[int, int]] = []
     start = 0

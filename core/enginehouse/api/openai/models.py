@@ -1,6 +1,6 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: what is served, and what can be asked of it.
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: the served models and their capabilities.
 
-Loading and failed models are listed too; what only an open model knows is null for them.
+Loading and failed models are listed too; values that are known only for an open model are null for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BODY_FIELDS = frozenset(attribute.name for body in (ChatBody, CompletionBody) f
 
 
 def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """The routes, below the prefix where the API is mounted."""
+    """Return the routes, relative to the mount prefix of the API."""
 
     @get("/models")
     async def list_models(request: _Request) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @get("/models/{model_id:path}")
     async def show_model(request: _Request) -> dict[str, Any]:
-        """Show one model, by its name or an alias; names may hold slashes."""
+        """Show one model, by its name or an alias; names may contain slashes."""
         name = str(request.path_params["model_id"]).removeprefix("/")
         caller = caller_of(request.scope)
         for status in state.manager.statuses():
@@ -60,25 +60,25 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
 
 def all_capabilities(card: ModelCard) -> dict[str, Capability]:
-    """What becomes of every parameter that is known, those that no model of this server can honour included."""
+    """Return the handling of every known parameter, including those that no model of this server supports."""
     refused = refused_fields(_BODY_FIELDS | card.capabilities.keys())
     everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
     return dict(sorted(everything.items()))
 
 
 def _models(state: ApiState, request: _Request) -> list[dict[str, Any]]:
-    """Every model that the caller may use."""
+    """Return every model that the caller may use."""
     caller = caller_of(request.scope)
     shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
     return [_model(state, status, names, names[0], request) for status, names in shown if names]
 
 
 def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, request: _Request) -> dict[str, Any]:
-    """OpenAI's model object; what follows ``owned_by`` is ours. The first of ``names`` is its id for this caller."""
+    """Return OpenAI's model object; members after ``owned_by`` are ours. Its id is the first of ``names``."""
     info = status.info
     profile, error = caller_of(request.scope).profile, status.error
     if error is not None and not may_manage(request.scope):
-        error = ModelLoadError.generic  # what really was wrong may name files
+        error = ModelLoadError.generic  # the actual error may name files
     return {
         "id": names[0],
         "object": "model",
@@ -96,9 +96,9 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
 
 
 def _behind_auto(state: ApiState, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of a caller's models that a router may choose; none where the settings ask for no router.
+    """Return those of a caller's models that a router may choose; none if the settings configure no router.
 
-    Without that ``auto`` is served all the same, but not offered.
+    Without a configured router ``auto`` is still served, but not listed.
     """
     router = state.settings.router
     if router.strategy is None or not state.pipeline.is_routed(AUTO):
@@ -108,7 +108,7 @@ def _behind_auto(state: ApiState, models: Sequence[dict[str, Any]]) -> list[dict
 
 
 def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The entry of the name that asks a router: as good as the best of the models behind it."""
+    """Return the entry of the router's model name, with the best state and context of its models."""
     ready = any(model["state"] == "ready" for model in models)
     return {
         "id": AUTO,
@@ -132,13 +132,13 @@ _UNKNOWN = dict.fromkeys(
 
 
 def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: str) -> dict[str, Any]:
-    """What is known once the model has been opened; the defaults are those of requests by the name ``asked``."""
+    """Return the members known once the model is open; defaults are those of requests by the name ``asked``."""
     card = state.pipeline.card(name, info)
     parameters = shown_parameters(
         state.pipeline.defaults(asked, name, info, profile), state.registry.request_fields.values()
     )
     if parameters["seed"]["origin"] == "drawn":
-        parameters["seed"]["value"] = None  # another one for each request
+        parameters["seed"]["value"] = None  # differs per request
     return {
         "quantization": card.quantization,
         "template_hash": card.template_hash,

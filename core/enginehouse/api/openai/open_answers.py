@@ -1,4 +1,4 @@
-"""Running generating requests: what operators see of them, and what they use of their caller's rates."""
+"""Running generation requests: inspection by operators, and accounting of the caller's rates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["OpenAnswer", "estimate_tokens", "find_answer", "list_answers", "used
 
 @define(eq=False)
 class OpenAnswer:
-    """One request from its decoded body to the end of its response.
+    """One request, from its decoded body to the end of its response.
 
     Attributes:
         requests: one per prompt.
-        assembly: what has been said so far; None until every prompt is accepted by its engine.
-        num_discarded_tokens: what was computed for it and stands in no answer.
+        assembly: output so far; None until every prompt is accepted by its engine.
+        num_discarded_tokens: tokens computed for it that are in no response.
     """
 
     exchange: Exchange
@@ -35,26 +35,26 @@ class OpenAnswer:
     num_discarded_tokens: int = 0
 
     def discard(self, num_tokens: int) -> None:
-        """Note tokens that were computed for it and that nobody sees."""
+        """Count tokens that were computed for the request but are not returned."""
         self.num_discarded_tokens += num_tokens
 
     @property
     def id(self) -> str:
-        """The id inside the answer; no two answers have the same."""
+        """The id in the response body, unique among responses."""
         return self.requests[0].request_id
 
     def cancel(self) -> None:
-        """End it: its slots are free after the running step, and its client is told who did it."""
+        """Cancel the request: its slots are free after the running step, and its client receives the reason."""
         self.exchange.end(RequestCancelled("The request was cancelled by the operator of this server."))
 
     async def stop_thinking(self, find_engine: Callable[[str], Engine | None]) -> int:
-        """Close its reasoning; returns of how many choices.
+        """Close its reasoning; returns the number of choices affected.
 
         Args:
-            find_engine: the engine that serves a model now; after a restart it is another one.
+            find_engine: returns the engine that currently serves a model; a restart replaces it.
 
         Raises:
-            NotThinking: no choice has an open reasoning, or this engine cannot close it.
+            NotThinking: no choice has open reasoning, or this engine cannot close it.
         """
         num_stopped = 0
         for running in self.assembly.running if self.assembly is not None else ():
@@ -67,17 +67,17 @@ class OpenAnswer:
 
 
 def list_answers(exchanges: Iterable[Exchange]) -> list[OpenAnswer]:
-    """Every answer that is being made, the oldest first."""
+    """Return every response in progress, the oldest first."""
     answers = [exchange.answer for exchange in exchanges if exchange.answer is not None]
     return sorted(answers, key=lambda answer: answer.record.began)
 
 
 def find_answer(exchanges: Iterable[Exchange], asked: str) -> OpenAnswer:
-    """The answer with that id, or of the request to which its client gave that id.
+    """Return the response with that id, or that of the request to which its client gave that id.
 
     Raises:
         RequestNotRunning: there is none.
-        InvalidRequest: several requests came with that id.
+        InvalidRequest: several requests have that id.
     """
     answers = list_answers(exchanges)
     found = [answer for answer in answers if answer.id == asked]
@@ -91,19 +91,19 @@ def find_answer(exchanges: Iterable[Exchange], asked: str) -> OpenAnswer:
 
 
 _BYTES_PER_TOKEN = 4
-"""Of usual text in usual vocabularies."""
+"""Typical for text and common vocabularies."""
 
 _ANSWER_TOKENS = 256
-"""Assumed of an answer whose request sets no limit."""
+"""Assumed length of a completion whose request sets no limit."""
 
 
 def estimate_tokens(requests: Sequence[GenerateRequest]) -> int:
-    """Tokens of prompts and answers, set aside until the requests have ended."""
+    """Estimate the tokens of prompts and completions, to be reserved until the requests have ended."""
     return sum(_prompt_tokens(one) + one.num_choices * _answer_tokens(one) for one in requests)
 
 
 def used_tokens(answer: OpenAnswer) -> int:
-    """Tokens of prompts and answers, and those that were computed on the way: thrown away, or read by a scorer."""
+    """Return the tokens of prompts and completions, plus discarded tokens and those read by a compressor's scorer."""
     assembly = answer.assembly
     if assembly is None:
         return answer.num_discarded_tokens
@@ -112,7 +112,7 @@ def used_tokens(answer: OpenAnswer) -> int:
 
 
 def _answered(assembly: Assembly) -> int:
-    """Exact where the engine has reported it, else what has come so far: judged by its text where it has no tokens."""
+    """Return the engine's count if reported, else the count so far, estimated from text if there are no tokens."""
     if len(assembly.finished) == assembly.num_prompts:
         return sum(event.num_prompt_tokens + event.num_completion_tokens for event in assembly.finished)
     started = [one for one in assembly.running if getattr(one.generation, "has_started", True)]
@@ -121,7 +121,7 @@ def _answered(assembly: Assembly) -> int:
 
 
 def _texts(assembly: Assembly) -> Iterator[str]:
-    """Everything that has been said so far."""
+    """Yield all output so far."""
     for choice in assembly.choices:
         yield choice.text
         yield choice.reasoning
@@ -145,6 +145,6 @@ def _answer_tokens(request: GenerateRequest) -> int:
 
 
 def _num_tokens(text: str) -> int:
-    """Tokens of a text, roughly; none of none."""
+    """Estimate the tokens of a text; 0 for an empty one."""
     num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
     return -(-num_bytes // _BYTES_PER_TOKEN)

@@ -1,4 +1,4 @@
-"""OpenAI's `prediction`: the predicted output of a request, and how much of it appears in the answer."""
+"""OpenAI's `prediction`: the predicted output of a request, and the part of it that was generated."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["MIN_RUN", "PredictionCount", "check_prediction", "find_ignored_in_pr
 
 
 def read_prediction(value: Any) -> str | None:
-    """The predicted text; None without one. Parts follow each other without a separator.
+    """Return the predicted text, or None. Parts are joined without a separator.
 
     Raises:
-        InvalidRequest: it has another form than OpenAI's.
+        InvalidRequest: it does not have OpenAI's form.
     """
     if value is None:
         return None
@@ -33,10 +33,10 @@ def read_prediction(value: Any) -> str | None:
 
 
 def check_prediction(**others: bool) -> None:
-    """Check what else the request asks for: field name to whether it asks for what no prediction can go with.
+    """Check the rest of the request: field name to True if the field is used in a way incompatible with a prediction.
 
     Raises:
-        UnsupportedParameter: something does.
+        UnsupportedParameter: a field is.
     """
     wrong = next((name for name, asks in others.items() if asks), None)
     if wrong is not None:
@@ -44,7 +44,7 @@ def check_prediction(**others: bool) -> None:
 
 
 def find_ignored_in_prediction(value: Any) -> Iterator[str]:
-    """Paths of unknown members."""
+    """Yield paths of unknown members."""
     if isinstance(value, Mapping):
         yield from (f"prediction.{name}" for name in value if name not in ("type", "content"))
 
@@ -59,15 +59,15 @@ def _read_part(part: Any, path: str) -> str:
 
 
 MIN_RUN = 4
-"""Tokens that must agree before a prediction that was left is taken up again; fewer agree by chance."""
+"""Number of tokens that must match before the prediction is followed again; fewer may match by chance."""
 
 
 class PredictionCount:
-    """Compares one answer with its prediction, in time linear in the answer.
+    """Compares one completion with its prediction, in time linear in the completion.
 
-    From its beginning the answer follows the prediction until they part. Then the prediction is taken up again at the
-    next place that holds the answer's last :data:`MIN_RUN` tokens, and so on: tokens in such runs are accepted, those
-    that were passed over are rejected.
+    The completion follows the prediction from its beginning until they diverge. The prediction is followed again from
+    the next position that has the completion's last :data:`MIN_RUN` tokens, and so on: tokens in such runs are
+    accepted, skipped ones are rejected.
 
     Args:
         token_ids: of the prediction.
@@ -76,14 +76,14 @@ class PredictionCount:
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = tuple(token_ids)
         self._num_accepted = 0
-        self._next = 0  # place in the prediction behind all that was accepted
+        self._next = 0  # position in the prediction after all accepted tokens
         self._is_following = bool(token_ids)
-        self._recent: deque[int] = deque(maxlen=MIN_RUN)  # of the answer, since the two parted
-        self._places: dict[tuple[int, ...], list[int]] | None = None  # of each run, made when they part
+        self._recent: deque[int] = deque(maxlen=MIN_RUN)  # tokens of the completion since they diverged
+        self._places: dict[tuple[int, ...], list[int]] | None = None  # positions of each run, built when they diverge
 
     @property
     def num_accepted(self) -> int:
-        """Tokens of the prediction that the answer holds."""
+        """Tokens of the prediction that are in the completion."""
         return self._num_accepted
 
     @property
@@ -92,7 +92,7 @@ class PredictionCount:
         return len(self._token_ids) - self._num_accepted
 
     def push(self, token_ids: Iterable[int]) -> None:
-        """The next tokens of the answer."""
+        """Add the next tokens of the completion."""
         for token_id in token_ids:
             if self._is_following and self._next < len(self._token_ids):
                 if self._token_ids[self._next] == token_id:
@@ -104,7 +104,7 @@ class PredictionCount:
             self._search(token_id)
 
     def _search(self, token_id: int) -> None:
-        """Look for the answer's last tokens further on in the prediction."""
+        """Search the rest of the prediction for the completion's last tokens."""
         self._recent.append(token_id)
         if len(self._recent) < MIN_RUN:
             return

@@ -25,11 +25,11 @@ __all__ = ["Echo", "PromptScores", "ScoreFields", "read_echo"]
 
 
 class ScoreFields(Protocol):
-    """What is asked of a request body."""
+    """Options read from the request body."""
 
     @property
     def loglikelihood(self) -> bool:
-        """Report the prompt's tokens but the first, in the form of an answer's ``logprobs``."""
+        """Report the prompt's tokens except the first, in the format of the response's ``logprobs``."""
         ...
 
     @property
@@ -39,10 +39,10 @@ class ScoreFields(Protocol):
 
 
 class PromptScores:
-    """What has been reported so far, as JSON.
+    """Prompt log-probabilities reported so far, as JSON.
 
     Args:
-        fields: which of the two members are wanted.
+        fields: the requested members.
         num_prompts: prompts of the API call.
     """
 
@@ -52,7 +52,7 @@ class PromptScores:
         self._written: list[dict[str, list[bytes]]] = [{} for _ in range(num_prompts)]
 
     def push(self, prompt: int, event: PromptLogprobs) -> dict[str, Any]:
-        """Write a piece; returns the members of a chunk that holds it."""
+        """Write a piece; returns the members of a chunk that contains it."""
         written = self._written[prompt]
         pieces: dict[str, list[bytes]] = {}
         if self._num_top is not None:
@@ -67,7 +67,7 @@ class PromptScores:
         return {name: _member(name, items) for name, items in pieces.items()}
 
     def members(self, prompt: int) -> dict[str, Any]:
-        """The members of a whole answer; a prompt of one token has empty ones."""
+        """Return the members of a whole response; empty lists for a prompt of one token."""
         written = self._written[prompt]
         members = {}
         if self._num_top is not None:
@@ -77,7 +77,7 @@ class PromptScores:
         return members
 
     def _ranked(self, entry: TokenLogprob, rank: int) -> dict[str, Any]:
-        """A token and its alternatives by id, in the form that vLLM gave them."""
+        """Return a token and its alternatives by id, in vLLM's format."""
         ranked = {str(entry.token_id): _scored(entry.token, entry.logprob, rank)}
         for place, other in enumerate(entry.top[: self._num_top], start=1):
             ranked.setdefault(str(other.token_id), _scored(other.token, other.logprob, place))
@@ -89,7 +89,7 @@ def _scored(token: bytes, logprob: float, rank: int) -> dict[str, Any]:
 
 
 def _alone(entry: TokenLogprob) -> TokenLogprob:
-    """Without alternatives, which only ``prompt_logprobs`` asks for."""
+    """Remove the alternatives, which only ``prompt_logprobs`` requests."""
     return TokenLogprob(entry.token_id, entry.token, entry.logprob) if entry.top else entry
 
 
@@ -100,22 +100,22 @@ def _member(name: str, items: list[bytes]) -> msgspec.Raw:
 
 @frozen
 class Echo:
-    """One prompt.
+    """The echo of one prompt.
 
     Attributes:
-        text: what is repeated: the client's text, or that of its token ids, control tokens by name.
-        first: id and bytes of the first token, which nothing predicts; None when tokens are not reported.
+        text: the echoed text: the client's, or that of its token ids, with control tokens by name.
+        first: id and bytes of the first token, which has no prediction; None if tokens are not reported.
     """
 
     text: str
     first: tuple[int, bytes] | None = None
 
     def logprobs(self, scored: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
-        """OpenAI's four lists for the whole prompt.
+        """Return OpenAI's four lists for the whole prompt.
 
         Args:
-            scored: every token but the first.
-            num_top: alternatives to show per token; there may be more, which something else asked for.
+            scored: every token except the first.
+            num_top: alternatives to show per token; there may be more, requested by another field.
         """
         assert self.first is not None
         scored = [msgspec.structs.replace(entry, top=entry.top[:num_top]) for entry in scored]
@@ -128,9 +128,9 @@ class Echo:
         }
 
     def _offsets(self, tokens: Sequence[bytes]) -> list[int]:
-        """Where each token begins in the text.
+        """Return the offset of each token in the text.
 
-        Tokens may say more than the text: a begin-of-text token or a space in front, which have no place in it.
+        Tokens may have more text than the prompt: a begin-of-text token or a leading space, which have no offset in it.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         starts = [0]
@@ -142,11 +142,11 @@ class Echo:
 
 
 async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
-    """The prompt of an accepted request, which is one of ``text`` and ``token_ids``.
+    """Return the echo of an accepted request, whose prompt is ``text`` or ``token_ids``.
 
     Raises:
-        UnsupportedParameter: the engine does not tell the tokens of a prompt.
-        EngineError: the model is gone.
+        UnsupportedParameter: the engine does not report the tokens of a prompt.
+        EngineError: the model is no longer available.
     """
     request, model, replays = running.request, running.model, pipeline.replays
     try:

@@ -1,6 +1,6 @@
 """The prompts of ``/v1/completions``, in their four forms, and the raw ``prompt`` of a chat request.
 
-No template wraps these; control-token strings in them are control tokens.
+No chat template is applied; control-token strings in them are control tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEMPLATE_FIELDS = (
     "thinking_budget",
     "chat_template_kwargs",
 )
-"""Fields of a chat request that only its template or the parsers that belong to it read."""
+"""Fields of a chat request that are read only by its template or that template's parsers."""
 
 _NEUTRAL: tuple[Any, ...] = (None, (), {}, "none", "auto")
 
@@ -31,7 +31,7 @@ def check_raw_prompt(prompt: str, fields: Mapping[str, Any]) -> None:
     """Check the ``prompt`` of a chat request; ``fields`` are its :data:`TEMPLATE_FIELDS`.
 
     Raises:
-        InvalidRequest: it is empty, or a field asks for what a prompt without a template cannot have.
+        InvalidRequest: it is empty, or a field requires a chat template.
     """
     if not prompt:
         raise InvalidRequest("prompt: must not be empty", "prompt")
@@ -41,13 +41,13 @@ def check_raw_prompt(prompt: str, fields: Mapping[str, Any]) -> None:
 
 
 def read_prompts(prompt: Any, max_prompts: int, *, may_be_empty: bool = False) -> list[dict[str, Any]]:
-    """The prompts, each as the keyword argument ``text`` or ``token_ids`` of a request.
+    """Return the prompts, each as the keyword argument ``text`` or ``token_ids`` of a request.
 
     Args:
-        may_be_empty: whether a text may be, as the one before a gap.
+        may_be_empty: allow an empty text, as before a fill-in-the-middle gap.
 
     Raises:
-        InvalidRequest: it is none of the four forms, or empty somewhere.
+        InvalidRequest: it has none of the four forms, or is empty somewhere.
     """
     if isinstance(prompt, str):
         return [_text(prompt, "prompt", may_be_empty)]
@@ -66,10 +66,10 @@ def read_prompts(prompt: Any, max_prompts: int, *, may_be_empty: bool = False) -
 
 
 def read_token_ids(value: Any, path: str, *, may_be_empty: bool = False) -> tuple[int, ...]:
-    """Token ids of some model; whether it has them is checked later.
+    """Return token ids; their range is checked later, by the model.
 
     Raises:
-        InvalidRequest: it is no list of whole numbers from 0 on.
+        InvalidRequest: it is not a list of whole numbers of at least 0.
     """
     if not isinstance(value, list) or not (value or may_be_empty):
         raise InvalidRequest(f"{path}: must be a list of at least one token id", path)

@@ -1,6 +1,6 @@
-"""``POST /v1/route``: which models a chat would be tried on, and why; nothing is generated.
+"""``POST /v1/route``: the models that a chat would be tried on, with reasons; nothing is generated.
 
-A long prompt is counted by the loaded models, to which a context may be too small.
+Long prompts are tokenized by the loaded models whose context may be too small for them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["route_route"]
 
 
 def route_route(state: ApiState) -> HTTPRouteHandler:
-    """The route, below the prefix where the API is mounted. It takes the body of a chat; ``model`` may be left out."""
+    """Return the route, relative to the mount prefix of the API. Its body is that of a chat; ``model`` is optional."""
     settings = state.settings
     decoder = BodyDecoder(ChatBody, state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
 
     @post("/route", status_code=200)
     async def explain_route(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-        """Explain how a request would get its model."""
+        """Explain the choice of a model for a request."""
         caller = caller_of(request.scope)
         decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
         asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)

@@ -1,7 +1,7 @@
-"""``POST /tokenize``, ``/detokenize`` and ``/apply-template``: what a model reads, without generating anything.
+"""``POST /tokenize``, ``/detokenize`` and ``/apply-template``: the model's input, without generating anything.
 
-Bodies and answers are those of llama-server and of vLLM at once. The work is done where the model is: templates in
-rendering processes, token ids in the model's worker.
+Bodies and responses combine those of llama-server and vLLM. Templates run in rendering processes, tokenization in the
+model's worker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"
 
 _C = TypeVar("_C", bound=ChatBody)
 
-_MANY_TOKENS = 20_000  # written in some 10 ms
+_MANY_TOKENS = 20_000  # written in about 10 ms
 
 _SHAPES_PROMPT = frozenset(
     {
@@ -61,7 +61,7 @@ _SHAPES_PROMPT = frozenset(
 
 @frozen(kw_only=True)
 class ApplyTemplateBody(ChatBody):
-    """The body of ``/apply-template``: a chat request, whose prompt is shown; no field has another effect."""
+    """The body of ``/apply-template``: a chat request, whose prompt is returned; other fields have no effect."""
 
     def check_prompt(self) -> None:
         """Check that there are messages."""
@@ -70,7 +70,7 @@ class ApplyTemplateBody(ChatBody):
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Fields that do not shape the prompt, and unknown ones inside those that do."""
+        """Yield fields that do not affect the prompt, and unknown ones inside those that do."""
         yield from (name for name in data if name not in _SHAPES_PROMPT)
         yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in _SHAPES_PROMPT})
 
@@ -80,14 +80,14 @@ class TokenizeBody(ChatBody):
     """The body of ``/tokenize``: a text or a chat request.
 
     Attributes:
-        content: a text; as llama-server, without the model's special prefix unless ``add_special`` asks for it.
-        prompt: a text; as vLLM and ``/v1/completions``, with the special prefix unless ``add_special`` says no.
+        content: a text; as in llama-server, without the model's special prefix unless ``add_special`` is true.
+        prompt: a text; as in vLLM and ``/v1/completions``, with the special prefix unless ``add_special`` is false.
         messages: a chat, whose template writes the special prefix.
-        add_special: whether to put the model's special prefix (for example BOS) in front.
+        add_special: prepend the model's special prefix (for example BOS).
         add_special_tokens: another name of ``add_special``.
-        parse_special: whether control-token strings in a text are control tokens.
-        with_pieces: give ``tokens`` as objects with ``id`` and ``piece``, the token's text, or its bytes.
-        return_token_strs: also give the text of each token, as ``token_strs``.
+        parse_special: treat control-token strings in a text as control tokens.
+        with_pieces: return ``tokens`` as objects with ``id`` and ``piece``, the token's text, or its bytes.
+        return_token_strs: also return the text of each token, as ``token_strs``.
     """
 
     content: str | None = None
@@ -106,7 +106,7 @@ class TokenizeBody(ChatBody):
             raise InvalidRequest("parse_special: only for a text; the text of messages is plain", "parse_special")
 
     def check_prompt(self) -> None:
-        """Check that there is exactly one thing to tokenize."""
+        """Check that there is exactly one input to tokenize."""
         given = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
         if not given:
             raise InvalidRequest("content: one of content, prompt and messages is required", "content")
@@ -115,14 +115,14 @@ class TokenizeBody(ChatBody):
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Fields without effect: generation's in any case, those of chats where a text is tokenized."""
+        """Yield fields without effect: those of generation, and for a text also those of chats."""
         shaping = _SHAPES_PROMPT if "messages" in data else frozenset({"model"})
         yield from (name for name in data if name not in shaping | _OF_TOKENIZE)
         yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in shaping})
 
     @property
     def prefixed(self) -> bool:
-        """Whether the model's special prefix goes in front."""
+        """True if the model's special prefix is prepended."""
         asked = self.add_special if self.add_special is not None else self.add_special_tokens
         return self.prompt is not None if asked is None else asked
 
@@ -145,7 +145,7 @@ class DetokenizeBody(RequestBody):
 
 
 def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """The routes, below the prefix where the API is mounted."""
+    """Return the routes, relative to the mount prefix of the API."""
     settings, replays = state.settings, state.pipeline.replays
     shared = (state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
     tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
@@ -157,7 +157,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Token ids of a text or a chat."""
+        """Return the token ids of a text or a chat."""
         decoded = await tokenize_decoder.read(await read(request), caller_of(request.scope))
         body = decoded.body
         check_model(decoded.caller, body.model, state.manager)
@@ -175,7 +175,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """The text of token ids, control tokens by name."""
+        """Return the text of token ids, with control tokens by name."""
         decoded = await detokenize_decoder.read(await read(request), caller_of(request.scope))
         token_ids = await aside(
             decoded.is_large, lambda: read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
@@ -187,7 +187,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @post("/apply-template", status_code=200)
     async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """The prompt that a chat request makes."""
+        """Return the prompt that a chat request produces."""
         decoded = await template_decoder.read(await read(request), caller_of(request.scope))
         check_model(decoded.caller, decoded.body.model, state.manager)
         async with state.manager.use(decoded.body.model) as model:
@@ -199,7 +199,7 @@ def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
 
 async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
-    """What ``model`` is to tokenize."""
+    """Return the prompt for ``model`` to tokenize."""
     body = decoded.body
     if body.messages is not None:
         prompt = await state.pipeline.prompt(await _chat(decoded), model)
@@ -210,7 +210,7 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], mod
 
 
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
-    """The chat that a body holds."""
+    """Return the body's chat as a request."""
     request_id = f"prompt-{uuid.uuid4().hex}"
     return await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
 
@@ -218,7 +218,7 @@ async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
 def _tokenized(
     body: TokenizeBody, token_ids: Sequence[int], pieces: Sequence[bytes], max_context: int
 ) -> dict[str, Any]:
-    """The answer of ``/tokenize``."""
+    """Return the response of ``/tokenize``."""
     answer: dict[str, Any] = {
         "tokens": _with_pieces(token_ids, pieces) if body.with_pieces else token_ids,
         "count": len(token_ids),
@@ -230,7 +230,7 @@ def _tokenized(
 
 
 def _with_pieces(token_ids: Sequence[int], pieces: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Ids with their text, or with their bytes where these are no whole characters."""
+    """Return ids with their text, or with their bytes if these are not whole characters."""
     return [{"id": token_id, "piece": _piece(piece)} for token_id, piece in zip(token_ids, pieces, strict=True)]
 
 
@@ -248,7 +248,7 @@ def _answer(
     written: bytes,
     left_out: Sequence[str] = (),
 ) -> Response[bytes]:
-    """An answer in JSON, its model noted in the log; ``left_out`` is what the model could not honour."""
+    """Return a JSON response and log its model; ``left_out`` are the fields that the model does not support."""
     request.scope[RECORD_KEY].model = model.name  # type: ignore[literal-required]
     headers = dict(decoded.headers(left_out))
     return Response(written, media_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""Tools, tool choice and reasoning on the wire -> values of :mod:`enginehouse.contract.types`."""
+"""Converts tools, tool choice and reasoning fields to values of :mod:`enginehouse.contract.types`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # OpenAI's and dots, which names of MCP servers' tools have
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # OpenAI's and dots, which MCP servers use in tool names
 
 
 @frozen(kw_only=True)
 class FunctionBody:
-    """A function. Calls that are required match ``parameters`` in any case, others with ``strict``."""
+    """A function. Required calls always match ``parameters``; other calls do with ``strict``."""
 
     name: str
     description: str | None = None
@@ -48,7 +48,7 @@ class ToolBody:
 
 
 def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None) -> ToolUse | None:
-    """The tools and how they may be used; None without any.
+    """Return the tools and their permitted use; None without tools.
 
     Raises:
         InvalidRequest: a tool is malformed, or the choice does not fit the tools.
@@ -78,7 +78,7 @@ def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None)
 
 
 def find_ignored_in_tools(tools: Any) -> Iterator[str]:
-    """Paths of unknown fields."""
+    """Yield paths of unknown fields."""
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, Mapping):
             yield from _unknown(tool, ToolBody, f"tools[{index}]")
@@ -88,7 +88,7 @@ def find_ignored_in_tools(tools: Any) -> Iterator[str]:
 
 
 def find_ignored_in_choice(choice: Any) -> Iterator[str]:
-    """Paths of unknown fields in ``tool_choice``."""
+    """Yield paths of unknown fields in ``tool_choice``."""
     if isinstance(choice, Mapping):
         kind = choice.get("type")
         yield from (f"tool_choice.{name}" for name in choice if name not in ("type", kind))
@@ -141,7 +141,7 @@ _Named = tuple[tuple[str, str], ...]
 
 
 def _read_choice(choice: Any) -> tuple[_Mode, _Named | None]:
-    """How to choose, and the only functions that may be called; None is all."""
+    """Return the mode and the only functions that may be called; None means all."""
     if choice is None:
         return "auto", None
     if choice in ("auto", "none", "required"):
@@ -156,7 +156,7 @@ def _read_choice(choice: Any) -> tuple[_Mode, _Named | None]:
 
 
 def _read_allowed(allowed: Any, path: str) -> tuple[_Mode, _Named]:
-    """The member ``allowed_tools``, which has the type's name."""
+    """Read the member ``allowed_tools``, named like the type."""
     if not isinstance(allowed, dict):
         raise InvalidRequest(f"{path}: must be an object", path)
     mode, tools = allowed.get("mode"), allowed.get("tools")
@@ -206,7 +206,7 @@ def check_template_variables(variables: Mapping[str, Any]) -> None:
     """Check the field ``chat_template_kwargs``.
 
     Raises:
-        InvalidRequest: a name is reserved or can be no variable, or there is too much.
+        InvalidRequest: a name is reserved or not a valid variable name, or the data is too large.
     """
     for name in variables:
         path = f"chat_template_kwargs.{name[:100]}"
@@ -226,13 +226,13 @@ def check_template_variables(variables: Mapping[str, Any]) -> None:
 def read_thinking(
     enabled: bool | None, effort: Effort | None, budget: int | None, variables: Mapping[str, Any]
 ) -> Thinking:
-    """What a request says about reasoning.
+    """Return the reasoning options of a request.
 
     Args:
-        budget: -1 is no limit.
+        budget: -1 means no limit.
 
     Raises:
-        InvalidRequest: one name says yes and another one no.
+        InvalidRequest: one field enables reasoning and another one disables it.
     """
     said: dict[str, bool] = {} if enabled is None else {"enable_thinking": enabled}
     for name in _SWITCHES:

@@ -1,8 +1,7 @@
-"""Request fields that are known but cannot be honoured yet: refused by name and with the reason, never
-dropped in silence.
+"""Known but unsupported request fields: refused by name and with the reason, never silently dropped.
 
-A field passes when its value asks for nothing (``"tools": []``). A field that an installed plugin
-declares is not looked at here.
+A field is accepted if its value has no effect (``"tools": []``). Fields declared by an installed plugin are not checked
+here.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ __all__ = ["find_unsupported", "is_known", "refuse", "refused_fields"]
 
 _NOT_YET = "this server does not support this parameter yet"
 
-# Why, and field name to the values that ask for nothing.
+# Reason, and field name to the values without effect.
 _GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
     (
         "only chats take this parameter",
@@ -96,7 +95,7 @@ _REASONS = {name: reason for reason, fields in _GROUPS for name in fields}
 
 
 def find_unsupported(data: Mapping[str, Any], declared: Collection[str], supported: Collection[str]) -> list[str]:
-    """Names in ``data`` that ask for something that cannot be honoured.
+    """Return names in ``data`` that request something unsupported.
 
     Args:
         data: the request, without null members.
@@ -111,17 +110,17 @@ def find_unsupported(data: Mapping[str, Any], declared: Collection[str], support
 
 
 def refuse(path: str) -> UnsupportedParameter:
-    """The refusal of one field, or of a part of one."""
+    """Return the refusal of a field or a part of one."""
     return UnsupportedParameter(f"{path}: {_REASONS.get(path, _NOT_YET)}", path)
 
 
 def refused_fields(honoured: Collection[str]) -> dict[str, str]:
-    """The known fields apart from ``honoured``, each with the reason why it is refused."""
+    """Return the known fields other than ``honoured``, each with the reason for its refusal."""
     return {name: reason for name, reason in _REASONS.items() if name not in honoured}
 
 
 def is_known(name: str) -> bool:
-    """Whether a field is known, so that it is not listed as ignored."""
+    """Return True if a field is known, so that it is not listed as ignored."""
     return name in _OFF
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of this very server: made from the classes that decode requests, and from its plugins."""
+"""The OpenAPI document of this server: built from the classes that decode requests, and from its plugins."""
 
 from __future__ import annotations
 

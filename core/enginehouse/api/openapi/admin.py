@@ -26,7 +26,7 @@ def _list_of(items: JsonSchema) -> JsonSchema:
 
 
 def _many(items: JsonSchema) -> JsonSchema:
-    """OpenAI's way of listing."""
+    """Return the schema of OpenAI's list object."""
     return object_of(object={"const": "list"}, data=_list_of(items))
 
 
@@ -167,7 +167,7 @@ _EMPTY: JsonSchema = {"type": "object", "maxProperties": 0}
 
 
 def admin_paths() -> dict[str, Any]:
-    """Address to operations; all of them need the scope ``admin``, ``/metrics`` needs ``metrics``."""
+    """Return path to operations; all require the scope ``admin``, ``/metrics`` the scope ``metrics``."""
     model, request = (
         _parameter("model_id", "A name or alias; it may hold slashes."),
         _parameter("request_id", "Its id."),

@@ -1,4 +1,4 @@
-"""What this server sends: whole answers, chunks of streams, errors. Written by hand; tests hold the server to it."""
+"""Schemas of responses, stream chunks and errors. Written by hand; tests check them against the server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
 
 
 def object_of(optional: dict[str, JsonSchema] | None = None, /, **members: JsonSchema) -> JsonSchema:
-    """An object: ``members`` are always there, ``optional`` ones not."""
+    """Return an object schema: ``members`` are required, ``optional`` ones are not."""
     return {"type": "object", "properties": {**members, **(optional or {})}, "required": list(members)}
 
 
 def reference(name: str) -> JsonSchema:
-    """The component of that name."""
+    """Return a reference to the component of that name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 

@@ -1,4 +1,4 @@
-"""The whole document: addresses, and what is sent and answered there."""
+"""The complete document: paths, requests and responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ defaults, names and shapes differ, what can be asked does not."""
 
 _ROOT = [{"url": "/"}]
 
-# Status to what it means, for operations that read a body.
+# Status to description, for operations that read a body.
 _REFUSALS = {
     400: "The request is malformed, or asks for what cannot be done.",
     401: "Keys are configured, and none of them was given.",
@@ -52,9 +52,9 @@ _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     504: ("The answer did not begin within 60 s.", None, "timeout_error", "first_token_timeout"),
     507: ("The model 'x' needs 9.0 GiB of memory.", None, "server_error", "model_too_large"),
 }
-# Of generating addresses only.
+# Of generation paths only.
 _TIMEOUTS = {504: "The answer did not begin, or did not end, in the time that it may take."}
-# Of addresses for operators only.
+# Of admin paths only.
 _CONFLICTS = {
     409: "What is going on, or the model's settings, contradict the order.",
     507: "The model needs more memory than there may ever be for it.",
@@ -71,12 +71,12 @@ _DETAILS = {
 def build_document(
     samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings, root_path: str = ""
 ) -> dict[str, Any]:
-    """An OpenAPI 3.1 document as plain data.
+    """Return an OpenAPI 3.1 document as plain data.
 
     Args:
-        samplers: plugins whose request fields are shown with those of core.
-        limits: bounds of this server.
-        root_path: path below which a proxy shows this server.
+        samplers: plugins whose request fields are included with those of core.
+        limits: limits of this server.
+        root_path: path prefix under which a proxy exposes this server.
     """
     document = _document(samplers, limits)
     for holder in (document, *document["paths"].values()):
@@ -166,7 +166,7 @@ def _server_paths() -> dict[str, Any]:
 
 
 def _post(name: str, summary: str, request: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
-    """A path with one operation that reads a body; ``chunk`` where it can be streamed."""
+    """Return a path with one operation that reads a body; ``chunk`` is given if it can be streamed."""
     content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
     generates = chunk is not None
     operation = _operation(name, summary, content, (*_REFUSALS, *_TIMEOUTS) if generates else tuple(_REFUSALS))
@@ -189,7 +189,7 @@ def _examples(request: str) -> dict[str, Any]:
 
 
 def _keep_within(limits: LimitsSettings, paths: dict[str, Any]) -> dict[str, Any]:
-    """Make the examples ones that this server accepts."""
+    """Adapt the examples to the limits of this server."""
     most = {"max_tokens": limits.max_tokens, "n": limits.max_choices, "best_of": limits.max_choices}
     for item in paths.values():
         for example in item["post"]["requestBody"]["content"]["application/json"]["examples"].values():
@@ -214,7 +214,7 @@ def _json(component: str) -> dict[str, Any]:
 
 
 def _events(chunk: str) -> dict[str, Any]:
-    """A stream. OpenAPI 3.1 knows no schema of events, so it stands in a field of ours."""
+    """Return the description of a stream. OpenAPI 3.1 has no event schemas, so they are in an extension field."""
     description = (
         f"Events `data: <{chunk}>`, at the end `data: [DONE]`; or `data: <Error>` where the answer breaks off."
     )

@@ -1,4 +1,4 @@
-"""Requests that this server answers; tests send every one of them."""
+"""Example requests; tests send every one of them."""
 
 from __future__ import annotations
 
@@ -97,4 +97,4 @@ REQUEST_EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "RouteRequest": {"A chat": {"messages": _MESSAGES}},
     "ApplyTemplateRequest": {"A chat": {"messages": _MESSAGES}},
 }
-"""Component name to examples by their titles; each runs on any model."""
+"""Component name to examples by title; each runs on any model."""

@@ -1,6 +1,6 @@
-"""An attrs class that decodes JSON -> the JSON Schema of what it takes.
+"""Converts an attrs class that decodes JSON to the JSON Schema of its input.
 
-Types, validators, defaults and docstrings become keywords. Knows no endpoint.
+Types, validators, defaults and docstrings become keywords. Does not know any endpoint.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _BOUNDS = {">=": "minimum", "<=": "maximum", ">": "exclusiveMinimum", "<": "excl
 
 @define
 class ClassSchemas:
-    """Makes schemas of classes; nested ones become components.
+    """Builds schemas of classes; nested ones become components.
 
     Attributes:
-        known: by class and attribute, keywords that its annotation cannot say: what ``Any`` stands for, lengths.
-        components: name to schema; grows.
+        known: by class and attribute, keywords that its annotation does not express: the types behind ``Any``, lengths.
+        components: name to schema; filled by the methods.
     """
 
     known: Mapping[tuple[str, str], JsonSchema]
     components: dict[str, JsonSchema] = field(factory=dict)
 
     def object_schema(self, cls: type[Any], *, drops_nulls: bool = True) -> JsonSchema:
-        """The schema of one class.
+        """Return the schema of one class.
 
         Args:
-            drops_nulls: null members are taken as absent; else only where their annotation says so.
+            drops_nulls: allow null for all optional members; otherwise only for those annotated so.
         """
         attrs.resolve_types(cls)
         texts = attribute_texts(cls)
@@ -76,7 +76,7 @@ class ClassSchemas:
         return schema
 
     def _keywords(self, cls: type[Any], name: str) -> JsonSchema:
-        """What is known of an attribute that ``cls`` or a base of it defines."""
+        """Return the known keywords of an attribute that ``cls`` or one of its bases defines."""
         return next(
             (self.known[base.__name__, name] for base in cls.__mro__ if (base.__name__, name) in self.known), {}
         )
@@ -102,13 +102,13 @@ class ClassSchemas:
     def _reference(self, cls: type[Any], drops_nulls: bool) -> JsonSchema:
         name = cls.__name__.removesuffix("Body")
         if name not in self.components:
-            self.components[name] = {}  # a class may hold itself
+            self.components[name] = {}  # a class may contain itself
             self.components[name] = self.object_schema(cls, drops_nulls=drops_nulls)
         return {"$ref": f"#/components/schemas/{name}"}
 
 
 def attribute_texts(cls: type[Any]) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of each attribute."""
+    """Return the descriptions of attributes from the docstrings of a class and its bases."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
@@ -123,7 +123,7 @@ def _summary(cls: type[Any]) -> str:
 
 
 def _bounds(validator: Any, kind: Any) -> Iterator[tuple[str, Any]]:
-    """Keywords of attrs' own validators, however they are nested; ``kind`` is the type of the value."""
+    """Yield keywords for attrs' own validators, at any nesting; ``kind`` is the type of the value."""
     if (operator := getattr(validator, "compare_op", None)) in _BOUNDS:
         yield _BOUNDS[operator], validator.bound
     if (options := getattr(validator, "options", None)) is not None:
@@ -137,7 +137,7 @@ def _bounds(validator: Any, kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _any_of(options: list[JsonSchema]) -> JsonSchema:
-    """A union; plain types are listed in one ``type``."""
+    """Return a union; plain types are listed in one ``type``."""
     others = [option for option in options if option != {"type": "null"}]
     has_null = len(others) < len(options)
     schema = others[0] if len(others) == 1 else {"anyOf": others}
@@ -156,5 +156,5 @@ def _or_null(schema: JsonSchema) -> JsonSchema:
 
 
 def _is_shown_default(default: Any) -> bool:
-    """Whether a default says something to a reader; factories, empty texts and classes do not."""
+    """Return True if a default is informative; factories, empty texts and classes are not."""
     return isinstance(default, bool | int | float | str) and default != ""

@@ -1,4 +1,4 @@
-"""What request bodies look like where the annotations of their classes do not say it."""
+"""Schemas of request bodies, for the parts that the annotations of their classes do not express."""
 
 from __future__ import annotations
 
@@ -177,11 +177,11 @@ _TEXTS: dict[tuple[str, str], str] = {
     ("ChatBody", "reasoning_effort"): "How hard to think, for templates that know efforts; `none` is not at all.",
     ("DetokenizeBody", "model"): "A name or alias of `/models`; the first configured model without it.",
 }
-"""What members mean whose class does not say it in words that stand for themselves."""
+"""Descriptions of members whose class docstring has none, or none that can be read on its own."""
 
 
 def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
-    """By class and attribute, what its annotation cannot say."""
+    """Return keywords that annotations do not express, by class and attribute."""
     most_tokens: JsonSchema = {} if limits.max_tokens is None else {"maximum": limits.max_tokens}
     return {
         ("ParameterFields", "logit_bias"): {
@@ -236,7 +236,7 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
 
 
 def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, JsonSchema]:
-    """Component name to schema: every request body and what it holds. Sampler plugins add their fields."""
+    """Return component name to schema for every request body and its parts. Sampler plugins add their fields."""
     known = _known(limits)
     for key, text in _TEXTS.items():
         known[key] = {**known.get(key, {}), "description": text}
@@ -265,7 +265,7 @@ def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSetting
 
 
 def _keep_effective(body_class: type[ChatBody], schema: JsonSchema) -> None:
-    """Leave out fields that are taken, but have no effect."""
+    """Remove fields that are accepted but have no effect."""
     names = [attribute.name for attribute in attrs.fields(body_class)]
     for name in body_class.find_ignored(dict.fromkeys(names)):
         schema["properties"].pop(name, None)

@@ -1,4 +1,4 @@
-"""``GET /schema``: the document as JSON, made when it is first asked for.
+"""``GET /schema``: the document as JSON, built on first request.
 
 There is no page to browse it: those that Litestar offers load their code from other servers.
 """
@@ -18,7 +18,7 @@ __all__ = ["schema_route"]
 
 
 def schema_route(state: ApiState) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
 
     @functools.cache
     def encoded() -> bytes:

@@ -1,11 +1,11 @@
-"""Values that cross module borders.
+"""Values shared between packages.
 
-Two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without code of
-ours); values that stay in the parent process are frozen attrs classes. Nothing here imports other
-modules of ours, opens files or knows HTTP.
+There are two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without our own
+code); values that stay in the parent process are frozen attrs classes. Nothing here imports other modules of
+Enginehouse, opens files or knows HTTP.
 
-Words: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token
-stream behind a choice; a *step* is one scheduler turn; a *batch* is the sequences of one forward pass.
+Terms: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token stream of a
+choice; a *step* is one scheduler iteration; a *batch* is the sequences of one forward pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chats: messages and what stands in them, tools, and how to think."""
+"""Chats: messages and their parts, tools, and reasoning options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Chat", "Image", "MediaPart", "Message", "Thinking", "Tool", "ToolCal
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A chat that is not rendered, for engines that take messages; they also find calls and reasoning in answers."""
+    """A chat that is not rendered, for engines that take messages and parse tool calls and reasoning themselves."""
 
     messages: tuple[Message, ...]
     tool_use: ToolUse | None = None
@@ -21,7 +21,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @frozen(kw_only=True)
 class ToolCall:
-    """A call in an assistant's message. ``arguments`` is JSON text as the model wrote it, so it may be damaged."""
+    """A call in an assistant's message. ``arguments`` is JSON text as the model wrote it, possibly malformed."""
 
     id: str
     name: str
@@ -29,12 +29,12 @@ class ToolCall:
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True, tag="media"):
-    """A part of a message that is no text, as the client wrote it: unread, so of any form.
+    """A non-text part of a message as the client wrote it, not validated.
 
     Attributes:
         kind: such as ``image_url``.
-        value: what stands under that name in the part.
-        param: where the part stands in the request, for errors.
+        value: value of that key in the part.
+        param: path of the part in the request, for errors.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True, tag="media"):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
-    """A checked image. ``media_type`` is what the bytes really are; ``detail`` is how closely to look, if said."""
+    """A validated image. ``media_type`` is the detected type; ``detail`` is the requested resolution, if given."""
 
     media_type: str
     data: bytes
@@ -55,11 +55,11 @@ class Message:
     """One chat message. Text parts are already joined; ``name`` is the optional author name.
 
     Attributes:
-        parts: texts and others in their order, where a message holds others; else empty.
-        verbatim: ranges of characters of the content that no compressor may touch, as the client says.
-        reasoning: what an assistant thought before its content; None when not known.
+        parts: texts and other parts in their order, if there are other parts; else empty.
+        verbatim: character ranges of the content that compressors must not change, as given by the client.
+        reasoning: an assistant's reasoning before its content; None if unknown.
         tool_calls: the calls of an assistant's message.
-        tool_call_id: which call a message of the role ``tool`` answers.
+        tool_call_id: id of the call that a message of the role ``tool`` answers.
     """
 
     role: str
@@ -77,10 +77,10 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON Schema of its arguments, an object; without any, it takes no arguments.
-        definition: all of it in OpenAI's form, as the client wrote it; templates show this.
-        strict: calls of the model's own choice must match ``parameters`` as well.
-        param: where the function stands in the request, for errors.
+        parameters: JSON Schema of its arguments, an object; without properties, it takes no arguments.
+        definition: the complete tool in OpenAI's format, as the client wrote it; used by templates.
+        strict: ``parameters`` are enforced also for calls that the model makes of its own choice.
+        param: path of the function in the request, for errors.
     """
 
     name: str
@@ -95,11 +95,11 @@ class ToolUse:
     """The tools of a request and how they may be used.
 
     Attributes:
-        tools: with different names, at least one.
-        choice: ``required`` is at least one call, ``none`` hides the tools from the model.
-        only: the one function that must be called; with ``required``.
-        allowed: names of the functions that may be called; None is all. The model is shown no others.
-        parallel: whether one answer may hold several calls; None is what suits the model.
+        tools: at least one, with distinct names.
+        choice: ``required`` demands at least one call, ``none`` hides the tools from the model.
+        only: the one function that must be called; only with ``required``.
+        allowed: names of the functions that may be called; None is all. Others are not shown to the model.
+        parallel: whether one answer may contain several calls; None is the model's default.
     """
 
     tools: tuple[Tool, ...]
@@ -122,12 +122,12 @@ class ToolUse:
 
 @frozen(kw_only=True)
 class Thinking:
-    """What a request says about reasoning. None is "not given".
+    """Reasoning options of a request. None is "not given".
 
     Attributes:
-        enabled: whether the model reasons, where it has the choice.
-        budget: most tokens of reasoning; None is no limit.
-        effort: how hard to think, for templates that know efforts.
+        enabled: turns reasoning on or off, if the model supports it.
+        budget: maximum number of reasoning tokens; None is no limit.
+        effort: reasoning effort, for templates that support it.
     """
 
     enabled: bool | None = None

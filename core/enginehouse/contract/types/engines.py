@@ -1,4 +1,4 @@
-"""What is known about an opened model and its engine, and how that schedules."""
+"""Information about an opened model, and its engine's capabilities, settings and statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EngineCapabilities", "EngineSettings", "EngineStats", "ModelInfo"]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is doing now; counts, and KV positions in tokens."""
+    """Current statistics of an engine; counts, and KV positions in tokens."""
 
     num_waiting: int = 0
     num_running: int = 0
@@ -24,18 +24,18 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine makes of request parameters. Said by the process that runs the model, which alone knows.
+    """Request parameters that an engine supports, reported by the process that runs the model.
 
     Attributes:
-        takes_messages: chats come as :class:`Chat` instead of rendered prompts; templates, tool calls and reasoning are
-            the engine's. It then names every parameter about these in ``native`` or ``refused``.
-        native: parameters that the model's library applies by itself: fields of :class:`SamplingParams` and
-            :class:`StopParams`, or any other by the name that clients write.
-        refused: such a parameter to why this engine cannot apply it.
-        samplers: sampler plugins at work; None is all that the server has.
-        constraint_kinds: what kinds of constraints it enforces.
+        takes_messages: chats are passed as :class:`Chat` instead of rendered prompts; the engine handles templates,
+            tool calls and reasoning. It then lists every parameter about these in ``native`` or ``refused``.
+        native: parameters that the model's library applies itself: fields of :class:`SamplingParams` and
+            :class:`StopParams`, or any other by its name in requests.
+        refused: unsupported parameter to the reason.
+        samplers: active sampler plugins; None is all of the server's.
+        constraint_kinds: kinds of constraints that it enforces.
         constraint_problem: why it enforces no others.
-        media: what messages may hold besides text; only where ``takes_messages``.
+        media: content types of messages besides text; only if ``takes_messages``.
     """
 
     takes_messages: bool = False
@@ -48,21 +48,21 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent process must know about an opened model.
+    """Information about an opened model for the parent process.
 
     Attributes:
         backend: name of the backend that opened it.
         max_context: longest sequence (prompt plus answer) in tokens.
         vocab_size: number of logits in a row.
         chat_templates: Jinja sources by name; ``default`` is the usual one. Empty: the fallback is used.
-        special_tokens: control-token string to id; user text never forms these.
-        bos_token: text of the begin-of-sequence token, "" when there is none.
-        eos_token: text of the end-of-sequence token, "" when there is none.
-        infill_tokens: control tokens before the text before a gap, before the text after it, and at the end, where
-            the model's file names them; else empty.
-        engine: what its engine makes of request parameters; filled in by core where core's engine runs it.
+        special_tokens: control-token string to id; user text never becomes one of these.
+        bos_token: text of the begin-of-sequence token, "" if there is none.
+        eos_token: text of the end-of-sequence token, "" if there is none.
+        infill_tokens: control tokens before the prefix, before the suffix and at the end of an infill prompt, if the
+            model's file names them; else empty.
+        engine: capabilities of its engine; filled in by core if core's engine runs it.
         generation_defaults: request fields that the model's own files recommend, such as ``temperature``.
-        metadata: anything worth showing (architecture, quantisation, parameter count), as strings.
+        metadata: descriptive values (architecture, quantisation, parameter count), as strings.
     """
 
     backend: str
@@ -79,16 +79,18 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How :class:`enginehouse.engine.loop.StepEngine` schedules.
+    """Scheduler settings of :class:`enginehouse.engine.loop.StepEngine`.
 
     Attributes:
-        slots: sequences that decode at once.
-        max_queue: requests that wait; one more is refused.
-        max_queue_tokens: tokens of their prompts; a request that brings more is refused, unless none waits.
-        max_queue_per_caller: requests of one named caller that wait; None is a share of ``max_queue``.
-        prefill_chunk_tokens: most prompt tokens in a step that other sequences decode in; None is the runner's choice.
-        max_prefill_tokens: most prompt tokens in a step that nothing decodes in; None is twice the runner's chunk.
-        prefix_cache: keep finished sequences for requests that share a beginning.
+        slots: sequences that decode concurrently.
+        max_queue: maximum number of waiting requests; further ones are refused.
+        max_queue_tokens: maximum number of waiting prompt tokens; a request that exceeds it is refused, unless none
+            waits.
+        max_queue_per_caller: maximum number of waiting requests of one named caller; None is a share of ``max_queue``.
+        prefill_chunk_tokens: maximum prompt tokens in a step in which other sequences decode; None is the runner's
+            choice.
+        max_prefill_tokens: maximum prompt tokens in a step without decoding; None is twice the runner's chunk.
+        prefix_cache: keep finished sequences for requests with the same prefix.
     """
 
     slots: int = 8

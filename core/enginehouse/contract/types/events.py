@@ -1,4 +1,4 @@
-"""What an engine says of a request, step by step."""
+"""Events that an engine reports about a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 FinishReason = Literal["stop", "length", "content_filter"]
-"""``content_filter``: a remote engine left the rest of the answer out; engines of ours never do."""
+"""``content_filter``: a remote engine withheld the rest of the answer; local engines never report it."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +36,7 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The drawn token of one position and the most probable alternatives, best first."""
+    """The sampled token of one position and the most probable alternatives, best first."""
 
     token_id: int
     token: bytes
@@ -45,10 +45,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of a choice that are drawn and not visible: their text waits for the rest of a character or stop string.
+    """Sampled but not yet visible tokens of a choice: their text may be part of a character or stop string.
 
     Attributes:
-        logprobs: one entry per token id when the request asked for them.
+        logprobs: one entry per token id if the request asked for them.
     """
 
     token_ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkCounts(msgspec.Struct, frozen=True, array_like=True):
-    """What a request has spent and saved in its worker so far; the counts of :class:`RequestFinished`."""
+    """Speculation and early exit counts of a request in its worker so far, as in :class:`RequestFinished`."""
 
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -67,20 +67,20 @@ class WorkCounts(msgspec.Struct, frozen=True, array_like=True):
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """New text of one choice.
 
-    With ``held`` and ``probabilities`` a reader knows all that the choice's state is made of (see :class:`Resume`),
-    with ``work`` what has been counted.
+    ``held`` and ``probabilities`` complete the state of the choice (see :class:`Resume`); ``work`` carries the counts
+    so far.
 
     Attributes:
         choice: index of the choice, 0-based.
-        text: whole characters, never part of a stop string; may be empty when only tokens are reported.
+        text: whole characters, never part of a stop string; may be empty if only tokens are reported.
         token_ids: the tokens that became visible with this text.
-        logprobs: one entry per token id when the request asked for them.
-        held: what is drawn and still invisible after this text; None when nothing is.
-        probabilities: of the tokens drawn since the choice's last event, where a sampler follows its own draws; None
-            stands for a token that was not drawn.
-        exit_layers: how many layers each of ``token_ids`` ran through, where a model is left early; None stands for a
-            token that was not drawn.
-        work: the request's counts, of all choices; None where nothing is drafted and no layer skipped.
+        logprobs: one entry per token id if the request asked for them.
+        held: tokens that are sampled but still invisible after this text; None if there are none.
+        probabilities: of the tokens sampled since the choice's last event, if a sampler depends on previous draws; None
+            for a token that was not sampled.
+        exit_layers: number of layers that each of ``token_ids`` ran through, for models with early exit; None for a
+            token that was not sampled.
+        work: the request's counts, over all choices; None without drafting and early exit.
     """
 
     choice: int
@@ -94,19 +94,19 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):
-    """New reasoning of one choice, from an engine that takes messages."""
+    """New reasoning text of one choice, from an engine that takes messages."""
 
     choice: int
     text: str
 
 
 class CallDelta(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """A piece of one tool call of one choice, from an engine that takes messages.
+    """A fragment of one tool call of one choice, from an engine that takes messages.
 
     Attributes:
         call: index of the call in its choice, 0-based and without gaps.
         arguments: the next part of the arguments; may be empty.
-        name: of the function, in the first piece of a call and only there.
+        name: of the function, in the first fragment of a call and only there.
     """
 
     choice: int
@@ -116,11 +116,11 @@ class CallDelta(msgspec.Struct, frozen=True, array_like=True, tag="call"):
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice"):
-    """A choice ended. ``num_tokens`` counts all generated tokens, hidden ones (stop text, end tokens) too.
+    """End of a choice. ``num_tokens`` counts all generated tokens, including hidden ones (stop text, end tokens).
 
-    ``stop_reason`` is the stop string or end token id that ended it, or None for ``length`` and when a
-    constraint was complete. ``num_reasoning_tokens`` are those of ``num_tokens`` between reasoning markers,
-    ``num_forced_tokens`` those that a constraint forced, so that they were not sampled.
+    ``stop_reason`` is the stop string or end token id that ended it, or None for ``length`` and if a constraint was
+    complete. ``num_reasoning_tokens`` counts those of ``num_tokens`` between reasoning markers, ``num_forced_tokens``
+    those that a constraint forced, so that they were not sampled.
     """
 
     choice: int
@@ -132,9 +132,10 @@ class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice")
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
-    """Log-probabilities of prompt tokens, in pieces and in order, from the second token on.
+    """Log-probabilities of prompt tokens, in several events and in order, from the second token on.
 
-    ``ranks`` says of each token how many are at least as probable, itself included: 1 is the most probable one.
+    ``ranks`` holds for each token the number of tokens that are at least as probable, itself included: 1 is the most
+    probable.
     """
 
     entries: tuple[TokenLogprob, ...]
@@ -142,11 +143,11 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt")
 
 
 class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
-    """Where a prompt leaves the kept sequence of its namespace that it shares the most with.
+    """First difference between a prompt and the cached sequence of its namespace with the longest common prefix.
 
     Attributes:
         index: of the first prompt token that differs, 0-based.
-        expected: bytes of the token that the kept sequence has there; None: it ends there.
+        expected: bytes of the cached sequence's token there; None if it ends there.
         got: bytes of the prompt's token.
     """
 
@@ -159,16 +160,16 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     """The last event of a request. Times are in seconds, measured in the worker.
 
     Attributes:
-        num_prompt_tokens: tokens of the prompt, counted once however many choices.
-        num_cached_tokens: of these, how many were reused from the prefix cache.
-        num_completion_tokens: generated tokens over all choices, hidden ones too.
-        num_forced_tokens: of these, how many a constraint forced, so that they were not sampled.
-        num_drafted_tokens: guesses of drafters that were computed.
-        num_accepted_tokens: of these, how many were right, so that they cost no forward pass of their own.
-        num_early_exit_tokens: generated tokens that left the model before its last layer.
-        num_skipped_layers: layers that these did not run through, all together.
-        num_loaded_tokens: of the cached tokens, how many came from the disk tier.
-        cache_miss: why no more of the prompt was cached; None when nothing was kept, or nothing differs.
+        num_prompt_tokens: tokens of the prompt, counted once for all choices.
+        num_cached_tokens: prompt tokens that were reused from the prefix cache.
+        num_completion_tokens: generated tokens over all choices, including hidden ones.
+        num_forced_tokens: generated tokens that a constraint forced, so that they were not sampled.
+        num_drafted_tokens: draft tokens that were computed.
+        num_accepted_tokens: draft tokens that were accepted, so that they needed no forward pass of their own.
+        num_early_exit_tokens: generated tokens that exited the model before its last layer.
+        num_skipped_layers: total number of layers that these tokens did not run through.
+        num_loaded_tokens: cached tokens that came from the disk tier.
+        cache_miss: why no more of the prompt was cached; None if nothing was cached, or nothing differs.
     """
 
     num_prompt_tokens: int

@@ -1,4 +1,4 @@
-"""What a request says about drawing, stopping, reasoning and the form of its answers."""
+"""Request parameters for sampling, stopping, reasoning and structured output."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["Constraint", "ConstraintKind", "ReasoningParams", "SamplingParams", 
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn. Defaults mean "off".
+    """Sampling parameters. Defaults mean "off".
 
     Attributes:
         temperature: 0 is greedy.
         top_k: keep the k most probable tokens; 0 is off.
         top_p: keep the smallest set of tokens, at least one, whose probability reaches this; 1.0 is off.
         min_p: keep tokens with at least this share of the most probable token's probability; 0 is off.
-        repetition_penalty: divides positive and multiplies negative logits of seen tokens (prompt and
-            answer); 1.0 is off.
-        presence_penalty: subtracted once from tokens that the answer already holds.
+        repetition_penalty: divides positive and multiplies negative logits of seen tokens (prompt and answer); 1.0 is
+            off.
+        presence_penalty: subtracted once from tokens that the answer already contains.
         frequency_penalty: subtracted per occurrence in the answer.
         logit_bias: token id to value added to its logit; -100 or less bans, 100 or more forces.
-        seed: always set; the pipeline draws one when the client gives none, so that a sequence can be replayed.
-        num_logprobs: how many alternatives to report per token; None reports nothing, 0 the chosen token only.
+        seed: always set; the pipeline draws one if the client gives none, so that a sequence can be replayed.
+        num_logprobs: number of alternatives to report per token; None reports nothing, 0 the chosen token only.
         samplers: names of the steps that run, in order (``sampler``); None is all, in their own order.
         extensions: plugin name to that plugin's request fields, as plain data.
     """
@@ -43,14 +43,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a sequence ends.
+    """Conditions that end a sequence.
 
     Attributes:
         max_tokens: limit of the answer; None is the rest of the context, 0 only computes the prompt.
         stop: strings before which the text ends; matched on the decoded text.
         stop_token_ids: tokens that end the text like the model's own end tokens; never shown.
         min_tokens: no token ends the text before this many; stop strings may.
-        ignore_eos: go on after an end-of-generation token (its text stays hidden).
+        ignore_eos: continue after an end-of-generation token (its text stays hidden).
     """
 
     max_tokens: int | None = None
@@ -61,15 +61,17 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "composition"]
-"""What a constraint's text is: nothing, a JSON Schema, a regular expression, a JSON list of strings, a grammar, or
-a composition of such parts (:mod:`enginehouse.contract.composition`)."""
+"""Format of a constraint's text.
+
+An empty text, a JSON Schema, a regular expression, a JSON list of strings, a grammar (``lark``, ``gbnf``), or a
+composition of such parts (:mod:`enginehouse.contract.composition`)."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the answer's text must look like, from its first character (after reasoning) to its last.
+    """A constraint on the answer's text, from its first character (after reasoning) to its last.
 
     Attributes:
-        kind: how to read ``text``.
+        kind: format of ``text``.
         text: JSON for ``json_schema`` and ``choice``, the expression or grammar for the others.
         param: the request field it came from, for errors.
     """
@@ -80,13 +82,13 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the model marks its reasoning, and how much of it there may be.
+    """Reasoning markers of the model, and the reasoning budget.
 
     Attributes:
-        start: the marker that opens reasoning, when the model writes it itself.
-        end: the marker that closes it.
+        start: the marker that opens reasoning, if the model writes it itself.
+        end: the marker that closes reasoning.
         is_open: the prompt already ends inside reasoning.
-        budget: most tokens of reasoning; then it is closed by force. None is no limit.
+        budget: maximum number of reasoning tokens; then reasoning is closed by force. None is no limit.
     """
 
     start: str = "<think>"

@@ -1,4 +1,4 @@
-"""One request, before its model is chosen and as an engine gets it, and what it needs to go on elsewhere."""
+"""Requests: before the model is chosen, as an engine gets them, and the state to resume one elsewhere."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ __all__ = ["Compression", "EngineRequest", "GenerateRequest", "Resume", "Resumed
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of rendered prompt. Only in trusted text are control-token strings control tokens."""
+    """A piece of a rendered prompt. Control-token strings become control tokens only in trusted text."""
 
     text: str
     trusted: bool = False
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an engine gets: a rendered prompt and everything needed to answer it.
+    """A request for an engine: a rendered prompt and everything needed to answer it.
 
     Attributes:
-        request_id: unique among the requests that the engine holds.
+        request_id: unique among the requests in the engine.
         chat: instead of a prompt, for engines that take messages; else None.
-        segments: the rendered prompt; ignored when ``token_ids`` is given.
+        segments: the rendered prompt; ignored if ``token_ids`` is given.
         token_ids: a prompt given as ids.
-        add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for
-            rendered chats, whose template writes it.
+        add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for rendered
+            chats, whose template writes it.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
-        num_choices: how many answers to draw from one prefill.
-        shown_tokens: control-token strings whose text is shown all the same, for the answer is parsed for them.
-        reasoning: how this model marks its reasoning; None when it does not reason.
-        constraint: what every answer must look like, after any reasoning; enforced token by token.
-        prediction_token_ids: what the client expects as the answer; drafters may propose it.
+        num_choices: number of answers to generate from one prefill.
+        shown_tokens: control-token strings whose text is kept in the output, because parsers need them.
+        reasoning: reasoning markers of this model; None if it does not reason.
+        constraint: constraint on every answer, after any reasoning; enforced token by token.
+        prediction_token_ids: the answer that the client expects; drafters may propose it.
         priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
-        cache_prompt: reuse what other requests have computed, and keep what this one computes.
-        caller: whose request it is; within a priority, callers take turns.
-        queue_timeout_s: how long it may wait before it starts; None is no limit.
+        cache_prompt: reuse the cached prefixes of other requests, and cache the result of this one.
+        caller: name of the caller; within a priority, callers take turns.
+        queue_timeout_s: maximum time in the queue; None is no limit.
     """
 
     request_id: str
@@ -65,13 +65,13 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
-    """How far a choice has come.
+    """Progress of a choice.
 
     Attributes:
         choice: index of the choice, 0-based.
-        token_ids: everything drawn that its events told of: the visible tokens, then those held back.
-        held_logprobs: the log-probabilities of those held back, when the request asked for them.
-        probabilities: one per token where a sampler follows its own draws, else empty.
+        token_ids: all sampled tokens that its events reported: the visible ones, then the held ones.
+        held_logprobs: the log-probabilities of the held tokens, if the request asked for them.
+        probabilities: one per token if a sampler depends on previous draws, else empty.
     """
 
     choice: int
@@ -81,15 +81,15 @@ class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True):
-    """Where a request goes on that another worker, or the same one earlier, has answered in part.
+    """State to resume a partly answered request, in another worker or in the same one.
 
-    A sequence is its token ids, and a draw depends on nothing but its position: from these an engine goes on with the
-    same answer, and reports nothing again that it has reported before.
+    A sequence is its token ids, and a draw depends only on its position: from these an engine continues the same
+    answer, and does not report again what was already reported.
 
     Attributes:
         choices: those that have not ended, in order.
         num_scored: prompt tokens whose log-probabilities were reported.
-        is_thinking_stopped: somebody asked for the reasoning to be closed.
+        is_thinking_stopped: the forced end of the reasoning was requested.
     """
 
     choices: tuple[ResumedChoice, ...]
@@ -99,12 +99,12 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 
 @frozen(kw_only=True)
 class Compression:
-    """What a request says about shortening its prompt. None is "not given".
+    """Prompt compression options of a request. None is "not given".
 
     Attributes:
-        is_on: False leaves the prompt as it is, whatever the settings say.
+        is_on: False leaves the prompt unchanged, regardless of the settings.
         method: name of a compressor.
-        ratio: share of the tokens that is kept of what may be shortened; above 0, at most 1.
+        ratio: share of the compressible tokens that is kept; above 0, at most 1.
     """
 
     is_on: bool = True
@@ -114,29 +114,28 @@ class Compression:
 
 @frozen(kw_only=True)
 class GenerateRequest:
-    """One API call after decoding, before the model is chosen and rendered. None means "not given".
+    """One API call after decoding, before the model is chosen and the prompt rendered. None means "not given".
 
-    Exactly one of ``messages``, ``text`` and ``token_ids`` is set. ``sampling`` and ``stopping`` hold only
-    the fields that the client gave; the pipeline fills the rest from the model's, the profile's and the
-    built-in defaults.
+    Exactly one of ``messages``, ``text`` and ``token_ids`` is set. ``sampling`` and ``stopping`` hold only the fields
+    that the client gave; the pipeline fills the rest from the model's, the profile's and the built-in defaults.
 
     Attributes:
         request_id: shown to the client as the response id and in the log.
         sampling: :class:`SamplingParams` field name to value.
         stopping: :class:`StopParams` field name to value.
         extensions: plugin name to that plugin's request fields.
-        constraint: what every answer must look like; with tools, one that calls nothing.
+        constraint: constraint on every answer; with tools, on answers without a call.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
-        cache_prompt: reuse what other requests have computed, and keep what this one computes.
-        prediction: what the caller expects the answer to be, to be counted; it changes no answer.
-        compression: whether and how to shorten the prompt; None leaves that to the settings.
-        suffix: text that follows what is written, for models that fill gaps; only with ``text``.
+        cache_prompt: reuse the cached prefixes of other requests, and cache the result of this one.
+        prediction: the answer that the caller expects; its tokens are counted; it does not change the answer.
+        compression: prompt compression options; None uses the settings.
+        suffix: text after the generated text, for models that support infilling; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
-        profile: the API that the client speaks; its defaults apply behind the model's.
-        caller: whose request it is; callers take turns.
+        profile: the API of the client; its defaults apply after the model's.
+        caller: name of the caller; callers take turns.
         allowed_models: names of the models that the caller may use; None is all.
-        is_large: what is made of it may take long, so it is made beside the event loop.
+        is_large: preparing the request may take long, so it is done outside the event loop.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """The disk tier of the prefix cache: finished sequences as files, which survive a restart.
 
-``state_file`` is one file, ``state_folder`` all of them and their bound, ``pace`` what saving and loading cost,
-``tier`` decides what is saved, and ``recall`` brings it back. Files are read and written by threads of their own.
+``state_folder`` has the file format and the folder with its size limit; ``tier`` measures the costs of saving and
+loading, decides which sequences are saved, and loads them again. Files are read and written on separate threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Saved sequences on disk: one checksummed file each, in a folder with a size limit.
 
-A damaged, foreign or unfinished file is not loaded; files are written whole and renamed. Knows no runner: a state
-is bytes.
+A damaged, foreign or incomplete file is not loaded; files are written completely, then renamed. Does not know runners:
+a state is bytes.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ DIGEST_BYTES = 16
 _MAGIC = b"EHstate1"
 _HEAD = struct.Struct(f"<8s{DIGEST_BYTES}s{DIGEST_BYTES}sIQ")
 _TOKEN_BYTES = 4
-_MAX_TOKENS = 2**22  # no context is longer; a file may be larger than it has bytes on the disk
+_MAX_TOKENS = 2**22  # longer than any context; sparse files can claim any size
 
 
 class DamagedFile(Exception):
-    """A file is not what was written, or was written for something else; the text says which."""
+    """A file is damaged, or was written for another model; the message gives the reason."""
 
 
 @frozen(eq=False)
 class StateHead:
-    """What a file says of itself before the state.
+    """Header of a file, before the state.
 
     Attributes:
         model: digest of the model and of everything that its states depend on.
-        namespace: digest of the namespace; its text may hold what a client keeps secret.
+        namespace: digest of the namespace, whose text may contain secrets of a client.
         token_ids: (num_tokens,) int32.
         num_state_bytes: size of the runner's data.
     """
@@ -70,13 +70,13 @@ class StateHead:
         return _HEAD.size + _TOKEN_BYTES * len(self.token_ids) + self.num_state_bytes + DIGEST_BYTES
 
     def to_bytes(self) -> bytes:
-        """As it stands in the file."""
+        """Return the serialised header."""
         fixed = _HEAD.pack(_MAGIC, self.model, self.namespace, len(self.token_ids), self.num_state_bytes)
         return fixed + self.token_ids.astype("<i4").tobytes()
 
 
 def digest(*parts: bytes) -> bytes:
-    """A digest that no other parts have."""
+    """Return a digest of ``parts``; each part is prefixed by its length, so different parts do not collide."""
     whole = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))
@@ -85,19 +85,19 @@ def digest(*parts: bytes) -> bytes:
 
 
 def write_state(path: Path, head: StateHead, state: memoryview) -> None:
-    """Write a file that is there as a whole or not at all, readable for its owner only.
+    """Write a file atomically, readable only by its owner.
 
-    It is not forced to the disk: after a power cut a part may be missing, which the checksum shows.
+    It is not synced to the disk: after a power cut a part may be missing, which the checksum detects.
 
     Raises:
-        OSError: the disk is full, or the folder is gone; nothing is left behind.
+        OSError: the disk is full, or the folder is missing; no partial file remains.
     """
     first = head.to_bytes()
     checksum = blake2b(first, digest_size=DIGEST_BYTES)
     checksum.update(state)
     temporary = path.with_suffix(".tmp")
     try:
-        temporary.unlink(missing_ok=True)  # whatever it is: a pipe would keep us waiting
+        temporary.unlink(missing_ok=True)  # of any type: opening a pipe would block
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             for part in (first, state, checksum.digest()):
@@ -110,10 +110,10 @@ def write_state(path: Path, head: StateHead, state: memoryview) -> None:
 
 
 def read_head(path: Path, model: bytes) -> StateHead:
-    """What a file says of itself, without reading the state.
+    """Read the header of a file without the state.
 
     Raises:
-        DamagedFile: it is cut short, too long, no such file at all, or of another model.
+        DamagedFile: it is too short, too long, not a state file, or of another model.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
@@ -134,10 +134,10 @@ def read_head(path: Path, model: bytes) -> StateHead:
 
 
 def read_state(path: Path, head: StateHead) -> memoryview:
-    """The runner's data, checked; writable memory.
+    """Read and verify the runner's data; returns writable memory.
 
     Raises:
-        DamagedFile: something in the file has changed since it was written.
+        DamagedFile: the file has changed since it was written.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
@@ -154,14 +154,14 @@ def read_state(path: Path, head: StateHead) -> memoryview:
 
 
 MIN_SAVED_TOKENS = 64
-"""Shorter sequences are not saved: computing them again takes about as long as opening a file."""
+"""Minimum length of saved sequences: recomputing fewer tokens takes about as long as opening a file."""
 
 _SUFFIX = ".state"
 _log = logging.getLogger(__name__)
 
 
 class FolderTaken(Exception):
-    """Another process keeps its states in this folder."""
+    """Another process uses this folder."""
 
 
 @define(eq=False)
@@ -169,7 +169,7 @@ class SavedState:
     """One file.
 
     Attributes:
-        last_used: seconds since the epoch, as the file has it.
+        last_used: seconds since the epoch, the modification time of the file.
     """
 
     path: Path
@@ -178,22 +178,22 @@ class SavedState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the sequence."""
+        """Number of tokens of the sequence."""
         return len(self.head.token_ids)
 
 
 class StateFolder:
-    """Opens, and makes where needed, the folder of one model.
+    """Folder of saved states of one model; created if missing.
 
     Args:
         path: the folder.
         model: digest of the model and of everything that its states depend on.
-        max_bytes: of all files together.
-        can_cut: whether a part of a state is of use.
+        max_bytes: maximum size of all files together.
+        can_cut: True if a state can be truncated.
 
     Raises:
-        FolderTaken: see there.
-        OSError: the folder cannot be made or read.
+        FolderTaken: another process uses the folder.
+        OSError: the folder cannot be created or read.
     """
 
     def __init__(self, path: Path, model: bytes, max_bytes: int, *, can_cut: bool) -> None:
@@ -221,7 +221,7 @@ class StateFolder:
         return self._num_bytes
 
     def find(self, token_ids: NDArray[np.int32], namespace: str) -> tuple[SavedState, int] | None:
-        """The state that holds the longest beginning of ``token_ids``, the smallest of equals, and how many tokens."""
+        """Return the state with the longest prefix of ``token_ids`` (smallest of equals) and the prefix length."""
         with self._mutex:
             best: tuple[SavedState, int] | None = None
             for state in self._states.get(_place(token_ids, _digest_of(namespace)), ()):
@@ -233,15 +233,15 @@ class StateFolder:
             return best
 
     def holds(self, token_ids: NDArray[np.int32], namespace: str) -> bool:
-        """Whether a file makes another one of exactly these tokens needless."""
+        """Return True if an existing file makes a file of exactly these tokens redundant."""
         found = self.find(token_ids, namespace)
         return found is not None and found[1] == len(token_ids)
 
     def write(self, token_ids: NDArray[np.int32], namespace: str, data: memoryview) -> bool:
-        """Add a file, and remove those that it replaces or that no longer fit; waits for the disk.
+        """Add a file, and remove files that it replaces or that no longer fit; blocks on disk I/O.
 
         Returns:
-            False when it is not there in the end, for which there is a line in the log.
+            False if the file was not written; the reason is logged.
         """
         head = StateHead(self._model, _digest_of(namespace), token_ids, data.nbytes)
         path = self.path / (digest(head.namespace, token_ids.tobytes()).hex() + _SUFFIX)
@@ -263,7 +263,7 @@ class StateFolder:
         return True
 
     def read(self, state: SavedState) -> memoryview | None:
-        """The runner's data, as it was saved; None, and the file is gone, when it is not. Waits for the disk."""
+        """Read and verify the runner's data; None if that fails, and the file is removed. Blocks on disk I/O."""
         try:
             data = read_state(state.path, state.head)
             os.utime(state.path)
@@ -274,12 +274,12 @@ class StateFolder:
         return data
 
     def discard(self, state: SavedState, reason: str) -> None:
-        """Remove a file that is of no use, and say so in the log; waits for the disk."""
+        """Remove an unusable file and log the reason; blocks on disk I/O."""
         _log.warning("the saved sequence %s is ignored and removed: %s", state.path, reason)
         self.remove(state)
 
     def remove(self, state: SavedState, *, keep_file: bool = False) -> None:
-        """Forget a file, and delete it; waits for the disk."""
+        """Remove a file from the index and delete it; blocks on disk I/O."""
         with self._mutex:
             near = self._near(state.head)
             if state not in near:
@@ -291,13 +291,13 @@ class StateFolder:
                 state.path.unlink()
 
     def close(self) -> None:
-        """Let others have the folder; the files stay."""
+        """Release the lock of the folder; the files remain."""
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
 
     def _read_all(self) -> None:
-        """Index what is there, the heads only; remove what is of no use."""
+        """Index the existing files by their headers; remove unusable ones."""
         for path in sorted(self.path.iterdir()):
             if path.suffix == ".tmp":
                 with contextlib.suppress(OSError):
@@ -313,7 +313,7 @@ class StateFolder:
         self._free(0)
 
     def _free(self, num_bytes: int) -> None:
-        """Remove the least recently used files until so many bytes fit."""
+        """Remove the least recently used files until ``num_bytes`` more bytes fit."""
         with self._mutex:
             oldest = sorted(self._all(), key=lambda state: state.last_used)
         for state in oldest:
@@ -326,7 +326,7 @@ class StateFolder:
             yield from states
 
     def _near(self, head: StateHead) -> list[SavedState]:
-        """The states that begin alike, in the index itself."""
+        """Return the index entry of states with the same first tokens; the list itself, not a copy."""
         return self._states.setdefault(_place(head.token_ids, head.namespace), [])
 
     def _add(self, state: SavedState) -> None:
@@ -334,13 +334,13 @@ class StateFolder:
         self._num_bytes += state.head.num_file_bytes
 
     def _is_replaced(self, old: SavedState, new: StateHead) -> bool:
-        """Whether nothing needs the old file once the new one is there."""
+        """Return True if the old file is redundant once the new one exists."""
         shared = common_prefix_length(old.head.token_ids, new.token_ids)
         return shared == old.num_tokens and (self._can_cut or shared == len(new.token_ids))
 
 
 def _place(token_ids: NDArray[np.int32], namespace: bytes) -> tuple[bytes, bytes]:
-    """Where the index has states that share at least the shortest beginning that is worth it."""
+    """Return the index key, which is equal for states that share the shortest prefix worth saving."""
     return namespace, token_ids[:MIN_SAVED_TOKENS].astype("<i4").tobytes()
 
 
@@ -349,9 +349,9 @@ def _digest_of(namespace: str) -> bytes:
 
 
 def _lock(path: Path) -> int:
-    """Hold the file for as long as this process lives; raises FolderTaken when another one does."""
+    """Lock the file for the lifetime of this process; raises FolderTaken if another process holds the lock."""
     try:
-        import fcntl  # noqa: PLC0415 - Windows has none, and no worker processes either
+        import fcntl  # noqa: PLC0415 - not on Windows, which has no worker processes either
     except ImportError:
         return -1
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

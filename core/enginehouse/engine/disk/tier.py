@@ -1,4 +1,4 @@
-"""Disk tier of the prefix cache: flushes kept sequences while the engine is idle, and loads them when they pay.
+"""Disk tier of the prefix cache: flushes sequences while the engine is idle, and loads them if that is faster.
 
 Called by the scheduler and the loop, on the engine thread.
 """
@@ -29,39 +29,44 @@ _NEWEST_SHARE = 0.3
 
 @define
 class SecondsPerToken:
-    """An average in which newer measurements count more; None before the first."""
+    """Exponential moving average of seconds per token; None before the first measurement."""
 
     value: float | None = None
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Take one measurement in."""
+        """Add a measurement."""
         new = seconds / num_tokens
         self.value = new if self.value is None else self.value + _NEWEST_SHARE * (new - self.value)
 
     def estimate(self, num_tokens: int) -> float | None:
-        """Seconds that so many tokens will take."""
+        """Return the estimated seconds for ``num_tokens`` tokens."""
         return None if self.value is None else num_tokens * self.value
 
 
 @define
 class Pace:
-    """The three that decide whether the disk is worth it."""
+    """Costs of saving, loading and computing tokens."""
 
     saving: SecondsPerToken = field(factory=SecondsPerToken)
     loading: SecondsPerToken = field(factory=SecondsPerToken)
     computing: SecondsPerToken = field(factory=SecondsPerToken)
 
     def pays(self, num_loaded: int, num_saved: int) -> bool:
-        """Whether loading so many tokens is quicker than computing so many; True while one of them is unknown."""
+        """Return True if loading is estimated to be at most as slow as computing, or an estimate is missing.
+
+        Args:
+            num_loaded: tokens to load.
+            num_saved: tokens that then need not be computed.
+        """
         loading, computing = self.loading.estimate(num_loaded), self.computing.estimate(num_saved)
         return loading is None or computing is None or loading <= computing
 
 
 _MAX_STALL_S = 0.05
-"""Most time that saving may add to a step, unless nothing is known yet."""
+"""Maximum time that saving may add to a step, unless no estimate exists yet."""
 
 _REST_S = 1.0
-"""Without work for so long, the engine saves what it has in memory only."""
+"""Idle time after which the engine saves sequences that are only in memory."""
 
 _CLOSE_S = 5.0
 _MAX_PENDING_BYTES = 256 * 2**20
@@ -71,11 +76,11 @@ _log = logging.getLogger(__name__)
 
 @define(eq=False)
 class StateRead:
-    """A state on its way from the disk.
+    """A state that is being read from the disk.
 
     Attributes:
-        num_held: tokens that were in memory anyway.
-        is_landed: it is in memory, or has turned out to be of no use.
+        num_held: tokens that were in memory already.
+        is_landed: True if it is in memory, or is of no use.
     """
 
     state: SavedState
@@ -88,7 +93,7 @@ class DiskTier:
     """Saves sequences of one runner into one folder. Used on the engine thread.
 
     Args:
-        runner: whose sequences are saved.
+        runner: runner of the sequences.
         folder: closed by :meth:`close`.
         clock: seconds, monotonic.
     """
@@ -109,31 +114,31 @@ class DiskTier:
         self._is_closed = False
 
     def watch(self, cache: PrefixCache) -> None:
-        """Save what this cache holds."""
+        """Set the prefix cache whose sequences are saved."""
         self._cache = cache
 
     def after_step(self, num_tokens: int, seconds: float) -> None:
-        """A step is over: it computed so many tokens, if any, and there is time for saving again."""
+        """Record a finished step of ``num_tokens`` tokens, possibly 0, and reset the time allowed for saving."""
         if num_tokens >= _MIN_MEASURED_TOKENS:
             self.pace.computing.observe(num_tokens, seconds)
         self._allowance_s = _MAX_STALL_S
         self._rests_since = self.clock()
 
     def tends_in_s(self) -> float | None:
-        """In how many seconds of rest :meth:`tend` will have something to do; None: it has nothing."""
+        """Return the seconds until the next idle flush (:meth:`tend`), or None if there is nothing to save."""
         if self._is_closed or self._cache is None or not self._cache.has_unsaved(MIN_SAVED_TOKENS):
             return None
         return max(0.0, self._rests_since + _REST_S - self.clock())
 
     def tend(self) -> None:
-        """Save one sequence, the last used first; called while nobody asks for anything."""
+        """Save one sequence, the most recently used first; called while the engine is idle."""
         self._allowance_s = math.inf
         if self._cache is None or not self._cache.save_next(MIN_SAVED_TOKENS):
             self._rests_since = self.clock()
         self._allowance_s = _MAX_STALL_S
 
     def save(self, token_ids: NDArray[np.int32], namespace: str, handle: int) -> bool:
-        """Copy a sequence and hand it to the writer; False when there is no time or memory for that now."""
+        """Copy a sequence and queue it for writing; returns False if time or memory do not allow that now."""
         if len(token_ids) < MIN_SAVED_TOKENS or self.folder.holds(token_ids, namespace):
             return True
         if self._is_closed or self._num_pending_bytes > _MAX_PENDING_BYTES:
@@ -143,7 +148,7 @@ class DiskTier:
         began = self.clock()
         try:
             data = self.runner.save(handle)
-        except Exception:  # noqa: BLE001 - plugin border: saving is worth no request
+        except Exception:  # noqa: BLE001 - plugin error boundary: a failed save must not fail a request
             _log.exception("a sequence of %d tokens could not be saved", len(token_ids))
             return True
         seconds = self.clock() - began
@@ -155,19 +160,19 @@ class DiskTier:
         return True
 
     def read(self, state: SavedState, num_held: int) -> StateRead:
-        """Begin to read a file, of whose tokens so many are in memory."""
+        """Start to read a file; ``num_held`` of its tokens are already in memory."""
         return StateRead(state, self._reader.submit(self._read, state), num_held)
 
     def discard(self, state: SavedState, reason: str) -> None:
-        """Remove a file that is of no use, before long."""
+        """Queue the removal of an unusable file."""
         self._writer.submit(self.folder.discard, state, reason)
 
     def flush(self) -> None:
-        """Wait until everything handed to the writer is written."""
+        """Wait until all queued files are written."""
         self._writer.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Save what is in memory only, as far as there is time, and wait for the writer."""
+        """Save sequences that are only in memory, within a time limit, and wait for the writer."""
         if self._is_closed:
             return
         self._allowance_s = _CLOSE_S
@@ -189,18 +194,18 @@ class DiskTier:
         began = self.clock()
         try:
             data = self.folder.read(state)
-        except Exception:  # noqa: BLE001 - whatever it is, the prompt can be computed
+        except Exception:  # noqa: BLE001 - after any error the prompt can be computed
             _log.exception("a saved sequence could not be read")
             data = None
         return data, self.clock() - began
 
 
 class Recall:
-    """Reads ahead, and loads.
+    """Reads saved states in the background and loads them into the prefix cache.
 
     Args:
-        tier: where sequences are saved.
-        cache: where they come back to.
+        tier: disk tier with the saved sequences.
+        cache: prefix cache to load into.
     """
 
     def __init__(self, tier: DiskTier, cache: PrefixCache) -> None:
@@ -209,12 +214,12 @@ class Recall:
         self._reads: WeakValueDictionary[SavedState, StateRead] = WeakValueDictionary()
 
     def begin(self, token_ids: NDArray[np.int32], namespace: str, num_held: int) -> StateRead | None:
-        """Begin to read the state that helps most; None when none helps.
+        """Start to read the most useful state; returns None if no state is worth loading.
 
         Args:
-            token_ids: (num_tokens,) what a prompt could reuse at most.
-            namespace: whose states may be used.
-            num_held: tokens of it that need not be computed anyway.
+            token_ids: (num_tokens,) the longest reusable prefix of a prompt.
+            namespace: namespace of the states.
+            num_held: number of its tokens that are computed already.
         """
         found = self._tier.folder.find(token_ids, namespace)
         if found is None:
@@ -228,13 +233,13 @@ class Recall:
         return read
 
     def is_over(self, read: StateRead, namespace: str, num_handles: int, *, waits: bool) -> bool:
-        """Whether the state is in the cache by now, or will never be.
+        """Return True if the state is in the cache or cannot be loaded.
 
         Args:
             read: from :meth:`begin`.
-            namespace: as there.
-            num_handles: sequences that run.
-            waits: wait for the disk; else look only.
+            namespace: as for :meth:`begin`.
+            num_handles: number of running sequences.
+            waits: if True, block until the file is read; else only poll.
         """
         if not read.is_landed and (waits or read.data.done()):
             read.is_landed = True
@@ -244,10 +249,10 @@ class Recall:
         return read.is_landed
 
     def _load(self, state: SavedState, data: memoryview, namespace: str, num_handles: int, read_s: float) -> None:
-        """Put a state into the cache; less used ones make room."""
+        """Load a state into the cache, evicting less recently used ones."""
         runner, num_tokens = self._tier.runner, state.num_tokens
         if runner.free_tokens() + self._cache.num_tokens < num_tokens:
-            return  # what runs holds too much, so evicting would be in vain
+            return  # running sequences occupy too much; evicting would not help
         while runner.free_tokens() < num_tokens or num_handles + len(self._cache) >= runner.capabilities.max_sequences:
             if not self._cache.evict():
                 return
@@ -256,7 +261,7 @@ class Recall:
             handle = runner.load(data)
         except CacheFull:
             return
-        except Exception as error:  # noqa: BLE001 - plugin border: what a file holds must not end the request
+        except Exception as error:  # noqa: BLE001 - plugin error boundary: file content must not end the request
             self._tier.discard(state, f"the model refuses it: {error}")
             return
         if runner.length(handle) != num_tokens:

@@ -1,7 +1,7 @@
-"""Candidates of a draw: rows of logits, their log-probabilities, truncation, and the draw itself.
+"""Sampling primitives: rows of logits, log-probabilities, truncation, and the draw.
 
-Called by the sampler. There is no random generator with a state: a draw is a function of (seed, choice, position),
-so a token can be drawn again after a preemption, in another worker or in another batch, and comes out the same.
+Called by the sampler. The random numbers are stateless: a draw is a function of (seed, choice, position), so a token
+can be sampled again after a preemption, in another worker or in another batch, with the same result.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 
 _TOP_K_DEPTHS = (6.0, 12.0, 24.0, np.inf)  # in logits
 _MASS_DEPTHS = (3.0, 6.0, 8.0, 10.0, 12.0, 14.0, 17.0, 20.0, 26.0, 40.0, np.inf)  # in logits after temperature
-_UNDECIDED = 2e-6  # float32 exponentials are off by less than this, relatively
-_SMALL = 1024  # tokens that are sorted rather than narrowed further
+_UNDECIDED = 2e-6  # relative error bound of float32 exponentials
+_SMALL = 1024  # up to this many tokens are sorted, not narrowed further
 
 
 @frozen(eq=False)
 class Head:
-    """The most probable tokens of a row (or what truncation left of them), in order.
+    """The most probable tokens of a row, or the tokens left by truncation, in order.
 
     Attributes:
         token_ids: (num_candidates,) int64.
@@ -62,7 +62,7 @@ class LogitRow:
 
     Args:
         logits: (vocab_size,) float32 without NaN or +inf, at least one finite; not changed.
-        maximum: its largest value (of the tokens that are left, where some were taken out).
+        maximum: its largest value; after truncation, the largest of the remaining tokens.
         temperature: greater than 0.
     """
 
@@ -81,11 +81,11 @@ class LogitRow:
 
     @cached_property
     def total(self) -> float:
-        """The sum of :attr:`fast_weights`; numpy adds pairwise, so it is good to about 1e-7, relatively."""
+        """The sum of :attr:`fast_weights`, with a relative error of about 1e-7 (numpy sums pairwise)."""
         return float(self.fast_weights.sum())
 
     def top(self, count: int) -> Head:
-        """The ``count`` most probable tokens (all, when there are fewer)."""
+        """Return the ``count`` most probable tokens, or all if there are fewer."""
         for depth in _TOP_K_DEPTHS:
             token_ids = self._within(depth)
             if token_ids.size >= count:
@@ -93,7 +93,7 @@ class LogitRow:
         return self._head(token_ids, count)
 
     def nucleus(self, mass: float) -> Head:
-        """The smallest number of most probable tokens whose probability reaches ``mass``, in [0, 1] (top-p)."""
+        """Return the smallest set of most probable tokens whose probability reaches ``mass``, in [0, 1] (top-p)."""
         wanted = mass * self.total
         head = self._head(self._holding(wanted * (1 + _UNDECIDED)))
         sums = np.cumsum(head.weights)
@@ -103,23 +103,23 @@ class LogitRow:
         return head[: last + 1]
 
     def at_least(self, ratio: float) -> Head:
-        """The tokens with at least ``ratio`` of the most probable token's probability (min-p)."""
+        """Return the tokens with at least ``ratio`` of the most probable token's probability (min-p)."""
         depth = -self.temperature * float(np.log(ratio)) * (1 + 1e-6) + abs(self.maximum) * 1e-6
         return bounded_by_ratio(self._head(self._within(depth)), ratio)
 
     def whole(self) -> Head:
-        """Every token, sorted."""
+        """Return all tokens, sorted."""
         return self._head(self._within(np.inf))
 
     def head_of(self, token_ids: NDArray[np.int64]) -> Head:
-        """Some tokens, sorted."""
+        """Return the given tokens, sorted."""
         return self._head(token_ids)
 
     def at(self, temperature: float, head: Head | None = None) -> tuple[LogitRow, Head | None]:
-        """This row and ``head``, the tokens of it that are left, at another temperature.
+        """Return this row and ``head``, its remaining tokens, at another temperature.
 
-        Weights are relative to the best token that is left: the best one of the row would make them vanish when the
-        temperature is low.
+        Weights are relative to the best remaining token: relative to the best token of the row they would underflow at
+        low temperatures.
         """
         if head is None:
             return LogitRow(self.logits, self.maximum, temperature), None
@@ -127,21 +127,21 @@ class LogitRow:
         return row, Head(head.token_ids, row._weights(self.logits[head.token_ids]))
 
     def draw(self, number: float) -> int:
-        """The token at which the running sum of probabilities, most probable first, passes ``number`` in [0, 1)."""
+        """Return the token at which the cumulative probability, most probable first, exceeds ``number`` in [0, 1)."""
         wanted = number * self.total
         token_ids, left = self._narrow(self._holding(wanted), wanted)
         token_ids = self._sorted(token_ids)
         sums = np.cumsum(self.fast_weights[token_ids], dtype=np.float64)
         index = int(np.searchsorted(sums, left, side="right"))
-        if index == sums.size:  # rounding: the weights add up to a little less than their total
+        if index == sums.size:  # rounding: the weights sum to slightly less than the total
             index = int(np.searchsorted(sums, sums[-1], side="left"))
         return int(token_ids[index])
 
     def _narrow(self, token_ids: NDArray[np.int64], left: float) -> tuple[NDArray[np.int64], float]:
-        """Halve the range of logits until few tokens, or only equal ones, are left in which the sum passes ``left``.
+        """Bisect the logit range until few or only equal tokens remain in which the sum exceeds ``left``.
 
         Returns:
-            Their ids, ascending, and what is left of ``left`` after all tokens before them.
+            Their ids, ascending, and ``left`` minus the weights of all tokens before them.
         """
         while token_ids.size > _SMALL:
             logits = self.logits[token_ids]
@@ -159,7 +159,7 @@ class LogitRow:
         return token_ids, left
 
     def _holding(self, wanted: float) -> NDArray[np.int64]:
-        """Ids of the most probable tokens that reach ``wanted`` in sum (every token's, if none do)."""
+        """Return ids of the most probable tokens whose weights sum to ``wanted`` (all tokens, if none do)."""
         above, mass = np.float32(np.inf), 0.0
         for depth in _MASS_DEPTHS:
             below = np.float32(self.maximum - depth * self.temperature)
@@ -174,7 +174,7 @@ class LogitRow:
         return self._within(depth * self.temperature)
 
     def _within(self, depth: float) -> NDArray[np.int64]:
-        """Ids, ascending, of the tokens whose logit is at most ``depth`` below the maximum."""
+        """Return the ids, ascending, of the tokens whose logit is at most ``depth`` below the maximum."""
         floor = np.float32(self.maximum - depth)
         return np.flatnonzero(self.logits >= floor if floor > -np.inf else self.logits > -np.inf)
 
@@ -187,10 +187,10 @@ class LogitRow:
         return np.exp(scaled, out=scaled)
 
     def _sorted(self, token_ids: NDArray[np.int64], count: int | None = None) -> NDArray[np.int64]:
-        """``token_ids`` by logit descending, then id; only the first ``count``.
+        """Sort ``token_ids`` by logit descending, then id; return only the first ``count``.
 
-        Both keys are packed into one integer: the bits of a float32, with those of a negative one inverted, sort
-        like its value. Adding 0.0 makes -0.0 and 0.0 the same.
+        Both keys are packed into one integer: the bits of a float32, with those of a negative one inverted, sort like
+        its value. Adding 0.0 makes -0.0 and 0.0 equal.
         """
         bits = (self.logits[token_ids] + np.float32(0)).view(np.int32)
         bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)
@@ -204,22 +204,22 @@ class LogitRow:
 
 
 def bounded_by_mass(head: Head, mass: float) -> Head:
-    """Top-p over what is left: the first tokens of ``head`` that hold ``mass`` of its weight, at least one."""
+    """Top-p over the remaining tokens: the first tokens of ``head`` with ``mass`` of its weight, at least one."""
     sums = np.cumsum(head.weights)
     return head[: int(np.searchsorted(sums, mass * sums[-1])) + 1]
 
 
 def bounded_by_ratio(head: Head, ratio: float) -> Head:
-    """Min-p over what is left: tokens with at least ``ratio`` of the first one's weight."""
+    """Min-p over the remaining tokens: tokens with at least ``ratio`` of the first one's weight."""
     return head[head.weights >= ratio * head.weights[0]]
 
 
-_LOWEST = -9999.0  # what OpenAI's API reports for "impossible"; JSON has no -inf
+_LOWEST = -9999.0  # OpenAI's API reports this value for impossible tokens; JSON has no -inf
 
 
 @frozen(eq=False)
 class RawLogprobs:
-    """The log-softmax of one raw row: the best tokens now, any other token through its logit.
+    """The log-softmax of one raw row: the best tokens precomputed, any other token from its logit.
 
     Attributes:
         top_ids: (num_top,) int64, best first.
@@ -233,7 +233,7 @@ class RawLogprobs:
 
     @classmethod
     def of(cls, row: LogitRow, num_top: int) -> RawLogprobs:
-        """Read ``row``, which must be at temperature 1."""
+        """Compute from ``row``, which must be at temperature 1."""
         assert row.temperature == 1.0
         normaliser = row.maximum + float(np.log(row.total))
         top_ids = row.top(num_top).token_ids if num_top else np.empty(0, np.int64)
@@ -241,7 +241,7 @@ class RawLogprobs:
         return cls(top_ids, top_logprobs, normaliser)
 
     def logprob(self, logit: float) -> float:
-        """The log-probability of a token with this raw logit, at most 0 and never -inf."""
+        """Return the log-probability of a token with this raw logit, at most 0 and never -inf."""
         return min(max(logit - self.normaliser, _LOWEST), 0.0)
 
 
@@ -250,10 +250,10 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def _mix(value: int) -> int:
-    """The finaliser of splitmix64: a bijection on 64 bits in which each input bit flips half of the output bits.
+    """The finaliser of splitmix64: a bijection on 64 bits; flipping an input bit flips half of the output bits.
 
-    Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), with the
-    constants of Vigna's public-domain version (https://prng.di.unimi.it/splitmix64.c).
+    Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), with the constants of
+    Vigna's public-domain version (https://prng.di.unimi.it/splitmix64.c).
     """
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -266,15 +266,15 @@ def _purpose_key(purpose: str) -> int:
 
 
 def uniform(seed: int, choice: int, position: int, purpose: str = "") -> float:
-    """A number in [0, 1) with 53 random bits that depends on the arguments only.
+    """Return a number in [0, 1) with 53 random bits that depends on the arguments only.
 
     Each argument is mixed in by one splitmix64 step, so equal sums of arguments do not collide.
 
     Args:
-        seed: any integer; its low 64 bits count.
+        seed: any integer; only its low 64 bits are used.
         choice: 0-based index of the choice.
         position: position of the token in its sequence.
-        purpose: tells several numbers of one position apart; "" is the draw of the token.
+        purpose: distinguishes several numbers of one position; "" is the draw of the token.
     """
     state = _mix((seed + _GAMMA) & _MASK)
     for part in (choice, position, _purpose_key(purpose)):
@@ -283,7 +283,7 @@ def uniform(seed: int, choice: int, position: int, purpose: str = "") -> float:
 
 
 def pick(weights: NDArray[np.float64], number: float) -> int:
-    """Index drawn with probability proportional to ``weights``, by the inverse of their running sum.
+    """Return an index drawn with probability proportional to ``weights``, by inverting their cumulative sum.
 
     Args:
         weights: (num_candidates,) float64, not negative, at least one positive.
@@ -296,22 +296,22 @@ def pick(weights: NDArray[np.float64], number: float) -> int:
     return index
 
 
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # beyond, float32 arithmetic leaves its range
+_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # limits of float32 arithmetic
 
 Uniform = Callable[[str], float]
-"""``number(purpose)`` is a replayable number in [0, 1)."""
+"""``number(purpose)`` returns a reproducible number in [0, 1)."""
 
 
 class Step(Protocol):
-    """One step of one sequence."""
+    """One sampling step of one sequence."""
 
     @property
     def name(self) -> str:
-        """What requests call it in ``samplers``."""
+        """Name of the step in the request field ``samplers``."""
         ...
 
     def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head | None]:
-        """The row, changed or not, and what is left of it; a head of None is all of the row."""
+        """Return the row, changed or not, and its remaining tokens; a head of None means all tokens of the row."""
         ...
 
 
@@ -329,7 +329,7 @@ class TopK:
 
 @frozen
 class TopP:
-    """Keeps the smallest number of most probable tokens that hold ``mass`` of what is left."""
+    """Keeps the smallest set of most probable tokens with ``mass`` of the remaining probability."""
 
     mass: float
     name: str = "top_p"
@@ -353,7 +353,7 @@ class MinP:
 
 @frozen
 class Temperature:
-    """Divides logits by ``value``, which is greater than 0, after steps that came before."""
+    """Divides logits by ``value``, which is greater than 0."""
 
     value: float
     name: str = "temperature"
@@ -364,5 +364,5 @@ class Temperature:
 
 
 def bounded_temperature(value: float) -> float:
-    """``value`` within what float32 can divide by; nearly nothing is all but greedy."""
+    """Clamp ``value`` to the range of float32 division; values near zero are almost greedy."""
     return min(max(value, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)

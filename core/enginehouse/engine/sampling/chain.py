@@ -1,8 +1,8 @@
-"""The steps of one sequence in the order in which they run, from core and from plugins.
+"""The sampling steps of one sequence, from core and from plugins, in execution order.
 
-Built with the sampler, once per sequence. The order is the steps' own unless the request lists them. What comes first
-in nearly every order is taken out of the list, so that it costs nothing per step: penalties that change the row before
-anything reads it, and a fixed temperature that the row is then read at.
+Built with the sampler, once per sequence. Steps run in their default order unless the request lists them. Steps that
+come first in nearly every order are taken out of the list and applied directly at no extra cost: penalties that change
+the row before any other step reads it, and a fixed temperature after them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Chain", "arrange"]
 
 @frozen(eq=False)
 class Chain:
-    """What happens to a row of logits, after the bias.
+    """Processing of a row of logits after the bias.
 
     Attributes:
         changes: the penalties that come first; each changes the row in place.
-        temperature: what the row is read at after these and the mask.
-        steps: everything else, in order.
-        late_changes: the penalties among ``steps``; greedy draws, which need no other step, apply them as well.
+        temperature: temperature of the row after these and the mask.
+        steps: all other steps, in order.
+        late_changes: the penalties among ``steps``; greedy sampling, which needs no other step, applies them as well.
     """
 
     changes: tuple[Callable[[NDArray[np.float32]], None], ...]
@@ -46,7 +46,7 @@ def arrange(
     plugin_steps: Sequence[PluginStep],
     history: TokenHistory | None,
 ) -> Chain:
-    """The chain of one sequence. ``history`` is needed where a plugin penalises."""
+    """Build the chain of one sequence. ``history`` is required if a plugin step is a penalty or processor."""
     temperature = bounded_temperature(params.temperature)
     first = [step.bind(history, temperature) for step in plugin_steps if step.role == "processor"]
     others = [step for step in plugin_steps if step.role != "processor"]
@@ -60,7 +60,7 @@ def arrange(
 def _core_steps(
     params: SamplingParams, vocab_size: int, penalties: Penalties | None, temperature: float | None
 ) -> list[Step]:
-    """Core's steps that ``params`` turn on."""
+    """Return core's steps that ``params`` enable."""
     steps: list[Step] = []
     if penalties is not None:
         steps.append(RowPenalty("penalties", penalties.apply))
@@ -76,7 +76,7 @@ def _core_steps(
 
 
 def _in_order(places: Iterable[tuple[int, Step]], listed: Sequence[str] | None) -> list[Step]:
-    """By the steps' own order, then name; or as listed, and then what is not listed does not run."""
+    """Sort steps by order, then name; with ``listed``, return only the listed steps, in that order."""
     if listed is None:
         return [step for _, step in sorted(places, key=lambda place: (place[0], place[1].name))]
     by_name = {step.name: step for _, step in places}

@@ -1,12 +1,12 @@
-"""Tokens that the runner draws itself, where the logits are, and that are read one step later.
+"""Sampling on the device: tokens that the runner samples itself and the host reads one step later.
 
-A sequence is drawn on the device when the runner's capabilities name everything that its request asks for. The next
-forward pass is then launched before the token has reached the host: the runner knows it, core reads it while the
-device computes. Sequences whose next step depends on the token (drafts, grammars, penalties, reasoning with a limit)
-are drawn on the device as well, but read at once. Behind drafts, every row is drawn from in the same launch: what is
-drawn does not depend on whether the draft before it is right, only whether it is used.
+A sequence is sampled on the device if the runner's capabilities include everything that its request asks for. The next
+forward pass is then launched before the token has reached the host: the runner knows it, core reads it while the device
+computes. Sequences whose next step depends on the token (drafts, grammars, penalties, reasoning with a limit) are
+sampled on the device as well, but read at once. With drafts, every row is sampled in the same launch: a sampled token
+does not depend on whether the draft before it is correct; only its use does.
 
-Called by the loop. Knows no text and no scheduling.
+Called by the loop. Does not know text or scheduling.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from enginehouse.engine.sequence import Sequence
 
 __all__ = ["DeviceDraws", "Flight", "can_draw", "launch"]
 
-_BAN, _FORCE = -100.0, 100.0  # a bias that forces a token silences all others, which is core's to do
+_BAN, _FORCE = -100.0, 100.0  # a bias that forces a token bans all others; only core does this
 _DEFAULTS = SamplingParams()
 
 
 @frozen(eq=False)
 class DeviceDraws:
-    """What the device draws for one sequence.
+    """Tokens that the device samples for one sequence.
 
     Attributes:
-        num_tokens: one, or behind drafts one for each row.
-        exit_layer: how many layers the rows ran through, where a model is left early.
-        is_checking: whether they are held against drafts, and the sequence grows only by what agrees.
+        num_tokens: one, or with drafts one for each row.
+        exit_layer: number of layers computed for the rows (None without early exit).
+        is_checking: True if the tokens verify drafts; the sequence grows only by those that agree.
     """
 
     sequence: Sequence
@@ -50,11 +50,11 @@ class DeviceDraws:
 
 @frozen(eq=False)
 class Flight:
-    """What a forward pass gave and nobody has used yet.
+    """Results of a forward pass that are not processed yet.
 
     Attributes:
-        on_host: rows that core draws from.
-        on_device: what was drawn on the device, in the order of ``drawn``.
+        on_host: rows that the host samples from.
+        on_device: tokens sampled on the device, in the order of ``drawn``.
     """
 
     on_host: Rows = field(factory=list)
@@ -63,23 +63,23 @@ class Flight:
 
     @property
     def must_land(self) -> bool:
-        """Whether it must be used before the next forward pass."""
+        """True if the results must be processed before the next forward pass."""
         return bool(self.on_host) or any(draws.sequence.is_sequential for draws in self.on_device)
 
 
 def can_draw(runner: Runner, request: EngineRequest) -> bool:
-    """Whether the runner honours everything that a request asks for when it draws on the device."""
+    """Return True if sampling on the device supports everything that the request asks for."""
     known, sampling = runner.capabilities.sampling, request.sampling
     if not known or max(sampling.logit_bias.values(), default=0.0) >= _FORCE:
         return False
     if request.constraint is not None and ("mask" not in known or sampling.logit_bias):
-        return False  # a grammar outdoes a bias, which takes a look at the row
+        return False  # a grammar takes precedence over a bias, which requires reading the row on the host
     names = sampling.__struct_fields__
     return all(name in known or getattr(sampling, name) == getattr(_DEFAULTS, name) for name in names if name != "seed")
 
 
 def launch(runner: Runner, computed: Computed, fail: Fail) -> Flight:
-    """Let the runner draw what it can; returns without waiting for it."""
+    """Start sampling on the device; return without waiting for the results."""
     on_device: list[DeviceDraws] = []
     draws: list[Draw] = []
     for sequence, rows, exit_layer in computed.on_device:
@@ -94,14 +94,18 @@ def launch(runner: Runner, computed: Computed, fail: Fail) -> Flight:
     if not draws:
         return Flight(computed.on_host)
     assert computed.output is not None
-    drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # its capabilities say so
+    drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
     for part in on_device:
         part.sequence.num_pending += not part.is_checking
     return Flight(computed.on_host, on_device, drawn)
 
 
 def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:
-    """How a token is drawn, ``ahead`` places behind the next one; raises what went wrong with its grammar."""
+    """Return the sampling parameters of the token ``ahead`` positions after the next one.
+
+    Raises:
+        EnginehouseError: the grammar of the sequence failed.
+    """
     sampling = sequence.owner.request.sampling
     number = 0.0
     if sampling.temperature:
@@ -124,7 +128,11 @@ def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:
 
 
 def _bias(bias: Mapping[int, float], mask: TokenMask | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What is added to which logits; a token without which nothing may be drawn is banned by the bitmask instead."""
+    """Return token ids and the values added to their logits.
+
+    Banned tokens get -inf; if there is a bitmask, :func:`_bitmask` removes them instead, unless nothing else is
+    allowed.
+    """
     values = {token_id: value if value > _BAN else -np.inf for token_id, value in bias.items()}
     if mask is not None and mask.bitmask is None:
         values |= dict.fromkeys(mask.banned, -np.inf)
@@ -132,7 +140,7 @@ def _bias(bias: Mapping[int, float], mask: TokenMask | None) -> tuple[NDArray[np
 
 
 def _bitmask(mask: TokenMask | None) -> NDArray[np.int32] | None:
-    """The bitmask without the banned tokens, unless it allows nothing else."""
+    """Return the bitmask without the banned tokens; unchanged if no other token is allowed."""
     if mask is None or mask.bitmask is None or not mask.banned:
         return mask.bitmask if mask is not None else None
     allowed = mask.bitmask.view(np.uint32).copy()

@@ -1,8 +1,8 @@
-"""Logit bias, penalties, and the token history that penalties look at.
+"""Logit bias, penalties, and the token history that penalties use.
 
 Called by the sampler, once per token. Bias and penalties write into the row of logits in place and touch only the
-tokens they are about, never the whole vocabulary (except for a forced token, which bans all others). Penalties that
-a request orders after other steps (:class:`RowPenalty`) change a copy of the row.
+affected tokens, never the whole vocabulary (except for a forced token, which bans all others). Penalties that a request
+orders after other steps (:class:`RowPenalty`) change a copy of the row.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["LogitBias", "Penalties", "RowPenalty", "TokenHistory"]
 
 
 class TokenHistory:
-    """Prompt and answer so far.
+    """Token ids of the prompt and of the generated tokens.
 
     Args:
-        prompt_token_ids: what it starts with.
+        prompt_token_ids: initial content.
         token_bytes: bytes of each id of the vocabulary.
     """
 
@@ -36,14 +36,14 @@ class TokenHistory:
         self._token_bytes = token_bytes
 
     def accept(self, token_id: int) -> None:
-        """The sequence grew."""
+        """Append a token."""
         if self._length == self._buffer.size:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         self._buffer[self._length] = token_id
         self._length += 1
 
     def view(self) -> History:
-        """What steps see; valid until the next token."""
+        """Return a read-only view for steps; valid until the next token."""
         token_ids = self._buffer[: self._length]
         token_ids.flags.writeable = False
         return History(token_ids, self._token_bytes, self._num_prompt_tokens)
@@ -56,7 +56,7 @@ _FORCE = 100.0
 class LogitBias:
     """Values added to the logits of some tokens; -100 or less bans a token, 100 or more forces it.
 
-    With forced tokens only these can be drawn; among several of them their logits plus bias decide.
+    If tokens are forced, only these can be sampled; among several of them, logits plus bias decide.
     """
 
     def __init__(self, bias: Mapping[int, float], vocab_size: int) -> None:
@@ -82,12 +82,12 @@ class LogitBias:
 
 
 class Penalties:
-    """Counts the tokens of one sequence and lowers the logits of those that it already holds.
+    """Counts the tokens of one sequence and lowers the logits of tokens that it already contains.
 
-    The repetition penalty divides positive and multiplies negative logits of tokens in the prompt or the
-    answer (Keskar et al., "CTRL", https://arxiv.org/abs/1909.05858, with the sign rule that Hugging Face added).
-    Then ``presence + frequency * count`` is subtracted for tokens of the answer, where ``count`` is how often
-    the answer holds the token (OpenAI's definition).
+    The repetition penalty divides positive and multiplies negative logits of tokens in the prompt or the generated text
+    (Keskar et al., "CTRL", https://arxiv.org/abs/1909.05858, with the sign rule added by Hugging Face). Then ``presence
+    + frequency * count`` is subtracted for generated tokens, where ``count`` is the number of times that the token was
+    generated (OpenAI's definition).
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Penalties:
         self._places = {token_id: place for place, token_id in enumerate(prompt.tolist())}
 
     def accept(self, token_id: int) -> None:
-        """The answer grew by ``token_id``."""
+        """Count a generated token."""
         place = self._places.get(token_id)
         if place is None:
             place = self._add(token_id)
@@ -114,7 +114,7 @@ class Penalties:
 
     @property
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The tokens that penalties are about, each once, and how often the answer holds them."""
+        """The tokens to penalise, each once, and how often each was generated."""
         return self._token_ids[: self._num_seen], self._counts[: self._num_seen]
 
     def apply(self, row: NDArray[np.float32]) -> None:
@@ -144,10 +144,10 @@ class Penalties:
 
 @frozen(eq=False)
 class RowPenalty:
-    """Penalties as a step: core's, or a plugin's. Where they come first, the sampler calls ``change`` itself.
+    """Penalties as a step, from core or a plugin. At the start of a chain the sampler calls ``change`` directly.
 
     Attributes:
-        name: what requests call the step.
+        name: name of the step in requests.
         change: changes a row of logits, (vocab_size,) float32, in place.
     """
 
@@ -156,7 +156,7 @@ class RowPenalty:
 
     def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head | None]:
         """See :class:`enginehouse.engine.sampling.candidates.Step`."""
-        logits = row.logits / np.float32(row.temperature)  # penalties count from what is left of the logits here
+        logits = row.logits / np.float32(row.temperature)  # penalties apply to the logits as scaled so far
         self.change(logits)
         if head is None:
             return LogitRow(logits, float(logits.max())), None

@@ -1,6 +1,6 @@
-"""The steps that sampler plugins bring, each behind a border: one that misbehaves fails its request and is named.
+"""Steps of sampler plugins, each with an error boundary: an error fails its request only and names the plugin.
 
-Built when a sequence is made (``build_steps``), run by the sampler in the order of its chain.
+Built when a sequence is created (``build_steps``), run by the sampler in the order of its chain.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _R = TypeVar("_R")
 
 @frozen(eq=False)
 class PluginStep:
-    """What a plugin made for one sequence.
+    """A plugin's step for one sequence.
 
     Attributes:
         plugin: name of the sampler, and of the step.
-        order: place among the steps.
-        role: which protocol ``step`` has.
+        order: position among the steps.
+        role: the protocol that ``step`` implements.
     """
 
     plugin: str
@@ -63,11 +63,11 @@ class PluginStep:
 
     @property
     def name(self) -> str:
-        """What requests call its place in ``samplers``."""
+        """Name of the step in the request field ``samplers``."""
         return "temperature" if self.role == "temperature" else self.plugin
 
     def bind(self, history: TokenHistory | None, temperature: float) -> Step:
-        """As a step of a chain."""
+        """Return this as a step of a chain."""
         if self.role == "processor":
             assert history is not None
             return RowPenalty(self.plugin, _PluginProcessor(self.plugin, self.step, history).change)
@@ -80,11 +80,11 @@ class PluginStep:
 
     @property
     def follows(self) -> bool:
-        """Whether it must be told which tokens were accepted."""
+        """True if the step must be told which tokens were accepted."""
         return isinstance(self.step, FollowingStep)
 
     def accept(self, token_id: int, probability: float | None) -> None:
-        """The sequence grew; see :class:`enginehouse.contract.sampler.FollowingStep`."""
+        """Report an accepted token; see :class:`enginehouse.contract.sampler.FollowingStep`."""
         _call(self.plugin, self.step.accept, token_id, probability)
 
 
@@ -96,10 +96,10 @@ class _PluginTruncation:
     step: TruncationStep
 
     def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head]:
-        """See :class:`Step`. A sort of the whole row costs no more than finding nearly all of the probability.
+        """See :class:`Step`. Sorting the whole row costs no more than finding nearly all of the probability.
 
         Raises:
-            GenerationFailed: the plugin raised, gave a wrong shape or left no token.
+            GenerationFailed: the plugin raised, returned a wrong shape or left no token.
         """
         head = row.whole() if head is None else head
         token_ids = head.token_ids.astype(np.int32)
@@ -115,13 +115,13 @@ class _PluginTruncation:
         return row, head[keep]
 
     def _own(self, number: Uniform) -> Uniform:
-        """Numbers of this plugin, so that two plugins with the same purpose do not share one."""
+        """Return random numbers of this plugin, so that two plugins with the same purpose do not share one."""
         return lambda purpose: number(f"{self.name}:{purpose}")
 
 
 @frozen(eq=False)
 class _PluginTemperature:
-    """A step that sets the temperature, at the place of core's."""
+    """A step that sets the temperature, in place of core's."""
 
     plugin: str
     step: TemperatureStep
@@ -132,7 +132,7 @@ class _PluginTemperature:
         """See :class:`Step`.
 
         Raises:
-            GenerationFailed: the plugin raised, or gave no number from 0 on.
+            GenerationFailed: the plugin raised, or returned a value that is not a finite number of at least 0.
         """
         if head is not None:
             logits = row.logits[head.token_ids]
@@ -157,7 +157,7 @@ class _PluginProcessor:
         """Change ``row``, (vocab_size,) float32, in place.
 
         Raises:
-            GenerationFailed: the plugin raised, or left no token or values that are no logits.
+            GenerationFailed: the plugin raised, banned every token, or left NaN or +inf as the maximum.
         """
         _call(self.plugin, self.session.process, row, self.history.view())
         maximum = float(row.max())
@@ -179,7 +179,7 @@ class _PluginPenalty:
         """Change ``row``, (vocab_size,) float32, in place.
 
         Raises:
-            GenerationFailed: the plugin raised, or its penalties are no finite numbers for tokens.
+            GenerationFailed: the plugin raised, or returned token ids or amounts of wrong type, shape or range.
         """
         penalties = _call(self.plugin, self.step.penalties, self.history.view())
         if penalties is None:
@@ -195,15 +195,16 @@ class _PluginPenalty:
 
 
 def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -> tuple[PluginStep, ...]:
-    """The plugins' steps for one sequence, by their order.
+    """Create the plugins' steps for one sequence, sorted by order.
 
     Args:
         params: its ``extensions`` name the plugins.
         samplers: the plugins of this process, by name.
 
     Raises:
-        GenerationFailed: a plugin is missing, refused its fields, raised or made no step; the error names it.
-        InvalidRequest: two plugins want to set the temperature.
+        GenerationFailed: a plugin is missing, rejected its fields, raised, or returned a wrong step; the error names
+            it.
+        InvalidRequest: more than one plugin sets the temperature.
     """
     if not params.extensions:
         return ()
@@ -228,7 +229,7 @@ def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -
 
 @cache
 def _converter() -> Converter:
-    """Made once: that takes longer than to make all steps of a sequence."""
+    """Cached: creating a converter takes longer than creating all steps of a sequence."""
     return strict_converter()
 
 
@@ -242,7 +243,7 @@ def _checked(plugin: SamplerPlugin, step: SamplerStep) -> PluginStep:
 def _call(plugin: str, function: Callable[..., _R], *arguments: Any) -> _R:
     try:
         return function(*arguments)
-    except Exception as error:  # a plugin's mistake costs its own request only
+    except Exception as error:  # a plugin error must fail only its own request
         raise GenerationFailed(f"the sampler {plugin!r} failed: {error!r}", plugin) from error
 
 

@@ -1,13 +1,14 @@
-"""The numpy sampler: one specification that every other implementation must agree with.
+"""The numpy sampler: the specification that every other implementation must match.
 
 Order: the logit bias, then steps in their order (penalties, the temperature, top-k 10, top-p 30, min-p 40 and those of
-plugins, unless the request lists them in another one; see ``chain``), then the draw: the inverse of the running sum
-of probabilities, most probable token first, ties by id, at a number that depends on seed, choice and position only. So
-a token never depends on what else was in the batch, and can be drawn again. The mask of a constraint comes before
-the first step that is no penalty. Each truncation sees the probabilities that the steps before it left, renormalised.
-At temperature 0 the most probable token after bias, penalties and mask is taken, whatever the other steps.
+plugins, unless the request lists them in another order; see ``chain``), then the draw: the inverse of the cumulative
+probability, most probable token first, ties by id, at a number that depends on seed, choice and position only. A token
+therefore never depends on the other sequences of the batch, and can be sampled again. The mask of a constraint is
+applied before the first step that is not a penalty. Each truncation sees the renormalised probabilities that the steps
+before it left. At temperature 0 the most probable token after bias, penalties and mask is taken; other steps are
+ignored.
 
-Called by the engine loop, once per sequence and step. Knows nothing of runners, batches or text.
+Called by the engine loop, once per sequence and step. Does not know runners, batches or text.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ __all__ = ["PluginStep", "Sampled", "SequenceSampler", "build_steps"]
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence.
+    """Samples the tokens of one sequence.
 
-    Its state follows the accepted tokens (for penalties, and for steps that look at what was drawn); a draw changes
-    nothing.
+    Its state depends on the accepted tokens (for penalties, and for steps that follow sampled tokens); sampling does
+    not change it.
 
     Args:
-        params: how to draw.
-        choice: index of the choice; part of what the draw depends on.
+        params: sampling parameters.
+        choice: index of the choice; an input of the random number.
         vocab_size: width of a row of logits.
-        prompt_token_ids: tokens that penalties see before the answer.
+        prompt_token_ids: prompt tokens for penalties.
         steps: the plugins' steps, from :func:`build_steps`.
-        token_bytes: bytes of each id, for steps that look at text.
+        token_bytes: bytes of each id, for steps that use text.
 
     Attributes:
         vocab_size: width of a row of logits.
-        last_probability: what steps that follow draws were told with the last token; None for one that was not drawn.
+        last_probability: probability of the last token, as reported to following steps; None if not drawn at random.
 
     Raises:
         InvalidRequest: the logit bias has ids outside the vocabulary.
@@ -74,17 +75,17 @@ class SequenceSampler:
         self._changes, self._temperature, self._steps = chain.changes, chain.temperature, chain.steps
         self._late_changes = chain.late_changes
         self._followers = tuple(step for step in steps if step.follows)
-        self._drawn: tuple[int, float] | None = None  # the last draw and its probability, until it is accepted
+        self._drawn: tuple[int, float] | None = None  # last sampled token and its probability, until accepted
         self.last_probability: float | None = None
 
     @property
     def follows_draws(self) -> bool:
-        """Whether its state depends on how probable the drawn tokens were, not on the tokens alone."""
+        """True if the state depends on the probabilities of sampled tokens, not on the tokens alone."""
         return bool(self._followers)
 
     @property
     def penalties(self) -> Penalties | None:
-        """What core's own penalties know of the sequence; None when they are off."""
+        """Token counts of core's own penalties; None if these are off."""
         return self._penalties
 
     @property
@@ -92,15 +93,15 @@ class SequenceSampler:
         return self._bias is not None or bool(self._changes or self._late_changes)
 
     def sample(self, logits: NDArray[np.float32], position: int, mask: TokenMask | None = None) -> Sampled:
-        """Draw a token. Changes no state, but may overwrite ``logits``.
+        """Sample a token. Changes no state, but may overwrite ``logits``.
 
         Args:
             logits: (vocab_size,) float32, raw.
             position: position of the token in its sequence, counted from any fixed point.
-            mask: which tokens may be drawn; None allows every one.
+            mask: tokens that may be sampled; None allows every token.
 
         Raises:
-            GenerationFailed: the row holds NaN or +inf, no token can be drawn, or a plugin's step failed.
+            GenerationFailed: the row contains NaN or +inf, no token can be sampled, or a plugin's step failed.
         """
         assert logits.shape == (self.vocab_size,)
         if self._params.num_logprobs is None:
@@ -113,7 +114,7 @@ class SequenceSampler:
         return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
 
     def accept(self, token_id: int) -> None:
-        """The sequence grew by ``token_id``.
+        """Append an accepted token to the state.
 
         Raises:
             GenerationFailed: a plugin's step failed.
@@ -129,7 +130,7 @@ class SequenceSampler:
                 step.accept(token_id, self.last_probability)
 
     def recall(self, token_id: int, probability: float | None) -> None:
-        """The next accepted token was drawn before, in another worker; None: it was not drawn there either."""
+        """Set the probability of the next accepted token, drawn in another worker; None if not drawn at random."""
         self._drawn = (token_id, probability) if probability is not None else None
 
     def _draw(
@@ -139,17 +140,17 @@ class SequenceSampler:
         mask: TokenMask | None,
         raw: LogitRow | None = None,
     ) -> int:
-        """Steps from the bias to the draw. ``raw`` is the row as it came, when somebody has read it already."""
+        """Run all steps from the bias to the draw. ``raw`` is the unchanged row, if it has been read already."""
         unbiased = logits.copy() if self._bias and mask is not None else None
         if self._bias:
-            _maximum(logits)  # a forced token would hide a broken row
+            _maximum(logits)  # before the bias: a forced token would hide an invalid row
             self._bias.apply(logits)
         for change in self._changes:
             change(logits)
         if self._params.temperature == 0:
             return self._best(logits, mask, unbiased)
         if mask is not None:
-            _maximum(logits, self._bias)  # the mask would hide a broken row
+            _maximum(logits, self._bias)  # before the mask, which would hide an invalid row
             _apply_mask(mask, logits, unbiased)
         if raw is None or self._changes_logits or mask is not None or self._temperature != 1.0:
             raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
@@ -160,7 +161,7 @@ class SequenceSampler:
             return self._truncate(raw, number)
 
     def _best(self, logits: NDArray[np.float32], mask: TokenMask | None, unbiased: NDArray[np.float32] | None) -> int:
-        """The most probable token that is allowed."""
+        """Return the most probable allowed token."""
         for change in self._late_changes:
             change(logits)
         token_id = int(logits.argmax())  # the first NaN, if there is one
@@ -171,7 +172,7 @@ class SequenceSampler:
         return token_id
 
     def _truncate(self, row: LogitRow, number: partial[float]) -> int:
-        """Run the steps and draw from what they leave."""
+        """Run the steps and draw from the remaining tokens."""
         head: Head | None = None
         for step in self._steps:
             row, head = step.apply(row, head, number)
@@ -193,7 +194,7 @@ def _penalties(params: SamplingParams, prompt_token_ids: Sequence[int] | NDArray
 
 
 def _apply_mask(mask: TokenMask, logits: NDArray[np.float32], unbiased: NDArray[np.float32] | None) -> None:
-    """Mask a row in place; a bias that leaves nothing of what is allowed is ignored here, for the mask must hold."""
+    """Mask a row in place; a bias that leaves no allowed token is undone, because the mask must hold."""
     try:
         mask.apply(logits)
     except GenerationFailed:
@@ -204,7 +205,7 @@ def _apply_mask(mask: TokenMask, logits: NDArray[np.float32], unbiased: NDArray[
 
 
 def _maximum(logits: NDArray[np.float32], bias: LogitBias | None = None) -> float:
-    """The largest logit; NaN when there is one in the row, so this also checks it."""
+    """Return the largest logit and check it; a NaN anywhere in the row is found, because it is the maximum."""
     maximum = float(logits.max())
     _check(maximum, bias)
     return maximum

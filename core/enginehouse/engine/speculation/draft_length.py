@@ -1,6 +1,6 @@
 """Number of draft tokens per step: measured acceptance and step costs, and when a drafter is paused.
 
-Called once per step. Knows no sequences and no drafters, only numbers.
+Called once per step. Works on numbers only; does not know sequences or drafters.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
-"""Numbers of tokens that are told apart; a step belongs to the next larger one."""
+"""Bucket sizes of step costs, in tokens; a step belongs to the next larger size."""
 
-_NUM_KEPT = 7  # the median of so many steps forgets a disturbance
-_MAX_AGE = 512  # steps after which a size is taken for unknown again: machines get busier and idler
-_HOPE = 0.15  # what a further token is thought to cost, as a share of a token's part of the steps that are known
+_NUM_KEPT = 7  # the median of this many steps is robust to a disturbance
+_MAX_AGE = 512  # steps after which a measured size is unknown again, since machine load changes
+_HOPE = 0.15  # assumed cost of a further token, as a share of the cost per token of known steps
 
 
 @define(eq=False)
@@ -39,20 +39,20 @@ class _Size:
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens.
+    """Seconds per step as a function of its number of tokens.
 
-    Between sizes that were seen costs are interpolated. Beyond them they are hoped to be low, so that a size is tried
-    when it would pay if that were so; from then on it is known.
+    Between measured sizes, costs are interpolated. Beyond them they are extrapolated optimistically, so that promising
+    sizes are tried and thereby measured.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
         self._num_steps = 0
-        self._known: list[tuple[int, float]] = []  # sizes with their seconds, both rising
+        self._known: list[tuple[int, float]] = []  # measured sizes with their seconds, both ascending
         self._known_at = 0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step has computed so many tokens in so much time."""
+        """Record the duration of a step of ``num_tokens`` tokens."""
         self._num_steps += 1
         if num_tokens > _SIZES[-1] or seconds <= 0.0:
             return
@@ -64,11 +64,11 @@ class StepCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether estimates are seconds."""
+        """True if estimates are in seconds."""
         return bool(self._look())
 
     def estimate(self, num_tokens: int) -> float:
-        """Seconds that a step of so many tokens will take; in arbitrary units before the first step."""
+        """Return the estimated seconds of a step of ``num_tokens`` tokens; arbitrary units before the first step."""
         known = self._look()
         if not known:
             return _hoped(num_tokens)
@@ -85,7 +85,7 @@ class StepCosts:
         return seconds * (1.0 + _HOPE * (num_tokens - size) / size)
 
     def _look(self) -> list[tuple[int, float]]:
-        """What is known now; looked up once per step, for many lengths are weighed."""
+        """Return the current measurements; cached per step, because many lengths are compared."""
         if self._known_at == self._num_steps:
             return self._known
         known: list[tuple[int, float]] = []
@@ -99,7 +99,7 @@ class StepCosts:
 
 
 def _hoped(num_tokens: int) -> float:
-    """What a step is thought to cost while nothing of it is known; one token costs 1."""
+    """Return the assumed cost of a step before anything is measured; one token costs 1."""
     return 1.0 + _HOPE * (num_tokens - 1)
 
 
@@ -107,10 +107,10 @@ def _size_of(num_tokens: int) -> int:
     return _SIZES[bisect_left(_SIZES, num_tokens)]
 
 
-_MODEL_DECAY = 0.995  # of each grade's record, per token: what was true some hundred tokens ago counts little
+_MODEL_DECAY = 0.995  # of each grade's record, per token: a few hundred tokens later it counts little
 _SEQUENCE_DECAY = 0.93
-_PRIOR_TOKENS = 6.0  # a drafter's own guess counts like so many tokens
-_MODEL_TOKENS = 8.0  # and what is known of the model like so many of the sequence's
+_PRIOR_TOKENS = 6.0  # weight of a drafter's prior, in tokens
+_MODEL_TOKENS = 8.0  # weight of the model's record against the sequence's, in tokens
 _MAX_RATE = 0.995
 
 
@@ -120,11 +120,11 @@ def _zeros() -> list[float]:
 
 @define(eq=False)
 class AcceptanceRates:
-    """A record of tokens that agreed and did not.
+    """Counts of accepted and rejected draft tokens, with exponential decay.
 
     Attributes:
-        prior: the rate of a grade before anything is known of it.
-        above: the record that is asked instead of ``prior``; a model's, for that of a sequence.
+        prior: acceptance rate of a grade before any observation.
+        above: the record used instead of ``prior``; for a sequence, that of the model.
     """
 
     prior: float = 0.5
@@ -133,7 +133,7 @@ class AcceptanceRates:
     _tried: list[float] = field(factory=_zeros)
 
     def observe(self, grade: int, num_agreed: int, has_failed: bool) -> None:
-        """Tokens of a draft of that grade agreed, and then one did not, unless they were the last."""
+        """Record a draft of ``grade``: ``num_agreed`` accepted tokens, then a rejected one if ``has_failed``."""
         decay = _SEQUENCE_DECAY if self.above is not None else _MODEL_DECAY
         num_tried = num_agreed + has_failed
         kept = decay**num_tried
@@ -143,13 +143,13 @@ class AcceptanceRates:
             self.above.observe(grade, num_agreed, has_failed)
 
     def rate(self, grade: int) -> float:
-        """Probability that one more token of a draft of that grade agrees; below 1."""
+        """Return the probability that one more token of a draft of that grade is accepted; below 1."""
         before, weight = (self.prior, _PRIOR_TOKENS) if self.above is None else (self.above.rate(grade), _MODEL_TOKENS)
         return min(_MAX_RATE, (self._agreed[grade] + weight * before) / (self._tried[grade] + weight))
 
 
 def expected_tokens(rate: float, num_drafted: int) -> float:
-    """Tokens that one forward pass gives on average: the drafted ones up to the first that fails, and one more.
+    """Return the expected tokens per forward pass: the drafted ones up to the first rejected, and one more.
 
     Source: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
     """
@@ -158,10 +158,10 @@ def expected_tokens(rate: float, num_drafted: int) -> float:
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_DRAFT_TOKENS = _LENGTHS[-1]
-"""Longest draft that is computed at once."""
+"""Maximum length of a draft computed in one step."""
 
-_MIN_GAIN = 1.1  # estimates err, and a step without drafts is sure to be of use
-_MIN_RATE = 0.1  # below it even a token that costs nothing would gain less
+_MIN_GAIN = 1.1  # estimates have errors, and a step without drafts always gains a token
+_MIN_RATE = 0.1  # below this rate even a token without cost gains less
 
 
 @frozen
@@ -169,9 +169,9 @@ class Candidate:
     """A sequence that has a draft.
 
     Attributes:
-        rate: probability that each of its tokens agrees.
+        rate: probability that each of its tokens is accepted.
         num_tokens: length of the draft.
-        seconds_per_token: what proposing one token costs.
+        seconds_per_token: cost of proposing one token.
     """
 
     rate: float
@@ -180,13 +180,13 @@ class Candidate:
 
 
 def choose_lengths(candidates: Sequence[Candidate], num_others: int, room: int, costs: StepCosts) -> list[int]:
-    """How many tokens of each candidate's draft to compute.
+    """Return the number of tokens of each candidate's draft to compute.
 
     Args:
         candidates: sequences with drafts.
-        num_others: sequences without, that give one token each.
-        room: most drafted tokens in all.
-        costs: what a step costs.
+        num_others: number of sequences without drafts, with one token each.
+        room: maximum total of drafted tokens.
+        costs: costs of a step.
     """
     num_tokens = num_others + len(candidates)  # of the step, as chosen so far
     expected = float(num_tokens)
@@ -210,52 +210,52 @@ def choose_lengths(candidates: Sequence[Candidate], num_others: int, room: int, 
 
 
 def _lengths_up_to(limit: int) -> list[int]:
-    """The lengths that are tried; the whole draft is one of them."""
+    """Return the lengths to compare, including the whole draft."""
     lengths = [length for length in _LENGTHS if length < limit]
     return [*lengths, limit] if limit > 0 else []
 
 
 _START_STEPS = 4.0
-_MOST_STEPS = 16.0  # what went well long ago pays for no more than this
+_MOST_STEPS = 16.0  # limit of the credit from earlier gains
 _LEAST_STEPS = -64.0
-_EARNED_PER_STEP = 0.02  # the share of the time that drafts which do not pay may cost
-_MAX_SLOWER = 2.0  # a step that took longer than so many times its estimate was disturbed by something else
+_EARNED_PER_STEP = 0.02  # share of the time that drafts may cost without paying off
+_MAX_SLOWER = 2.0  # a step slower than this multiple of its estimate was disturbed
 
 
 @define(eq=False)
 class DraftLedger:
-    """The account of one drafter. Its unit is the time of a decode step without drafts.
+    """Balance of gains and losses of one drafter, in units of a decode step without drafts.
 
     Attributes:
-        balance: steps that it may still lose.
+        balance: number of steps that it may still lose.
     """
 
     balance: float = _START_STEPS
 
     @property
     def is_open(self) -> bool:
-        """Whether its drafts may be computed."""
+        """True if its drafts may be computed."""
         return self.balance > 0.0
 
     def add_plain(self) -> None:
-        """A decode step without drafts of it."""
+        """Credit a decode step without drafts of this drafter."""
         self._add(_EARNED_PER_STEP)
 
     def add_drafted(self, saved_steps: float, share: float, seconds: float, usual_s: float, plain_s: float) -> None:
-        """A step with drafts of it.
+        """Record a step with drafts of this drafter.
 
         Args:
-            saved_steps: steps that its accepted tokens would have taken: tokens over running sequences.
-            share: of all drafted tokens of the step, that are its own.
-            seconds: that the step took.
-            usual_s: that a step of so many tokens usually takes.
-            plain_s: that the step would have taken without drafts.
+            saved_steps: its accepted tokens divided by the running sequences: the plain steps that they replace.
+            share: its share of all drafted tokens of the step.
+            seconds: duration of the step.
+            usual_s: usual duration of a step with this number of tokens.
+            plain_s: estimated duration of the step without drafts.
         """
         lasted_s = min(seconds, _MAX_SLOWER * usual_s)
         self._add(saved_steps - share * (lasted_s - plain_s) / plain_s)
 
     def add_proposing(self, seconds: float, plain_s: float) -> None:
-        """Proposing took so long."""
+        """Charge the time spent on proposing."""
         self._add(-seconds / plain_s)
 
     def _add(self, steps: float) -> None:

@@ -1,10 +1,11 @@
-"""Speculation: asks drafters what sequences may go on with, and decides how much of it the next step computes.
+"""Speculation: gets drafts for sequences from drafters, and decides how many of their tokens to compute.
 
-Called by the loop before each step, on the engine thread. What is drafted for a sequence waits in ``Sequence.drafts``;
-the scheduler puts it behind the last token, the loop verifies it. Here nothing is drawn, and no text can change.
+Called by the loop before each step, on the engine thread. The draft of a sequence is in ``Sequence.drafts``; the
+scheduler appends it to the last token, the loop verifies it. This module samples nothing and cannot change any text.
 
-Drafts of drafters that cost nothing are compared with what is written even while they are not used: so it is known
-when they begin to pay. One that costs model time is asked only when it is expected to pay, and now and then to see.
+Drafts of drafters without cost are compared with the generated tokens even while they are not used, to detect when they
+begin to pay off. A drafter that costs model time is asked only if it is expected to pay off, and occasionally to update
+its estimate.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ __all__ = ["SequenceDrafts", "Speculation"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY = 48  # steps after which a drafter that did not pay is asked again, though it costs
+_LOOK_EVERY = 48  # steps after which a costly drafter that did not pay off is asked again
 _LOOK_TOKENS = 2
-_READ_AT_ONCE_STEPS = 16  # steps without a draft after which tokens may wait on the device again
+_READ_AT_ONCE_STEPS = 16  # steps without a draft after which tokens may stay on the device again
 
 
 @define(eq=False)
 class _Bound:
-    """One drafter at work for this model, with what is known of it."""
+    """One drafter bound to this model, with its statistics."""
 
     name: str
     drafter: BoundDrafter
@@ -61,11 +62,11 @@ class _Session:
 
 @define(eq=False)
 class SequenceDrafts:
-    """What speculation knows of one sequence.
+    """Speculation state of one sequence.
 
     Attributes:
-        draft: the last one, not yet compared with what was written; it began at ``start``.
-        num_used: tokens of it that a step has computed.
+        draft: the last draft, not yet compared with the generated tokens; it begins at index ``start``.
+        num_used: number of its tokens computed in a step.
         num_idle_steps: steps since a draft was used, or a drafter waited for the last token.
     """
 
@@ -81,8 +82,8 @@ class Speculation:
     """The drafters of one model.
 
     Args:
-        drafters: by name, in order of preference: a sequence takes the first draft that there is.
-        runner: the model's; asked for its limits only.
+        drafters: drafters by name, in order of preference: a sequence takes the first draft available.
+        runner: runner of the model; used only for its limits and vocabulary size.
         clock: seconds, monotonic.
     """
 
@@ -96,14 +97,14 @@ class Speculation:
         self._runner = runner
         self._clock = clock
         self._costs = StepCosts()
-        self._at_work: list[tuple[EngineSequence, _Bound]] = []  # whose drafts the step computes
+        self._at_work: list[tuple[EngineSequence, _Bound]] = []  # owners of the drafts computed in this step
 
     # -- sequences ---------------------------------------------------------------------------------
 
     def open(self, sequence: EngineSequence) -> None:
-        """A sequence begins to run, or goes on. Those that wait hold no session: second models have few places."""
+        """Open drafter sessions of a starting sequence; waiting ones have none, as draft models have few slots."""
         if sequence.speculation is not None:
-            return  # it was preempted
+            return  # it was preempted and resumes
         owner, drafts = sequence.owner, SequenceDrafts()
         for bound in self._drafters:
             session = None
@@ -114,7 +115,7 @@ class Speculation:
         sequence.speculation = drafts if drafts.sessions else None
 
     def close(self, sequence: EngineSequence) -> None:
-        """The sequence has ended, or goes on without drafts; idempotent."""
+        """Close the sessions of a sequence that has ended or continues without drafts; idempotent."""
         if sequence.speculation is not None:
             sessions, sequence.speculation = sequence.speculation.sessions, None
             sequence.reads_at_once = False
@@ -122,7 +123,7 @@ class Speculation:
                 self._close(session)
 
     def shutdown(self) -> None:
-        """The model is closed."""
+        """Shut down all drafters; called when the model is closed."""
         for bound in self._drafters:
             with _noting_failures(bound):
                 bound.drafter.shutdown()
@@ -135,16 +136,16 @@ class Speculation:
     # -- one step ----------------------------------------------------------------------------------
 
     def prepare(self, running: Sequence[EngineSequence]) -> None:
-        """Choose what the next step computes beside the tokens that are due."""
+        """Choose the drafts that the next step computes."""
         if not self._drafters:
             return
         self._at_work = []
         for sequence in running:
             sequence.drafts, sequence.num_confirmed = (), 0
         if any(sequence.num_remaining > 1 for sequence in running):
-            return  # a prompt takes the room, and streams shall wait for one chunk of it, not for drafts as well
+            return  # the budget belongs to the prompt; drafts would delay running streams further
         if len(running) > 1 and not self._runner.capabilities.mixed_batch:
-            return  # drafts and single tokens would need passes of their own
+            return  # drafts and single tokens would need separate passes
         drafting = [sequence for sequence in running if sequence.speculation is not None]
         for sequence in drafting:
             self._compare(sequence)
@@ -154,7 +155,7 @@ class Speculation:
             self._choose(wanting, len(running))
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """A step took so long; those that computed a prompt say nothing of others."""
+        """Record the duration of a step; steps with prompt tokens are ignored."""
         if not self._drafters or not batch.spans:
             return
         sizes = [1 + len(sequence.drafts) for sequence in batch.sequences]
@@ -163,7 +164,7 @@ class Speculation:
             self._costs.observe(sum(sizes), seconds)
 
     def _settle(self, sizes: Sequence[int], seconds: float) -> None:
-        """Enter in the drafters' ledgers what this step has brought."""
+        """Update the drafters' ledgers with the gain and cost of this step."""
         num_drafted = sum(sizes) - len(sizes)
         usual_s, plain_s = self._costs.estimate(sum(sizes)), self._costs.estimate(len(sizes))
         for bound in self._drafters:
@@ -176,7 +177,7 @@ class Speculation:
                 bound.ledger.add_drafted(saved, share, seconds, usual_s, plain_s)
 
     def _compare(self, sequence: EngineSequence) -> None:
-        """Learn from the last draft what has become of it."""
+        """Compare the last draft with the generated tokens and update the acceptance rates."""
         drafts = sequence.speculation
         assert drafts is not None
         written = sequence.token_ids[drafts.start :]
@@ -214,7 +215,7 @@ class Speculation:
                     waiting.remove(sequence)
 
     def _asks(self, sequence: EngineSequence, bound: _Bound) -> _Session | None:
-        """The session of a drafter that is worth asking now."""
+        """Return the session of the drafter if it should be asked now."""
         drafts = sequence.speculation
         session = next((s for s in drafts.sessions if s.bound is bound), None) if drafts is not None else None
         if session is None or bound.drafter.is_free:
@@ -227,14 +228,18 @@ class Speculation:
         pays = choose_lengths([candidate], 0, MAX_DRAFT_TOKENS, self._costs)[0] > 0
         if not pays and session.num_steps_unasked < _LOOK_EVERY:
             return None
-        if sequence.num_pending:  # it would start from a token too early, but not in the next step
+        if sequence.num_pending:  # the draft would start a token too early; the next step will not
             drafts.num_idle_steps = 0 if pays else _READ_AT_ONCE_STEPS - 1
             return None
         session.num_steps_unasked = 0
         return session
 
     def _checked(self, draft: Draft | None, task: DraftTask) -> Draft | None:
-        """The draft as core may use it; a drafter's mistakes must not reach the runner."""
+        """Return the draft in a valid form; invalid drafts must not reach the runner.
+
+        Raises:
+            ValueError: the draft contains token ids outside the vocabulary.
+        """
         if draft is None:
             return None
         token_ids = [int(token_id) for token_id in draft.token_ids[: task.max_tokens]]
@@ -251,20 +256,20 @@ class Speculation:
             bound.seconds_per_token += (measured - bound.seconds_per_token) * (0.2 if bound.seconds_per_token else 1.0)
 
     def _abandon(self, asked: Sequence[tuple[EngineSequence, _Session]]) -> None:
-        """These sequences go on without this drafter."""
+        """Close this drafter's sessions of these sequences."""
         for sequence, session in asked:
             assert sequence.speculation is not None
             sequence.speculation.sessions.remove(session)
             self._close(session)
 
     def _choose(self, sequences: Sequence[EngineSequence], num_running: int) -> None:
-        """Give each sequence as much of its draft as pays."""
+        """Assign to each sequence the part of its draft that pays off."""
         proposed = [(s, s.speculation) for s in sequences if s.speculation is not None and _may_use(s.speculation)]
         candidates = [_candidate(drafts) for _, drafts in proposed]
         room = self._runner.capabilities.max_batch_tokens - num_running
         lengths = choose_lengths(candidates, num_running - len(proposed), room, self._costs)
         if sum(lengths) and self._runner.free_tokens() < sum(lengths) + num_running:
-            lengths = [0] * len(lengths)  # nobody is preempted for a guess
+            lengths = [0] * len(lengths)  # no sequence is preempted for a draft
         for (sequence, drafts), length in zip(proposed, lengths, strict=True):
             if length:
                 drafts.num_idle_steps = 0
@@ -281,10 +286,10 @@ class Speculation:
 
 @contextmanager
 def _noting_failures(bound: _Bound) -> Iterator[None]:
-    """A drafter's failure costs its drafts, and nothing else."""
+    """Log an exception of a drafter; only its drafts are lost."""
     try:
         yield
-    except Exception:  # noqa: BLE001 - the border to plugins
+    except Exception:  # noqa: BLE001 - plugin error boundary
         _log.exception("the drafter %s failed; what it was asked for goes on without it", bound.name)
 
 
@@ -296,11 +301,11 @@ def _candidate(drafts: SequenceDrafts) -> Candidate:
     assert drafts.draft is not None and drafts.drafted_by is not None
     session = drafts.drafted_by
     rate = session.rates.rate(drafts.draft.grade)
-    return Candidate(rate, len(drafts.draft.token_ids))  # it is there: what it cost is spent
+    return Candidate(rate, len(drafts.draft.token_ids))  # already proposed: the cost is spent
 
 
 def _room_in(sequence: EngineSequence) -> int:
-    """Most tokens that may be drafted: the last one of a sequence is never computed."""
+    """Return the maximum number of draft tokens: the last token of a sequence is never computed."""
     return sequence.max_length - sequence.length - sequence.num_pending - 1
 
 
@@ -312,7 +317,7 @@ def _task(sequence: EngineSequence, session: _Session) -> DraftTask:
 
 
 def _paid_length(bound: _Bound) -> int:
-    """How far a drafter that costs is asked to look: until a token is less likely than not to be of use."""
+    """Return the draft length for a costly drafter: up to the first token with a chance below 0.5."""
     rate, length, likely = bound.rates.rate(NUM_GRADES // 2), 0, 1.0
     while length < MAX_DRAFT_TOKENS and likely >= 0.5:
         likely *= rate

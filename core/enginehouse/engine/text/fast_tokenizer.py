@@ -1,8 +1,8 @@
-"""The Tokenizer contract over a Hugging Face *fast* tokenizer that a backend has already loaded.
+"""The Tokenizer contract over a Hugging Face *fast* tokenizer that a backend has loaded.
 
-Called by the backends whose libraries bring such a tokenizer (``hf``, ``mlx``), once per model. It imports
-neither ``transformers`` nor ``tokenizers``: everything is read from the object given and from its JSON
-form. It does not know where the tokenizer came from, nor templates, segments or streams.
+Called by the backends whose libraries include such a tokenizer (``hf``, ``mlx``), once per model. Imports neither
+``transformers`` nor ``tokenizers``: everything is read from the given object and its JSON form. Does not know the
+source of the tokenizer, nor templates, segments or streams.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _TURN_ENDS = frozenset(
         "<|return|>",
     }
 )
-"""Control tokens that end a turn by convention. Files often name only one of the several that a model writes."""
+"""Control tokens that end a turn by convention. Model files often name only one of several."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 _MAX_FILE_BYTES = 128 * 2**20
-_MAX_TOKENS = 2**22  # the largest vocabularies have a quarter of a million
+_MAX_TOKENS = 2**22  # the largest vocabularies have about 250,000 tokens
 
 
 class _Added(msgspec.Struct):
@@ -52,17 +52,17 @@ class _Model(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """What is looked at in ``tokenizer.json`` before its library reads it."""
+    """The fields of ``tokenizer.json`` that are checked before its library reads it."""
 
     model: _Model
     added_tokens: list[_Added] = msgspec.field(default_factory=list)
 
 
 def check_tokenizer_file(folder: Path) -> None:
-    """Check the ids in a folder's ``tokenizer.json``, where there is one: its library counts up to the largest.
+    """Check the ids in a folder's ``tokenizer.json``, if present: its library allocates up to the largest id.
 
     Raises:
-        ModelLoadError: it cannot be read, or an id is none of a vocabulary.
+        ModelLoadError: it cannot be read, or an id is too large for a vocabulary.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -79,25 +79,25 @@ def check_tokenizer_file(folder: Path) -> None:
 
 
 class BackendTokenizer(Protocol):
-    """What is used of ``tokenizers.Tokenizer`` (``backend_tokenizer`` of a transformers tokenizer)."""
+    """The used part of ``tokenizers.Tokenizer`` (``backend_tokenizer`` of a transformers tokenizer)."""
 
     encode_special_tokens: bool
 
     def to_str(self) -> str:
-        """The tokenizer as JSON."""
+        """Return the tokenizer as JSON."""
         ...
 
     @staticmethod
     def from_str(json: str) -> BackendTokenizer:
-        """A tokenizer from its JSON."""
+        """Create a tokenizer from JSON."""
         ...
 
     def encode(self, sequence: str, *, add_special_tokens: bool) -> Any:
-        """An encoding with ``ids`` and ``offsets``."""
+        """Return an encoding with ``ids`` and ``offsets``."""
         ...
 
     def get_vocab(self, with_added_tokens: bool) -> dict[str, int]:
-        """Token to id."""
+        """Return the mapping of tokens to ids."""
         ...
 
 
@@ -110,17 +110,17 @@ class FastTokenizer:
         Args:
             tokenizer: any fast tokenizer's backend object.
             vocab_size: width of a row of logits; ids beyond it are dropped, missing ones have no bytes.
-            end_token_ids: what the model's files say; the conventional turn ends are added.
+            end_token_ids: end tokens from the model's files; the conventional ones are added.
 
         Raises:
-            ModelLoadError: the tokenizer's decoder is of a kind whose token bytes are not known.
+            ModelLoadError: the tokenizer's decoder has an unsupported type, so token bytes are unknown.
         """
         spec = json.loads(tokenizer.to_str())
         spec.update(truncation=None, padding=None)
         added = spec["added_tokens"] = [entry for entry in spec["added_tokens"] if entry["id"] < vocab_size]
         ends = frozenset(token_id for token_id in end_token_ids if 0 <= token_id < vocab_size)
         for entry in added:
-            entry["special"] |= entry["id"] in ends  # whatever ends a generation is no text
+            entry["special"] |= entry["id"] in ends  # end tokens are not text
         text = json.dumps(spec)
         self._special, self._plain = type(tokenizer).from_str(text), type(tokenizer).from_str(text)
         self._plain.encode_special_tokens = True  # tokenizers' name for "control-token strings are plain text"
@@ -133,23 +133,23 @@ class FastTokenizer:
         self.max_bytes_per_token = bytes_per_token(self.token_bytes) if _keeps_text(spec) else None
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of ``text`` without prefix. Only with ``special`` are control-token strings control tokens.
+        """Return token ids without prefix. Control-token strings become control tokens only with ``special``.
 
         Raises:
-            ValueError: the library has failed over it.
+            ValueError: the library failed on this text.
         """
         try:
             return self._encode(text, special)
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the library, which is written in Rust, is no Exception
+        except BaseException as error:  # a panic of the Rust library is not an Exception
             raise ValueError(f"the tokenizer's library failed: {error}") from error
 
     def _encode(self, text: str, special: bool) -> list[int]:
         if special:
             return list(self._special.encode(text, add_special_tokens=False).ids)
-        # A vocabulary may reach a control token by merging ordinary pieces too: cut the text inside each. Every cut
-        # parts a control-token string for good, so this ends; all cuts of a round at once keep it linear.
+        # Ordinary pieces of a vocabulary may merge to a control token: cut the text inside each. A cut splits a
+        # control-token string permanently, so this terminates; making all cuts of a round at once keeps it linear.
         pieces, token_ids = [text], list[int]()
         while pieces:
             piece = pieces.pop()
@@ -163,7 +163,7 @@ class FastTokenizer:
         return token_ids
 
     def _cuts(self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
-        """Places inside the control-token strings of ``text`` that ordinary pieces were merged into."""
+        """Return positions inside the control-token strings of ``text`` that ordinary pieces were merged to."""
         if self.control_token_ids.isdisjoint(ids):
             return []
         return [
@@ -180,7 +180,7 @@ class FastTokenizer:
         return tuple(table)
 
     def _prefix(self) -> tuple[int, ...]:
-        """What the post-processor puts before a text; what it puts after one (an end token) is not wanted."""
+        """Return the tokens that the post-processor puts before a text; those after it (an end token) are ignored."""
         probe = "a"
         body = self.encode(probe, True)
         whole = list(self._special.encode(probe, add_special_tokens=True).ids)
@@ -191,14 +191,14 @@ class FastTokenizer:
 
 
 def chat_templates(template: str | Mapping[str, str] | None) -> dict[str, str]:
-    """``chat_template`` of a transformers tokenizer (one text or several by name) as ``ModelInfo`` wants it."""
+    """Convert a tokenizer's ``chat_template`` (one text, or several by name) to the form of ``ModelInfo``."""
     if template is None:
         return {}
     return {"default": template} if isinstance(template, str) else dict(template)
 
 
 def _byte_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """The function from a token's spelling to its bytes, as the JSON ``decoder`` would decode it mid-text."""
+    """Return the function from a token's spelling to its bytes, as the JSON ``decoder`` decodes it mid-text."""
     steps = [] if decoder is None else list(decoder.get("decoders", [decoder]))
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
@@ -232,7 +232,7 @@ def _replacements(step: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _keeps_text(spec: Mapping[str, Any]) -> bool:
-    """Whether no printable ASCII of a text is dropped before the merges."""
+    """Return True if no printable ASCII of a text is dropped before the merges."""
     if any(entry["lstrip"] or entry["rstrip"] for entry in spec["added_tokens"]):
         return False
     kinds = _kinds(spec["normalizer"], "normalizers")
@@ -241,11 +241,11 @@ def _keeps_text(spec: Mapping[str, Any]) -> bool:
 
 
 _KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Sequence"})
-"""Pre-tokenizers that only part a text. ``Split`` may remove what it splits at."""
+"""Pre-tokenizers that only split a text. ``Split`` may remove the text it splits at."""
 
 
 def _kinds(step: Mapping[str, Any] | None, several: str) -> frozenset[str]:
-    """Types of the steps of a pipeline in a tokenizer's JSON; a splitter that removes text has a name of its own."""
+    """Return the step types of a pipeline in a tokenizer's JSON; one that removes text has a separate name."""
     if step is None:
         return frozenset()
     if several in step:
@@ -254,7 +254,7 @@ def _kinds(step: Mapping[str, Any] | None, several: str) -> frozenset[str]:
 
 
 def _drops(step: Mapping[str, Any] | None) -> bool:
-    """Whether a normalizer replaces anything but one space."""
+    """Return True if a normalizer replaces anything except a single space."""
     if step is None:
         return False
     if "normalizers" in step:
@@ -263,7 +263,7 @@ def _drops(step: Mapping[str, Any] | None) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character to byte of byte-level BPE: printable Latin-1 stands for itself, the rest moves beyond U+00FF.
+    """Return the map from character to byte of byte-level BPE: printable Latin-1 unchanged, the rest above U+00FF.
 
     Source: the mapping of GPT-2's published vocabulary, which every byte-level BPE file uses.
     """
@@ -276,7 +276,7 @@ _BYTES = _byte_alphabet()
 
 
 def _decode_byte_level(token: str) -> bytes:
-    """Bytes of a byte-level token; a spelling outside the alphabet (an added token) is plain text."""
+    """Return the bytes of a byte-level token; a spelling outside the alphabet (an added token) is plain text."""
     try:
         return bytes(_BYTES[character] for character in token)
     except KeyError:

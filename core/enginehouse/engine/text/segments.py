@@ -1,11 +1,10 @@
 """Rendered segments to token ids: user text never forms control tokens.
 
-Called in the worker, on its tokenizer threads, for every prompt, and where untrusted text is marked before
-rendering. Knows the tokenizer's contract (:class:`enginehouse.contract.backend.Tokenizer`); knows no templates.
+Called in the worker, on its tokenizer threads, for every prompt, and where untrusted text is marked before rendering.
+Knows the tokenizer's contract (:class:`enginehouse.contract.backend.Tokenizer`); does not know templates.
 
-Text between two control tokens is encoded as one string, whatever the borders of trust inside it, so a tokenizer
-sees the same pieces as everywhere else. A prompt without untrusted segments is encoded as a whole, exactly as the
-model's own tools do.
+Text between two control tokens is encoded as one string, across trusted and untrusted segments, so that the tokenizer
+sees the usual pieces. A prompt without untrusted segments is encoded as a whole, exactly as the model's own tools do.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ __all__ = ["ControlStrings", "bytes_per_token", "control_strings", "encode_segme
 class ControlStrings:
     """A set of control-token strings, indexed by first character and length.
 
-    Some models have thousands (Gemma about 6,400), where a regular expression of alternatives would
-    try each of them at every ``<``; here a position costs one lookup per distinct length.
+    Some models have thousands (Gemma about 6,400); a regular expression of alternatives would try each of them at every
+    ``<``, while this index needs one lookup per distinct length at each position.
     """
 
     __slots__ = ("_any_first", "_following", "_lengths", "_longest", "_strings")
@@ -50,9 +49,9 @@ class ControlStrings:
         return string in self._strings
 
     def find_all(self, text: str) -> Iterator[tuple[int, int]]:
-        """(start, end) of the leftmost, longest, non-overlapping control-token strings.
+        """Yield (start, end) of the leftmost, longest, non-overlapping control-token strings.
 
-        No control-token string lies in the text between two of them.
+        The text between two of them contains no control-token string.
         """
         end = 0
         if self._any_first is None:
@@ -64,16 +63,16 @@ class ControlStrings:
             for length in self._lengths[text[start]]:
                 found = text[start : start + length]
                 if found in self._strings:
-                    end = start + len(found)  # near the end of the text it is a shorter one
+                    end = start + len(found)  # shorter near the end of the text
                     yield start, end
                     break
 
     def unfinished(self, text: str) -> tuple[int, frozenset[str]]:
-        """How ``text`` could become a control-token string when something is written behind it.
+        """Return how ``text`` could be continued to a control-token string.
 
         Returns:
-            Start of the longest end of ``text`` that begins a control-token string (the length of ``text``
-            if none does), and all characters that would continue one of its ends.
+            Start of the longest suffix of ``text`` that begins a control-token string (the length of ``text`` if there
+            is none), and all characters that would continue any such suffix.
         """
         start, continuations = len(text), set[str]()
         for size in range(1, min(self._longest, len(text) + 1)):
@@ -86,7 +85,7 @@ class ControlStrings:
 
 @lru_cache(maxsize=32)
 def control_strings(strings: tuple[str, ...]) -> ControlStrings:
-    """The index of ``strings``, kept for the models in use."""
+    """Return the index of ``strings``, cached for the models in use."""
     return ControlStrings(strings)
 
 
@@ -95,7 +94,7 @@ _NOT_COUNTED = bytes(value for value in range(256) if bytes([value]) not in _COU
 
 
 def min_tokens(tokenizer: Tokenizer, segments: Sequence[Segment]) -> int:
-    """Lower bound of the number of token ids of a prompt, from its length; 0 where the tokenizer allows for none.
+    """Return a lower bound of a prompt's token count, from its length; 0 if the tokenizer allows none.
 
     Only printable ASCII and line feeds are counted: some vocabularies have no token for other bytes and drop them.
     """
@@ -107,17 +106,17 @@ def min_tokens(tokenizer: Tokenizer, segments: Sequence[Segment]) -> int:
 
 
 def bytes_per_token(token_bytes: Sequence[bytes]) -> int | None:
-    """``max_bytes_per_token`` of a vocabulary; None if a printable byte has no token, so that text may be dropped."""
+    """Return ``max_bytes_per_token``; None if a counted byte has no token, so that text may be dropped."""
     return max(map(len, token_bytes)) if _COUNTED.issubset(token_bytes) else None
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool) -> list[int]:
-    """Token ids of a prompt.
+    """Return the token ids of a prompt.
 
     Args:
-        tokenizer: the model's.
-        segments: only control-token strings that lie wholly inside one trusted run become control tokens.
-        add_special: put ``tokenizer.prefix_token_ids`` in front, unless the prompt begins with them already.
+        tokenizer: tokenizer of the model.
+        segments: only control-token strings entirely inside one trusted run become control tokens.
+        add_special: prepend ``tokenizer.prefix_token_ids``, unless the prompt begins with them already.
     """
     token_ids: list[int] = []
     for text, special in _runs(segments, control_strings(tuple(tokenizer.special_tokens))):
@@ -129,13 +128,13 @@ def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], add_speci
 
 
 def _runs(segments: Sequence[Segment], control: ControlStrings) -> Iterator[tuple[str, bool]]:
-    """(text, special) in order: each untrusted segment with all text around it up to the next control tokens.
+    """Yield (text, special) in order: each untrusted segment with all text up to the adjacent control tokens.
 
-    Those runs hold no trusted control-token string, so they are encoded without any; the runs between
-    them begin and end with one and hold no untrusted text.
+    These runs contain no trusted control-token string, so they are encoded without any; the runs between them begin and
+    end with one and contain no untrusted text.
     """
-    # Texts grow as lists of parts: joining at every segment would take quadratic time.
-    open_text, is_plain = list[str](), False  # since the last control token; whether untrusted text is in it
+    # Texts are built as lists of parts: joining at every segment would take quadratic time.
+    open_text, is_plain = list[str](), False  # since the last control token; and if it has untrusted text
     special_text = list[str]()  # trusted text that ends with a control token
     for segment in _merged(segments):
         if not segment.trusted:
@@ -163,7 +162,7 @@ def _runs(segments: Sequence[Segment], control: ControlStrings) -> Iterator[tupl
 
 
 def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Neighbours of equal trust as one segment; nothing stands between two that only an empty one parts."""
+    """Merge neighbours of equal trust; empty segments do not separate their neighbours."""
     written = (segment for segment in segments if segment.text)
     for trusted, run in groupby(written, key=lambda segment: segment.trusted):
         yield Segment("".join(segment.text for segment in run), trusted)

@@ -1,6 +1,6 @@
-"""Token ids to visible text: whole characters, stop strings, and what must still be held back.
+"""Token ids to visible text: whole characters, stop strings, and text that is held back.
 
-Called by the loop, once per token and sequence. Knows no requests and no tool calls.
+Called by the loop, once per token and sequence. Does not know requests or tool calls.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """Incremental UTF-8 over the bytes of tokens.
+    """Incremental UTF-8 decoder over the bytes of tokens.
 
-    A character whose bytes are spread over several tokens appears when its last byte has arrived. Bytes
-    that can never become a character turn into U+FFFD, as ``bytes.decode("utf-8", "replace")`` would do
-    with the whole. The text of control tokens is hidden: they count as tokens without bytes.
+    A character whose bytes are spread over several tokens appears with its last byte. Bytes that cannot become a
+    character turn into U+FFFD, as in ``bytes.decode("utf-8", "replace")`` of the whole text. The text of control tokens
+    is hidden: they count as tokens without bytes.
     """
 
     __slots__ = ("_control_token_ids", "_decoder", "_partial", "_token_bytes", "num_leading")
@@ -32,16 +32,16 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._control_token_ids = control_token_ids
         self._decoder = _new_decoder("replace")
-        self._partial = b""  # the bytes that the decoder holds: a beginning of one character
+        self._partial = b""  # bytes held by the decoder: the beginning of one character
         self.num_leading = 0
-        """Characters of the last text that belong wholly to earlier tokens: 0, or 1 after a broken character."""
+        """Characters of the last text that belong entirely to earlier tokens: 0, or 1 after a broken character."""
 
     def is_hidden(self, token_id: int) -> bool:
-        """Whether a token adds no bytes: it is a control token, or its bytes are empty."""
+        """Return True if a token adds no bytes: it is a control token, or its bytes are empty."""
         return token_id in self._control_token_ids or not self._token_bytes[token_id]
 
     def push(self, token_id: int) -> str:
-        """The characters that are complete with this token; often its text, "" for part of a character."""
+        """Return the characters completed by this token; often its text, "" for part of a character."""
         self.num_leading = 0
         if token_id in self._control_token_ids:
             return ""
@@ -59,7 +59,7 @@ class Detokenizer:
 
 
 def _continues(partial: bytes, data: bytes) -> bool:
-    """Whether ``data`` begins with a byte that may follow the incomplete character ``partial``."""
+    """Return True if ``data`` begins with a byte that may follow the incomplete character ``partial``."""
     try:
         _new_decoder("strict").decode(partial + data[:1])
     except UnicodeDecodeError:
@@ -70,10 +70,10 @@ def _continues(partial: bytes, data: bytes) -> bool:
 class StopAutomaton:
     """All stop strings of a request as one Aho-Corasick automaton; immutable, shared by its choices.
 
-    A state is the longest suffix of the text so far that is a beginning of a stop string. Its length,
-    ``depth[state]``, is therefore exactly how many characters must be held back: one less could show the
-    first character of a stop string, one more would delay text that no stop string can claim. State 0 is
-    the empty suffix. Every text costs time linear in its length, whatever the stop strings are.
+    A state is the longest suffix of the text so far that is a prefix of a stop string. Its length, ``depth[state]``, is
+    therefore exactly the number of characters to hold back: one less could show the first character of a stop string,
+    one more would delay text that cannot belong to a stop string. State 0 is the empty suffix. Scanning takes time
+    linear in the length of the text, for any stop strings.
 
     Source: A. Aho, M. Corasick, "Efficient string matching" (1975); the search ends at the first match.
     """
@@ -95,11 +95,11 @@ class StopAutomaton:
     def scan(self, state: int, text: str) -> tuple[int, int, str | None]:
         """Read ``text`` from ``state`` up to the end of the first stop string in it.
 
-        The stop string that is complete first wins, since generation ends there; of several that end with
-        the same character the longest, so that no beginning of another one is shown.
+        The stop string that is complete first wins, since generation ends there; of several that end with the same
+        character the longest, so that no prefix of another one is shown.
 
         Returns:
-            The new state; how many characters were read; the stop string, or None after all of ``text``.
+            The new state; the number of characters read; the stop string, or None after all of ``text``.
         """
         if not state and self._first.isdisjoint(text):
             return 0, len(text), None
@@ -127,7 +127,7 @@ class StopAutomaton:
         self._match[state] = stop
 
     def _link(self) -> None:
-        """Set each state's fail state, shortest states first, and hand down matches along them."""
+        """Set each state's fail state, shortest states first, and propagate matches along them."""
         queue = deque(self._goto[0].values())
         while queue:
             state = queue.popleft()
@@ -143,17 +143,17 @@ class StopAutomaton:
 
 @lru_cache(maxsize=64)
 def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
-    """The automaton of ``stops``; choices of one request, and requests alike, share it."""
+    """Return the automaton of ``stops``, shared by the choices of a request and by requests with equal stops."""
     return StopAutomaton(stops)
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became visible.
+    """Text and tokens that became visible.
 
     Attributes:
         text: whole characters; never any part of a stop string, never the text of a control token.
-        token_ids: the tokens whose first visible character is in ``text``. A token without text of its
-            own (a control token under ``ignore_eos``) is listed as soon as everything before it is visible.
+        token_ids: tokens whose first visible character is in ``text``. A token without text of its own (a control token
+            under ``ignore_eos``) is listed as soon as everything before it is visible.
         stop: the stop string that ended the text, else None.
     """
 
@@ -168,15 +168,14 @@ _NOTHING = Piece("")
 class TextStream:
     """Turns pushed tokens into pieces of text, holding back as little as possible.
 
-    Held back are only: bytes of a character that is not complete, and the longest suffix of the text that
-    is a beginning of a stop string. A token of which one character is visible is visible; a token wholly
-    inside the stop string is not.
+    Only the bytes of an incomplete character and the longest suffix of the text that is a prefix of a stop string are
+    held back. A token of which one character is visible is visible; a token entirely inside the stop string is not.
 
     Args:
         token_bytes: bytes of each token id, indexed by id.
-        control_token_ids: ids whose text is hidden; stop strings are not looked for in them.
-        stop: strings before which the text ends, each non-empty. The one that is complete first wins, of
-            several ending with the same character the longest.
+        control_token_ids: ids whose text is hidden; stop strings are not searched for in them.
+        stop: strings before which the text ends, each non-empty. The one that is complete first wins; of several that
+            end with the same character, the longest.
     """
 
     __slots__ = (
@@ -197,35 +196,35 @@ class TextStream:
         self._detokenizer = Detokenizer(token_bytes, control_token_ids)
         self._automaton = stop_automaton(stop) if stop else None
         self._state = 0
-        self._held = ""  # decoded and not shown; always a beginning of a stop string
+        self._held = ""  # decoded but not shown; always a prefix of a stop string
         self._num_decoded = 0  # characters
         self._num_shown = 0  # characters
-        # (token id, number of shown characters from which on it is visible), in push order
+        # (token id, number of shown characters from which it is visible), in push order
         self._pending: deque[tuple[int, int]] = deque()
         self._stop: str | None = None
-        self._is_before_answer = False  # in reasoning, or in the white space between it and the answer
+        self._is_before_answer = False  # in reasoning, or in the white space between reasoning and answer
 
     @property
     def num_pending(self) -> int:
-        """Tokens pushed and not yet visible."""
+        """Number of tokens pushed but not yet visible."""
         return len(self._pending)
 
     @property
     def pending_token_ids(self) -> tuple[int, ...]:
-        """The tokens pushed and not yet visible."""
+        """Tokens pushed but not yet visible."""
         return tuple(token_id for token_id, _ in self._pending)
 
     def push(self, token_id: int, *, is_reasoning: bool = False) -> Piece:
-        """Take the next token; after a stop string nothing becomes visible any more.
+        """Process the next token; after a stop string nothing more becomes visible.
 
-        Stop strings are looked for in the answer only: not in reasoning, nor in the white space behind it, which
-        clients are not shown and which a budget may have put there.
+        Stop strings are searched for in the answer only: not in reasoning, nor in the white space after it, which
+        clients do not see and which a forced closing may have added.
         """
         if self._stop is not None:
             return Piece("", (), self._stop)
         detokenizer = self._detokenizer
         text = detokenizer.push(token_id)
-        # By far the most common case. Text that holds no character of this token ended an earlier, broken character.
+        # By far the most common case. Text without a character of this token completed an earlier, broken character.
         if self._automaton is None and len(text) > detokenizer.num_leading and not self._pending:
             self._num_decoded += len(text)
             self._num_shown = self._num_decoded
@@ -243,10 +242,10 @@ class TextStream:
         return self._advance(text)
 
     def flush(self) -> Piece:
-        """Show what was held back for stop strings; call once, when the sequence has ended without one.
+        """Return the text held back for stop strings; call once, when the sequence ended without one.
 
-        The beginning of a character that was never completed (a token limit may cut an emoji in two) is
-        dropped together with the tokens that hold nothing else: text consists of whole characters only.
+        An incomplete character at the end (a token limit may cut an emoji in two) is dropped together with the tokens
+        that have no other text: text consists of whole characters only.
         """
         if self._stop is not None:
             return Piece("", (), self._stop)

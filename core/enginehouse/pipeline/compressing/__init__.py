@@ -1,7 +1,7 @@
-"""Shorter prompts: which texts of a request may be shortened, by what, and what is left of them.
+"""Prompt compression: selects the texts of a request that may be shortened, and shortens them.
 
-``choosing`` reads what request and settings say, ``texts`` finds what may be touched, a plugin's compressor says what
-to keep of it, and ``prompt_compressor`` cuts. Used by the pipeline. Knows no template and no wire format.
+``choosing`` combines request and settings, ``texts`` finds the texts that may be changed, a plugin's compressor decides
+which parts to keep, and ``prompt_compressor`` cuts. Used by the pipeline. Does not know any template or wire format.
 """
 
 from __future__ import annotations

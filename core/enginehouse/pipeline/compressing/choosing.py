@@ -1,4 +1,4 @@
-"""What a request and the settings of its model say together: whether, by what and how far to compress."""
+"""Compression choice: combines a request with the settings of its model into method, ratio and scope."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from enginehouse.settings.structuring import closest
 __all__ = ["DEFAULT_RATIO", "Choice", "check_settings", "choose", "choose_for_room"]
 
 DEFAULT_RATIO = 0.5
-"""Share of the tokens that is kept where nobody says another one."""
+"""Default share of the tokens that is kept."""
 
 
 @frozen(kw_only=True)
 class Choice:
-    """A compression that is to be done.
+    """A compression to be carried out.
 
     Attributes:
-        min_tokens: texts with less are left alone.
-        system: system messages, too.
-        scorer: name of the model that is asked how probable texts are; None is the model itself.
+        min_tokens: texts with fewer tokens are left unchanged.
+        system: also compress system messages.
+        scorer: name of the model that scores the probability of texts; None for the model itself.
     """
 
     compressor: Compressor
@@ -37,7 +37,7 @@ class Choice:
 
 
 def check_settings(models: Mapping[str, ModelSettings], compressors: Mapping[str, Compressor]) -> None:
-    """Refuse settings that could not be followed.
+    """Refuse compressor settings that cannot be applied.
 
     Raises:
         ConfigError: there is no such compressor or scorer, or a ratio is given to a method that has none.
@@ -63,10 +63,10 @@ def check_settings(models: Mapping[str, ModelSettings], compressors: Mapping[str
 def choose(
     request: GenerateRequest, settings: CompressorSettings | None, compressors: Mapping[str, Compressor]
 ) -> Choice | None:
-    """What is to be done before the request is submitted; None leaves its prompt as it is.
+    """Return the compression to apply before the request is submitted; None leaves its prompt unchanged.
 
     Raises:
-        InvalidRequest: it asks for something that there is not, or that its prompt does not allow.
+        InvalidRequest: the request asks for something that does not exist, or that its prompt does not allow.
     """
     asked = request.compression
     if asked is None:
@@ -98,7 +98,7 @@ def choose(
 def choose_for_room(
     request: GenerateRequest, settings: CompressorSettings | None, compressors: Mapping[str, Compressor]
 ) -> Choice | None:
-    """What is to be done as the prompt does not fit; None refuses the request."""
+    """Return the compression to apply when the prompt does not fit; None refuses the request."""
     if settings is None or settings.when != "overflow" or not _may_be_shortened(request):
         return None
     if request.compression is not None and not request.compression.is_on:
@@ -107,7 +107,7 @@ def choose_for_room(
 
 
 def _chosen_by(settings: CompressorSettings, compressors: Mapping[str, Compressor]) -> Choice:
-    """What the settings of a model say, which were checked."""
+    """Return the choice made by the (already checked) settings of a model."""
     return Choice(
         compressor=compressors[settings.method],
         ratio=settings.ratio or DEFAULT_RATIO,
@@ -118,7 +118,7 @@ def _chosen_by(settings: CompressorSettings, compressors: Mapping[str, Compresso
 
 
 def _may_be_shortened(request: GenerateRequest) -> bool:
-    """Whether a setting may act on it: chats, whose scores nobody asks for."""
+    """True if settings may compress the request: only chats without prompt log-probabilities."""
     return request.messages is not None and request.num_prompt_logprobs is None
 
 

@@ -1,6 +1,6 @@
-"""Shortens the prompts of requests, between their parameters and their chat template. Called by the pipeline.
+"""Compresses the prompts of requests, after parameters are merged and before the chat template. Called by the pipeline.
 
-A compressor that fails costs nothing but its time: the prompt goes on as it was, and the answer's figures say so.
+A compressor that fails costs only its time: the prompt is used unchanged, and the answer's statistics report it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Compressed", "PromptCompressor"]
 _MAX_CACHED = 256
 _NUM_THREADS = 4
 _TIMEOUT_S = 300.0
-_SPARE_TOKENS = 8  # tokens that may come together differently where a text was cut
+_SPARE_TOKENS = 8  # tokens that may be merged differently at the cuts
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +43,15 @@ _Kept = tuple[tuple[Range, ...], ...]
 
 @frozen(kw_only=True)
 class Compressed:
-    """What became of a prompt that was to be compressed.
+    """Result of compressing a prompt.
 
     Attributes:
         method: the compressor's name.
-        tokens_before: tokens of what might be shortened, counted by the model's tokenizer.
-        tokens_after: of the same texts when they were cut.
-        scored_tokens: what a model has read to say how probable the texts are.
-        seconds: that it took; a result that was known already takes nearly none.
-        error: why the prompt is as it was; "" where nothing went wrong.
+        tokens_before: tokens of the texts that could be shortened, counted by the model's tokenizer.
+        tokens_after: tokens of the same texts after compression.
+        scored_tokens: tokens that a model read to score the texts.
+        seconds: duration; close to zero for a cached result.
+        error: the reason why the prompt is unchanged; "" without an error.
     """
 
     method: str
@@ -63,21 +63,21 @@ class Compressed:
 
     @property
     def num_saved(self) -> int:
-        """Tokens by which the prompt is shorter."""
+        """Number of tokens removed from the prompt."""
         return self.tokens_before - self.tokens_after
 
 
 class PromptCompressor:
-    """Compresses for all models of a server. Lives on the event loop; compressors run on threads of its own.
+    """Compresses prompts for all models of a server. Used on the event loop; compressors run in its own threads.
 
     Args:
-        models: their settings, by name.
-        compressors: what may be chosen, by name.
-        manager: where scorers are leased.
-        replays: where models are asked.
+        models: model settings by name.
+        compressors: available compressors by name.
+        manager: leases scorers.
+        replays: runs tokenization and scoring.
 
     Raises:
-        ConfigError: the settings of a model cannot be followed.
+        ConfigError: the settings of a model cannot be applied.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class PromptCompressor:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compress")
 
     async def compress(self, request: GenerateRequest, model: LoadedModel) -> tuple[GenerateRequest, Compressed | None]:
-        """The request with a shorter prompt, where it asks for one or its model's settings do.
+        """Return the request with a compressed prompt if the request or its model's settings ask for it.
 
         Raises:
-            InvalidRequest: it asks for something that there is not.
+            InvalidRequest: the request asks for something that does not exist.
         """
         choice = choose(request, self._models[model.name].compressor, self._compressors)
         if choice is None:
@@ -109,9 +109,9 @@ class PromptCompressor:
     async def make_room(
         self, request: GenerateRequest, model: LoadedModel, num_excess: int
     ) -> tuple[GenerateRequest, Compressed | None]:
-        """The request with a prompt that is at least so many tokens shorter, where its model's settings want that.
+        """Return the request with a prompt at least ``num_excess`` tokens shorter, if its model's settings allow it.
 
-        It is not checked whether it really is: the engine will tell.
+        Does not check that the result fits; the engine reports that.
         """
         choice = choose_for_room(request, self._models[model.name].compressor, self._compressors)
         if choice is None:
@@ -126,7 +126,7 @@ class PromptCompressor:
         try:
             async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
                 request, before, after = await self._shorten(request, model, choice, num_excess, tools)
-        except Exception as error:  # noqa: BLE001 - plugin border: a broken compressor must not refuse requests
+        except Exception as error:  # noqa: BLE001 - plugin boundary: a broken compressor must not refuse requests
             _log.error("the compressor %s failed; the prompt stays as it is", method, exc_info=error)
             failure = type(error).__name__
         return request, Compressed(
@@ -146,7 +146,7 @@ class PromptCompressor:
         num_excess: int | None,
         tools: EngineTools,
     ) -> tuple[GenerateRequest, int, int]:
-        """The request, perhaps with shorter texts, and the tokens of these texts before and after."""
+        """Return the request, possibly with shorter texts, and the token counts of these texts before and after."""
         found = await self._on_thread(find_texts, request, choice.system)
         before = sum(await self._on_thread(tools.count_tokens, [text.text for text in found.texts]))
         protected = sum(await self._on_thread(tools.count_tokens, [cut(text, ()) for text in found.texts]))
@@ -164,7 +164,7 @@ class PromptCompressor:
     async def _kept(
         self, task: CompressionTask, request: GenerateRequest, model: LoadedModel, choice: Choice, tools: EngineTools
     ) -> _Kept:
-        """What the compressor keeps, or has kept of the same texts before."""
+        """Return the ranges that the compressor keeps, from the cache if the same texts were compressed before."""
         named = (choice.compressor.name, model.name, model.created, choice.scorer, request.namespace, request.caller)
         key = await self._on_thread(_key, task, named)
         kept = self._cache.get(key)
@@ -181,10 +181,10 @@ class PromptCompressor:
 
     @contextlib.asynccontextmanager
     async def _tools(self, request: GenerateRequest, model: LoadedModel, choice: Choice) -> AsyncIterator[EngineTools]:
-        """Tools that work as long as the block runs, with a lease of the scorer where that is another model."""
+        """Tools that are valid inside the ``async with`` block; leases the scorer if that is another model."""
         lease, scorer = None, choice.scorer if choice.compressor.needs_scores else None
         if scorer is not None and scorer != model.name:
-            # Loading it might need the memory of the very model that waits for it.
+            # Loading it could need the memory of the model that waits for it.
             if self._manager.find(scorer).loaded is None:
                 raise ModelNotReady(f"the scorer {scorer!r} is not loaded")
             lease = await self._manager.lease(scorer)
@@ -201,7 +201,7 @@ class PromptCompressor:
 
 
 def _key(task: CompressionTask, named: Sequence[object]) -> bytes:
-    """A name of the task that holds nothing of its texts."""
+    """Cache key of the task, as a digest that does not contain its texts."""
     texts = [(text.text, text.protected) for text in task.texts]
     said = repr((named, task.max_tokens, task.question, texts))
     return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -1,7 +1,7 @@
-"""Which texts of a request may be shortened, and what of them must stay whole.
+"""Selection of the texts of a request that may be shortened, and of the protected ranges in them.
 
-System messages are instructions, calls and results of tools are data, and the last thing that a user says is the
-question: none of it is touched. Neither are fenced code and parts that the client marked. Knows no compressor.
+System messages are instructions, calls and results of tools are data, and the last user message is the question: none
+of them is changed. Nor are fenced code and parts that the client marked. Does not know any compressor.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _PARAGRAPH_BREAK = re.compile(r"\n[ \t\r]*\n")
 
 @frozen
 class RequestTexts:
-    """What a request has to be shortened.
+    """Compressible texts of a request.
 
     Attributes:
-        texts: with something in each that is not protected.
-        places: the index of the message that each is the content of; the one text of a raw prompt is at 0.
-        question: what is asked.
+        texts: each has some unprotected content.
+        places: index of the message that holds each text; 0 for the single text of a raw prompt.
+        question: the text of the question.
     """
 
     texts: tuple[CompressibleText, ...]
@@ -36,7 +36,7 @@ class RequestTexts:
 
 
 def find_texts(request: GenerateRequest, system: bool) -> RequestTexts:
-    """The texts of a request, perhaps none; with ``system`` those of system messages, too."""
+    """Return the compressible texts of a request, possibly none; ``system`` includes system messages."""
     if request.messages is None:
         return _of_raw_prompt(request.text or "")
     messages = request.messages
@@ -57,7 +57,7 @@ def find_texts(request: GenerateRequest, system: bool) -> RequestTexts:
 
 
 def with_texts(request: GenerateRequest, found: RequestTexts, texts: Sequence[str]) -> GenerateRequest:
-    """The request with other texts in the places of those that were found."""
+    """Return the request with ``texts`` in place of those that were found."""
     if request.messages is None:
         return evolve(request, text=texts[0]) if texts else request
     messages = list(request.messages)
@@ -67,7 +67,7 @@ def with_texts(request: GenerateRequest, found: RequestTexts, texts: Sequence[st
 
 
 def _of_raw_prompt(text: str) -> RequestTexts:
-    """All but the last paragraph, which is what the model goes on with."""
+    """Return all but the last paragraph, which the model continues."""
     question = _last_paragraph(text)
     protected = joined([*_fenced(text), (len(text.rstrip()) - len(question), len(text))])
     compressible = CompressibleText(text=text, protected=tuple(protected))
@@ -83,14 +83,14 @@ def _may_be_shortened(message: Message, system: bool) -> bool:
 
 
 def _last_paragraph(text: str) -> str:
-    """What stands behind the last empty line, without white space around it."""
+    """Return the text after the last empty line, stripped."""
     stripped = text.rstrip()
     breaks = list(_PARAGRAPH_BREAK.finditer(stripped))
     return stripped[breaks[-1].end() :] if breaks else stripped
 
 
 def _fenced(text: str) -> list[Range]:
-    """Code between fences, these included; a fence that is never closed holds all that follows."""
+    """Ranges of fenced code, fences included; an unclosed fence extends to the end of the text."""
     found: list[Range] = []
     opening: re.Match[str] | None = None
     for match in _FENCE.finditer(text):

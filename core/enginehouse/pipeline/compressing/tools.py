@@ -1,4 +1,4 @@
-"""What compressors ask models, from the thread they run on: a bridge to the event loop, where engines live."""
+"""Model access for compressors: a bridge from the compressor's thread to the event loop, where engines run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from enginehouse.serving import LoadedModel
 __all__ = ["EngineTools"]
 
 _T = TypeVar("_T")
-_ANSWER_S = 600.0  # an engine that says nothing for so long has its own bounds; this only frees the thread
-_MAX_AT_ONCE = 8  # prompts that are scored at the same time, so that the queue stays open to requests
+_ANSWER_S = 600.0  # safety timeout that only frees the thread; an engine that does not respond has its own limits
+_MAX_AT_ONCE = 8  # prompts scored concurrently; leaves room in the queue for requests
 _MAX_REMEMBERED = 4096
 
 
@@ -34,10 +34,10 @@ class EngineTools:
     """Implements :class:`enginehouse.contract.compressor.CompressionTools` for one compression.
 
     Args:
-        model: whose tokens are counted.
-        scorer: what is asked how probable texts are.
-        replays: where both are asked.
-        request: on whose behalf; only who asks, how urgently, and what may be kept, is taken from it.
+        model: the model whose tokens are counted.
+        scorer: the model that scores texts.
+        replays: submits to both.
+        request: source of caller, priority and caching rules only.
 
     Attributes:
         num_scored_tokens: tokens that the scorer has read.
@@ -52,13 +52,13 @@ class EngineTools:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """End the question that is open, and answer no other: the request has gone."""
+        """Cancel the pending call and reject later ones: the request has ended."""
         self._is_stopped = True
         if self._asked is not None:
             self._asked.cancel()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """See the contract. Counts are remembered, as one text is often counted more than once."""
+        """See the contract. Counts are cached, since the same text is often counted more than once."""
         unknown = [text for text in dict.fromkeys(texts) if text not in self._counts]
         if len(self._counts) + len(unknown) > _MAX_REMEMBERED:
             self._counts.clear()
@@ -76,7 +76,7 @@ class EngineTools:
         return self._wait(self._score_all(pairs))
 
     def _wait(self, question: Coroutine[Any, Any, _T]) -> _T:
-        """The answer to a question, which is asked on the event loop."""
+        """Run a coroutine on the event loop and return its result."""
         if self._is_stopped:
             question.close()
             raise GenerationFailed("the request has gone")
@@ -145,7 +145,7 @@ class EngineTools:
 
 
 def _char_ends(text: str, sizes: Sequence[int]) -> Iterator[int]:
-    """Where tokens of these many bytes end in ``text``; approximate where its tokens are not its bytes."""
+    """Yield the end positions in ``text`` of tokens of these byte sizes; approximate if the text has other bytes."""
     if text.isascii():
         yield from (min(end, len(text)) for end in accumulate(sizes))
         return

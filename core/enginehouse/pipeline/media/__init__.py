@@ -1,4 +1,4 @@
-"""What messages hold besides text: read from where the settings allow, checked without decoding, never believed."""
+"""Non-text message parts: fetched from allowed hosts only, checked without decoding, declared types not trusted."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AddressRefused(ValueError):
-    """The address is malformed, or may not be read; the message says why."""
+    """The URL is malformed or may not be read; the message gives the reason."""
 
 
 @frozen
 class Target:
-    """An address taken apart. ``path`` holds the query as well."""
+    """A parsed URL. ``path`` includes the query."""
 
     scheme: str
     host: str
@@ -51,21 +51,21 @@ class Target:
 
     @property
     def is_default_port(self) -> bool:
-        """Whether the address need not name its port."""
+        """True if the port may be omitted from the URL."""
         return self.port == _PORTS[self.scheme]
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.is_default_port else f"{host}:{self.port}"
 
 
 def read_url(url: str) -> Target:
-    """Take an http or https address apart, strictly: what two programs read in two ways is refused.
+    """Parse an http or https URL strictly: anything that two programs could read differently is refused.
 
     Raises:
-        AddressRefused: it is none.
+        AddressRefused: ``url`` is not a valid http or https URL.
     """
     if len(url) > _MAX_URL_CHARS:
         raise AddressRefused(f"an address has at most {_MAX_URL_CHARS} characters")
@@ -88,11 +88,11 @@ def read_url(url: str) -> Target:
 
 
 def is_allowed_host(target: Target, allowed: Iterable[str]) -> bool:
-    """Whether the settings list a target's host.
+    """True if the settings allow a target's host.
 
     Args:
-        allowed: ``images.example``, ``.example.org`` for all names below it, ``*`` for every host; with ``:8080``
-            behind for a port of its own, without one for the usual port.
+        allowed: ``images.example``, ``.example.org`` for all subdomains, ``*`` for every host; with a suffix such as
+            ``:8080`` for that port only, without one for the default port.
     """
     for entry in allowed:
         host, colon, port = entry.rpartition(":") if re.search(r":\d+$", entry) else (entry, "", "")
@@ -105,10 +105,10 @@ def is_allowed_host(target: Target, allowed: Iterable[str]) -> bool:
 
 
 def check_addresses(addresses: Iterable[str], *, allow_private: bool) -> list[str]:
-    """The addresses of a host, all of which may be connected to.
+    """Return the addresses of a host, all of which may be connected to.
 
     Raises:
-        AddressRefused: one of them may not. A host that has both kinds is likely to be an attack.
+        AddressRefused: at least one of them may not. A host with both kinds is likely to be an attack.
     """
     found = list(dict.fromkeys(addresses))
     if not found:
@@ -119,7 +119,7 @@ def check_addresses(addresses: Iterable[str], *, allow_private: bool) -> list[st
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet, also when it is wrapped in one of IPv6."""
+    """True if an address is public, including IPv4 addresses embedded in IPv6."""
     found: _Address = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
@@ -133,38 +133,38 @@ def is_public(address: str) -> bool:
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A host and a port to the host's addresses; raises OSError."""
+"""Resolves a host and a port to the host's addresses; raises OSError."""
 
 _MAX_AT_ONCE = 8
 _MAX_HEAD_BYTES = 32768
-_READ_BYTES = 16384  # may hold thousands of tiny chunks, whose reading holds up the event loop
+_READ_BYTES = 16384  # may contain thousands of tiny chunks, whose parsing blocks the event loop
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class FetchFailed(Exception):
-    """The address could not be read; the message says why, and tells nothing about the network here."""
+    """The URL could not be read; the message gives the reason without revealing anything about the local network."""
 
 
 @frozen
 class _Answer:
-    """What one server said: an image, or where else it lies."""
+    """Response of one server: an image, or a redirect target."""
 
     data: bytes = b""
     location: str | None = None
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """The addresses of a host, asked from the system."""
+    """Return the addresses of a host from the system resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 class ImageFetcher:
-    """Reads images for one server.
+    """Fetches images for one server.
 
     Args:
-        settings: what is allowed.
-        resolve: finds addresses of hosts.
+        settings: allowed hosts and limits.
+        resolve: resolves host names.
     """
 
     def __init__(self, settings: MediaSettings, resolve: Resolve = resolve_host) -> None:
@@ -174,11 +174,11 @@ class ImageFetcher:
         self._tls: ssl.SSLContext | None = None
 
     async def fetch(self, url: str) -> bytes:
-        """What lies at ``url``.
+        """Return the content at ``url``.
 
         Raises:
-            AddressRefused: the address, or one that it leads to, may not be read.
-            FetchFailed: it could not be read.
+            AddressRefused: the URL, or one that it redirects to, may not be read.
+            FetchFailed: the content could not be read.
         """
         settings = self._settings
         try:
@@ -213,7 +213,7 @@ class ImageFetcher:
         addresses = await self._resolve(target.host, target.port)
         checked = check_addresses(addresses, allow_private=self._settings.allow_private)
         secure = await self._secure() if target.scheme == "https" else None
-        # The address that was checked is the one that is connected to: a name could mean another one the next time.
+        # Connect to the checked address: a second lookup of the name could give another one.
         reader, writer = await asyncio.open_connection(
             checked[0], target.port, ssl=secure, server_hostname=target.host if secure else None
         )
@@ -223,7 +223,7 @@ class ImageFetcher:
             writer.transport.abort()
 
     async def _secure(self) -> ssl.SSLContext:
-        """Made once, on another thread: the certificates of the system take a while to read."""
+        """TLS context, created once in another thread because loading the system's certificates takes a while."""
         if self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         return self._tls
@@ -239,7 +239,7 @@ class ImageFetcher:
             event = connection.next_event()
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(_READ_BYTES))
-                await asyncio.sleep(0)  # what has arrived is read without a pause
+                await asyncio.sleep(0)  # read() does not yield while data is buffered
             elif isinstance(event, h11.Response):
                 location = self._check_head(event)
                 if location is not None:
@@ -253,7 +253,7 @@ class ImageFetcher:
                 raise FetchFailed("it could not be read")
 
     def _check_head(self, response: h11.Response) -> str | None:
-        """Where else to look; None when the image follows."""
+        """Return the redirect target, or None if the image follows."""
         headers = {name: value.decode("latin-1") for name, value in response.headers}
         if response.status_code in _REDIRECTS and b"location" in headers:
             return headers[b"location"]

@@ -1,4 +1,4 @@
-"""Reading of images: type and size from the bytes, bounds, nothing is decoded."""
+"""Image headers: type and size read from the bytes, within limits and without decoding."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["ImageHeader", "MediaReader", "NoImage", "check_media", "read_image_h
 
 
 class NoImage(ValueError):
-    """The bytes are no image that could be used; the message says why."""
+    """The bytes are not a usable image; the message gives the reason."""
 
 
 @frozen
 class ImageHeader:
-    """A format by the name that media types use (``png``), and sides in pixels."""
+    """Image format by its media type name (``png``), and sides in pixels."""
 
     format: str
     width: int
@@ -32,10 +32,10 @@ class ImageHeader:
 
 
 def read_image_header(data: bytes) -> ImageHeader:
-    """The header of a PNG, JPEG, GIF or WebP file.
+    """Parse the header of a PNG, JPEG, GIF or WebP file.
 
     Raises:
-        NoImage: it is none of these, or damaged, or ends too early.
+        NoImage: the data is of another type, damaged or truncated.
     """
     if not data:
         raise NoImage("it is empty")
@@ -52,7 +52,7 @@ def read_image_header(data: bytes) -> ImageHeader:
 
 
 def _read_png(data: bytes) -> ImageHeader:
-    """Chunks of length, name, data and checksum; the first one has the size, the last one is empty."""
+    """Read chunks of length, name, data and checksum; the first one holds the size, the last one is empty."""
     length, name, width, height = struct.unpack_from(">I4sII", data, 8)
     if name != b"IHDR" or length != 13:
         raise NoImage("its first chunk is not the header")
@@ -74,7 +74,7 @@ _SOS, _EOI = 0xDA, 0xD9
 
 
 def _read_jpeg(data: bytes) -> ImageHeader:
-    """Segments up to the compressed data; these end with a marker of their own."""
+    """Read segments up to the compressed data, which ends with a marker of its own."""
     position, size = 2, None
     while True:
         while data[position] == 0xFF and data[position + 1] == 0xFF:  # fill bytes
@@ -143,11 +143,11 @@ _DETAILS = ("auto", "low", "high")
 
 
 class MediaReader:
-    """Reads what messages of one server link to or hold.
+    """Reads media that messages link to or embed.
 
     Args:
-        settings: bounds, and what may be fetched.
-        resolve: finds addresses of hosts.
+        settings: limits, and hosts that may be fetched from.
+        resolve: resolves host names.
     """
 
     def __init__(self, settings: MediaSettings, resolve: Resolve = resolve_host) -> None:
@@ -155,11 +155,11 @@ class MediaReader:
         self._fetcher = ImageFetcher(settings, resolve)
 
     async def read(self, messages: Sequence[Message], engine: EngineCapabilities) -> tuple[Message, ...]:
-        """The messages with images in place of what the client wrote.
+        """Return the messages with images in place of the client's links.
 
         Raises:
-            UnsupportedParameter: the engine does not take such parts.
-            InvalidRequest: a part is wrong, or what it links to cannot be read.
+            UnsupportedParameter: the engine does not accept such parts.
+            InvalidRequest: a part is wrong, or its link cannot be read.
         """
         check_media(messages, engine)
         parts = list(_media(messages))
@@ -194,7 +194,7 @@ class MediaReader:
 
 
 def check_media(messages: Sequence[Message], engine: EngineCapabilities) -> None:
-    """Refuse what messages hold besides text where an engine does not take it; nothing is read.
+    """Refuse non-text parts that an engine does not accept; reads nothing.
 
     Raises:
         UnsupportedParameter: names the part.
@@ -204,7 +204,7 @@ def check_media(messages: Sequence[Message], engine: EngineCapabilities) -> None
 
 
 def _media(messages: Sequence[Message]) -> Iterator[tuple[str, MediaPart]]:
-    """Parts that are no text, each with the role of its message."""
+    """Yield the non-text parts, each with the role of its message."""
     for message in messages:
         yield from ((message.role, part) for part in message.parts if isinstance(part, MediaPart))
 
@@ -218,7 +218,7 @@ def _check_kind(part: MediaPart, engine: EngineCapabilities) -> None:
 
 
 def _read_link(value: Any, where: str) -> tuple[str, Literal["auto", "low", "high"] | None]:
-    """``image_url``: an object with ``url`` and perhaps ``detail``, or the address alone."""
+    """Parse ``image_url``: an object with ``url`` and an optional ``detail``, or the URL alone."""
     if isinstance(value, str):
         return value, None
     if not isinstance(value, dict):
@@ -232,7 +232,7 @@ def _read_link(value: Any, where: str) -> tuple[str, Literal["auto", "low", "hig
 
 
 def _decode(url: str, max_bytes: int) -> bytes:
-    """What a ``data:`` URL holds. Its media type is looked at, but not believed."""
+    """Return the content of a ``data:`` URL. Its media type is checked, but not trusted."""
     head, comma, text = url[5:].partition(",")
     kind, *parameters = head.split(";")
     if not comma:
@@ -250,7 +250,7 @@ def _decode(url: str, max_bytes: int) -> bytes:
 
 
 async def _all(readings: Iterator[Any]) -> list[Image]:
-    """Read all at once; when one fails, the others are given up."""
+    """Read all concurrently; if one fails, the others are cancelled."""
     tasks: list[asyncio.Task[Image]] = []
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,1 +1,1 @@
-"""From chat messages to a prompt: sandboxed templates and segments that user text cannot escape."""
+"""Rendering of chat messages to prompts: sandboxed templates, and segments that user text cannot escape."""

@@ -1,4 +1,4 @@
-"""A chat that is to be rendered, and the template that renders it: the model's own, or a plain fallback."""
+"""A chat to be rendered, and its template: the model's own, or a plain fallback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enginehouse.settings.config import ModelSettings
 
 __all__ = ["CHATML", "GEMMA", "PLAIN", "ChatPrompt", "ModelTemplates", "fallback_template"]
 
-# Qwen's and SmolLM2's files name a begin-of-sequence token, but their own templates do not write it.
+# The files of Qwen and SmolLM2 name a begin-of-sequence token, but their own templates do not write it.
 CHATML = """\
 {%- if bos_token not in ('<|im_start|>', '<|endoftext|>') %}{{ bos_token }}{% endif %}
 {%- for message in messages %}
@@ -62,7 +62,7 @@ PLAIN = """\
 
 
 def fallback_template(special_tokens: Container[str]) -> str:
-    """The template for a model without one.
+    """Return the template for a model without one.
 
     Args:
         special_tokens: its control-token strings (:attr:`enginehouse.contract.types.ModelInfo.special_tokens`).
@@ -77,14 +77,14 @@ def fallback_template(special_tokens: Container[str]) -> str:
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Messages and the template that turns them into a prompt.
 
-    Roles come from a closed set that the caller has checked. Every other string in ``messages`` and
-    ``extra`` is untrusted: control-token strings in it stay ordinary text.
+    Roles come from a closed set that the caller has checked. All other strings in ``messages`` and ``extra`` are
+    untrusted: control-token strings in them stay ordinary text.
 
     Attributes:
         template: Jinja source.
         special_tokens: all control-token strings of the model.
-        add_generation_prompt: end with the beginning of an assistant turn. A last message by the assistant
-            is then continued instead (its turn is left open), as llama-server does.
+        add_generation_prompt: end with the beginning of an assistant turn. A final assistant message is continued
+            instead (its turn is left open), as llama-server does.
         extra: further variables of the template (``tools``, ``documents``, ``enable_thinking``, ...); plain data.
     """
 
@@ -101,7 +101,7 @@ class ModelTemplates:
     """The chat templates of all configured models.
 
     Args:
-        models: their settings, by name.
+        models: model settings by name.
 
     Raises:
         ConfigError: a template file cannot be read.
@@ -111,12 +111,12 @@ class ModelTemplates:
         self._of_settings = {name: _read_template(name, model) for name, model in models.items()}
 
     def all(self, model: str, info: ModelInfo) -> Mapping[str, str]:
-        """Every template that may be used, by name; empty where a plain one stands in."""
+        """Return all templates that may be used, by name; empty if the plain fallback is used."""
         named = self._of_settings.get(model)
         return {"chat_template": named} if named else {name: text for name, text in info.chat_templates.items() if text}
 
     def choose(self, model: str, info: ModelInfo, *, with_tools: bool) -> str:
-        """The template of a chat; some models have another one for chats with tools."""
+        """Return the template of a chat; some models have a separate one for chats with tools."""
         named = self._of_settings.get(model)
         for_tools = info.chat_templates.get("tool_use") if with_tools else None
         own = named or for_tools or info.chat_templates.get("default")
@@ -127,7 +127,7 @@ _MAX_TEMPLATE_BYTES = 4 * 2**20
 
 
 def _read_template(name: str, model: ModelSettings) -> str | None:
-    """The chat template file that the settings name."""
+    """Read the chat template file named in the settings."""
     if model.chat_template is None:
         return None
     try:

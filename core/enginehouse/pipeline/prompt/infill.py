@@ -1,7 +1,7 @@
-"""A text before a gap and a text after it -> the prompt with which a model fills the gap.
+"""Fill-in-the-middle prompts: builds the prompt from the text before a gap and the text after it.
 
-Models that were trained for it have control tokens that say which text is which. Called by the pipeline; knows
-no tokenizer and no backend.
+Models trained for it have control tokens that mark the two texts. Called by the pipeline; does not know tokenizers or
+backends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enginehouse.contract.types import ModelInfo, Segment
 __all__ = ["NO_INFILL", "InfillTokens", "find_infill_tokens", "infill_segments"]
 
 NO_INFILL = "this model fills no gaps: its vocabulary has no tokens that mark prefix, suffix and middle"
-"""Why ``suffix`` is refused."""
+"""Reason given when ``suffix`` is refused."""
 
 
 @frozen
@@ -24,9 +24,9 @@ class InfillTokens:
     """Control tokens around the two texts.
 
     Attributes:
-        prefix: stands before the text before the gap.
-        suffix: stands before the text after the gap.
-        middle: stands at the end; "" where the model needs none, and then the text after the gap comes first.
+        prefix: precedes the text before the gap.
+        suffix: precedes the text after the gap.
+        middle: ends the prompt; "" for models that do not need it, where the text after the gap comes first.
     """
 
     prefix: str
@@ -41,17 +41,17 @@ _KNOWN = (
     InfillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
     InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    InfillTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek  # noqa: RUF001 - its own letters
+    InfillTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek  # noqa: RUF001 - characters of its own
     InfillTokens("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     InfillTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     InfillTokens("<PRE>", "<SUF>", "<MID>"),
     InfillTokens("[PREFIX]", "[SUFFIX]", ""),  # Codestral
 )
-"""Forms of the families that fill gaps. Source: their model cards and tokenizers."""
+"""Known forms by model family. Source: their model cards and tokenizers."""
 
 
 def find_infill_tokens(info: ModelInfo) -> InfillTokens | None:
-    """What the model's file says, else the first known form whose tokens the vocabulary holds; None without any."""
+    """Return the tokens given in the model's file, else the first known form in its vocabulary; None without any."""
     if len(info.infill_tokens) == 3:
         return InfillTokens(*info.infill_tokens)
     special: Collection[str] = info.special_tokens
@@ -59,7 +59,7 @@ def find_infill_tokens(info: ModelInfo) -> InfillTokens | None:
 
 
 def infill_segments(info: ModelInfo, before: str, after: str) -> tuple[Segment, ...]:
-    """The prompt; what stands in the two texts is never a control token.
+    """Return the prompt; the two texts never become control tokens.
 
     Raises:
         UnsupportedParameter: the model has no tokens for it.

@@ -1,23 +1,22 @@
-r"""Nonce markers: control-token strings in untrusted values while a template works on them.
+r"""Nonce markers: placeholders for control-token strings in untrusted values during template rendering.
 
-Called around each rendering, on the values that come from a client. A control-token string in one of
-them is replaced by one character, drawn at random for this rendering from Unicode's private planes 15
-and 16 among those that no value contains. A single character cannot be split by a template that slices,
-is no whitespace to strip, has no case to change and no JSON escape; and because it is drawn after all
-values were read, no client can have written it. Behind the template each marker becomes an untrusted
-segment with the text that it stood for.
+Called around each rendering, on the values that come from a client. Each control-token string in them is replaced by
+one character, drawn at random for this rendering from Unicode's private planes 15 and 16 among those that no value
+contains. A template that slices cannot split a single character; it is not whitespace to strip, and it has no case to
+change and no JSON escape. Because it is drawn after all values were read, no client can have written it. After
+rendering, each marker becomes an untrusted segment with the text that it replaced.
 
 Two details:
 
-* Values may form a control-token string together when a template writes one directly behind the other
-  (``<|im_`` and ``end|>``). The end of a value is marked as well if some other value goes on with a
-  character that would continue a control-token string there.
-* Templates look into earlier *assistant* messages for reasoning (``content.split('</think>')``). Where a
-  template compares or splits by a control-token string, the caller names it as ``visible`` and it stays
-  in assistant messages. It then reaches the model as the control token, as it did when it was generated.
+* Values may combine into a control-token string when a template writes one directly after another (``<|im_`` and
+  ``end|>``). The end of a value is therefore marked as well if some other value begins with a character that would
+  continue a control-token string there.
+* Templates search earlier *assistant* messages for reasoning (``content.split('</think>')``). Where a template compares
+  with or splits by a control-token string, the caller names it as ``visible`` and it stays in assistant messages. It
+  then reaches the model as the control token, as it did when it was generated.
 
-Not covered: a template that builds control-token strings by rewriting user text itself (``lower``, or
-``replace`` of a part in the middle). No known template does.
+Not covered: a template that builds control-token strings by rewriting user text itself (``lower``, or ``replace`` of a
+part in the middle). No known template does.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ class Markers:
 
     Args:
         control: the model's control-token strings.
-        values: everything untrusted that the rendering will see; plain data, searched for strings.
+        values: all untrusted values of the rendering; plain data, searched for strings.
     """
 
     def __init__(self, control: ControlStrings, values: Any) -> None:
         self._control = control
         self._strings = [string for string in _strings(values) if string]
-        self._text_of: dict[str, str] = {}  # marker to what it stands for
+        self._text_of: dict[str, str] = {}  # marker to the text it replaces
         self._marker_of: dict[str, str] = {}
         self._used: set[str] | None = None
         self._heads = {stripped[0] for string in self._strings if (stripped := string.lstrip())} if control else set()
 
     def new(self, text: str) -> str:
-        """A marker that stands for ``text``; the same one for the same text."""
+        """Return the marker that replaces ``text``; equal texts share one."""
         marker = self._marker_of.get(text)
         if marker is None:
             marker = self._draw()
@@ -63,11 +62,11 @@ class Markers:
         return marker
 
     def mark(self, value: Any, visible: Collection[str] = ()) -> Any:
-        """A copy of plain data in which no string holds or begins a control-token string.
+        """Return a copy of plain data in which no string contains or begins a control-token string.
 
         Args:
             value: strings, numbers, lists and dicts; keys of dicts are marked too.
-            visible: control-token strings to leave alone.
+            visible: control-token strings to leave unchanged.
         """
         if isinstance(value, str):
             return self._mark_text(value, visible) if self._control else value
@@ -78,13 +77,13 @@ class Markers:
         return value
 
     def restore(self, text: str) -> str:
-        """``text`` with every marker replaced by what it stands for."""
+        """Return ``text`` with every marker replaced by its original text."""
         return "".join(segment.text for segment in self.split(text))
 
     def split(self, text: str) -> tuple[Segment, ...]:
-        """Rendered text as segments: what markers stood for is untrusted, everything else trusted.
+        """Split rendered text into segments: texts of markers are untrusted, everything else is trusted.
 
-        Neighbours of equal trust are one segment, so a text without markers is one segment.
+        Adjacent segments of equal trust are merged, so a text without markers is one segment.
         """
         if not self._text_of:
             return (Segment(text, True),) if text else ()

@@ -1,4 +1,4 @@
-"""The server's end of one rendering process: start it, exchange a request for a reply, kill it."""
+"""Server side of one rendering process: start it, exchange a request for a reply, kill it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enginehouse.settings.structuring import find_wide_integer
 __all__ = ["ProcessLost", "RenderClient"]
 
 _MAX_REMEMBERED = 32
-# A template that escaped its sandbox should not find keys here.
+# A template that escapes its sandbox must not find keys here.
 _ENVIRONMENT = ("HOME", "LANG", "PATH", "SYSTEMROOT", "TZ")
 _ENVIRONMENT_PREFIXES = ("DYLD_", "LC_", "LD_", "PYTHON")
 
@@ -27,15 +27,15 @@ _decode = msgspec.msgpack.Decoder(Reply).decode
 
 
 class ProcessLost(Exception):
-    """The process ended or wrote something that is no frame."""
+    """The process ended or wrote something that is not a frame."""
 
 
 class RenderClient:
     """One rendering process. It has at most one request at a time.
 
     Attributes:
-        is_idle: the process waits for a request. False once one was sent and has no reply: whatever went wrong then,
-            the process must be killed. What fails before anything was sent says nothing about it.
+        is_idle: the process waits for a request. False from the sending of a request until its reply: if anything fails
+            in between, the process must be killed. A failure before sending does not affect the process.
 
     The process is an ordinary :class:`subprocess.Popen`: asyncio's own needs a thread per child to notice its
     end, and loses the exit status when that races with a signal.
@@ -82,14 +82,14 @@ class RenderClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process.poll() is None
 
     async def render(self, prompt: ChatPrompt) -> Reply:
         """Send a prompt and wait for its reply.
 
         Raises:
-            InvalidRequest: the prompt holds a value that cannot be sent; the process knows nothing of it.
+            InvalidRequest: the prompt contains a value that cannot be sent; the process is not affected.
             ProcessLost: the process ended.
         """
         parts = prompt.template, prompt.special_tokens
@@ -109,7 +109,7 @@ class RenderClient:
         return await self._exchange(frames)
 
     async def check(self, template: str) -> Reply:
-        """Have a template compiled. Raises ProcessLost."""
+        """Have the process compile a template. Raises ProcessLost."""
         return await self._exchange(pack(CheckTemplate(template)))
 
     async def kill(self) -> None:
@@ -143,7 +143,7 @@ class RenderClient:
 
 
 def _refusal(prompt: ChatPrompt, error: Exception) -> InvalidRequest:
-    """The refusal of a prompt that cannot be encoded; ``param`` is the field of the value at fault."""
+    """Return the error for a prompt that cannot be encoded; ``param`` is the field of the invalid value."""
     if isinstance(error, OverflowError):
         for name, value in prompt.extra.items():
             param = name if name == "tools" else f"chat_template_kwargs.{name}"
@@ -156,7 +156,7 @@ def _refusal(prompt: ChatPrompt, error: Exception) -> InvalidRequest:
 
 
 def _start(max_chars: int, memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process and our end of its standard input and output."""
+    """Start the process; return it and the server's end of its standard input and output."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -167,7 +167,7 @@ def _start(max_chars: int, memory_bytes: int) -> tuple[subprocess.Popen[bytes], 
         "-P",
         "-m",
         "enginehouse.pipeline.prompt.render_process",
-    ]  # -P: not from the current directory
+    ]  # -P: do not import from the current directory
     limits = [str(number) for number in (os.getpid(), max_chars, memory_bytes)]
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,4 +1,4 @@
-"""Messages between the server and its rendering processes: msgspec frames, length first, never pickle."""
+"""Messages between the server and its rendering processes: length-prefixed msgspec frames, never pickle."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = [
 ]
 
 HEADER_BYTES = 4
-"""Each frame follows its length, an unsigned big-endian number."""
+"""Size of the frame length that precedes each frame, an unsigned big-endian number."""
 
 
 class Remember(msgspec.Struct, frozen=True, array_like=True, tag="remember"):
-    """The large, unchanging parts of prompts, sent once per process; has no reply.
+    """The large, constant parts of prompts, sent once per process; has no reply.
 
     Attributes:
-        key: how :class:`Render` refers to them.
-        forget: drop what was remembered before.
+        key: identifier used by :class:`Render`.
+        forget: drop earlier entries.
     """
 
     key: int
@@ -57,13 +57,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Rendered(msgspec.Struct, frozen=True, array_like=True, tag="rendered"):
-    """The answer to :class:`Render`."""
+    """Reply to :class:`Render`."""
 
     segments: tuple[Segment, ...]
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
-    """The answer to :class:`CheckTemplate`: the template is valid."""
+    """Reply to :class:`CheckTemplate`: the template is valid."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -85,6 +85,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(frame: Request | Reply) -> bytes:
-    """The bytes of one frame with its header."""
+    """Return the bytes of one frame with its header."""
     data = _encode(frame)
     return len(data).to_bytes(HEADER_BYTES, "big") + data

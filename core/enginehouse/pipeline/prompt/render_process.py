@@ -1,8 +1,8 @@
-"""The program of a rendering process: read a request, render, reply, until the pipe closes.
+"""Program of a rendering process: read a request, render, reply, until the pipe closes.
 
-Started by ``renderer`` as ``python -m enginehouse.pipeline.prompt.render_process``. It has no
-threads and no state besides caches, may be killed at any moment, and dies with its parent. Its limits
-are a second wall behind the sandbox: memory, no writing to files, no core dumps.
+Started by ``renderer`` as ``python -m enginehouse.pipeline.prompt.render_process``. It has no threads and no state
+besides caches, may be killed at any moment, and ends with its parent. Its limits are a second line of defence after the
+sandbox: memory, no writing to files, no core dumps.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def main(parent_pid: int, max_chars: int, memory_bytes: int) -> None:
     """Serve requests from standard input until it closes.
 
     Args:
-        parent_pid: the process whose death ends this one.
-        max_chars: most characters of a rendered prompt.
-        memory_bytes: most memory that rendering may allocate.
+        parent_pid: this process ends when the process with this id ends.
+        max_chars: maximum length of a rendered prompt in characters.
+        memory_bytes: maximum memory that rendering may allocate.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the parent decides
     _die_with_parent(parent_pid)
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not write into the replies
+    os.dup2(2, 1)  # printed output must not get into the replies
     _limit(memory_bytes)
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended
         _send(replies, Ready())
         _serve(requests, replies, max_chars)
-    os._exit(0)  # nothing to clean up, and no second BrokenPipeError from closing files
+    os._exit(0)  # nothing to clean up; avoids a second BrokenPipeError from closing files
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO, max_chars: int) -> None:
@@ -96,12 +96,12 @@ def _send(replies: BinaryIO, reply: Reply) -> None:
 def _die_with_parent(parent_pid: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if sys.platform != "win32" and os.getppid() != parent_pid:  # it died before we asked
+    if sys.platform != "win32" and os.getppid() != parent_pid:  # it ended before the request took effect
         sys.exit(1)
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound what is allocated from now on; libraries may have reserved any amount of address space before."""
+    """Limit allocations from now on; libraries may already have reserved any amount of address space."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - only on Unix

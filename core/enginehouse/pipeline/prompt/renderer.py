@@ -1,11 +1,11 @@
-"""Renders chats in processes of their own, because a template can hang and threads cannot be killed.
+"""Renders chats in separate processes, because a template can hang and threads cannot be killed.
 
-Used by the pipeline, on the event loop. Knows deadlines and fairness between templates; what rendering
-means is :mod:`enginehouse.pipeline.prompt.templates`.
+Used by the pipeline, on the event loop. Handles deadlines and fairness between templates; rendering itself is
+:mod:`enginehouse.pipeline.prompt.templates`.
 
-A template that hangs, fills memory or crashes costs its own request an error and one process, which is
-replaced. It cannot keep others from rendering: one template holds at most all processes but one, and
-templates whose last run ended so leave one of those that are ready to the others.
+A template that hangs, fills memory or crashes fails its own request and costs one process, which is replaced. It cannot
+block others: one template holds at most all processes but one, and templates whose last run ended that way leave one of
+the ready processes to the others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Renderer:
     """A small pool of rendering processes.
 
     Args:
-        timeout_s: most seconds from the call to the answer, waiting for a process included.
-        max_chars: most characters of a rendered prompt.
+        timeout_s: maximum seconds from the call to the result, including the wait for a process.
+        max_chars: maximum length of a rendered prompt in characters.
         num_processes: at least 2, so that a hanging template leaves one free.
-        memory_bytes: most memory that rendering allocates per process (enforced on Linux only).
+        memory_bytes: maximum memory that rendering allocates per process (enforced on Linux only).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Renderer:
         self._max_chars, self._memory_bytes = max_chars, memory_bytes
         self._num_processes = num_processes
         self._idle: list[RenderClient] = []
-        self._busy: Counter[str] = Counter()  # template to processes that it holds
+        self._busy: Counter[str] = Counter()  # number of processes held by each template
         self._clients: set[RenderClient] = set()
         self._waiting: deque[tuple[str, asyncio.Future[RenderClient]]] = deque()
         self._suspects: dict[str, None] = {}  # templates whose last run hung, exhausted memory or crashed
@@ -57,7 +57,7 @@ class Renderer:
         self._closed = False
 
     async def start(self) -> None:
-        """Start all processes and wait until they can be used.
+        """Start all processes and wait until they are ready.
 
         Raises:
             RuntimeError: none could be started.
@@ -69,23 +69,23 @@ class Renderer:
             raise RuntimeError("the rendering processes could not be started")
 
     async def render(self, prompt: ChatPrompt) -> tuple[Segment, ...]:
-        """The prompt as segments, see :func:`enginehouse.pipeline.prompt.templates.render`.
+        """Return the prompt as segments, see :func:`enginehouse.pipeline.prompt.templates.render`.
 
         Raises:
-            InvalidRequest: the prompt holds a value that cannot be sent to a process.
-            RenderError: the template refused, failed, or exceeded a bound.
-            ServerOverloaded: no process became free in time, through no fault of this template.
+            InvalidRequest: the prompt contains a value that cannot be sent to a process.
+            RenderError: the template refused, failed, or exceeded a limit.
+            ServerOverloaded: no process became free in time, not caused by this template.
         """
         reply = await self._run(prompt.template, lambda client: client.render(prompt))
         assert isinstance(reply, Rendered)
         return reply.segments
 
     async def check(self, template: str) -> None:
-        """Raise RenderError when ``template`` cannot be compiled."""
+        """Raise RenderError if ``template`` cannot be compiled."""
         await self._run(template, lambda client: client.check(template))
 
     async def close(self) -> None:
-        """End all processes; calls that still wait get ServerOverloaded."""
+        """End all processes; waiting calls get ServerOverloaded."""
         self._closed = True
         for task in self._starting:
             task.cancel()
@@ -103,7 +103,7 @@ class Renderer:
             async with asyncio.timeout(self._timeout_s) as deadline:
                 try:
                     reply = await self._attempt(template, call, deadline)
-                except ProcessLost:  # perhaps through no fault of the template
+                except ProcessLost:  # not necessarily caused by the template
                     reply = await self._attempt(template, call, deadline)
         except TimeoutError:
             if template not in self._suspects:
@@ -122,7 +122,7 @@ class Renderer:
         reply, blame = None, True
         try:
             reply = await call(client)
-        except asyncio.CancelledError:  # what the process is doing cannot be undone; the caller may have left
+        except asyncio.CancelledError:  # the running render cannot be stopped otherwise; its caller may have left
             blame = deadline.expired()
             raise
         finally:
@@ -141,7 +141,7 @@ class Renderer:
             del self._suspects[next(iter(self._suspects))]
 
     async def _take(self, template: str) -> RenderClient:
-        """Wait for a process that ``template`` may use. First come, first served, among those who may."""
+        """Wait for a process that ``template`` may use; first come, first served among the eligible."""
         if self._closed:
             raise ServerOverloaded("The server is shutting down.")
         if not self._waiting and self._may_use(template) and (client := self._pop_idle()):
@@ -162,12 +162,12 @@ class Renderer:
             client = self._idle.pop()
             if client.is_alive:
                 return client
-            self._start_one(instead_of=client)  # somebody else has killed it
+            self._start_one(instead_of=client)  # killed by someone else
         return None
 
     def _may_use(self, template: str) -> bool:
         if template in self._suspects:
-            num_ready = len(self._idle) + self._busy.total()  # without those that are being started
+            num_ready = len(self._idle) + self._busy.total()  # without those that are starting
             if sum(self._busy[suspect] for suspect in self._suspects) >= num_ready - 1:
                 return False
         return self._busy[template] < self._num_processes - 1
@@ -202,7 +202,7 @@ class Renderer:
         return task
 
     async def _replace(self, old: RenderClient | None) -> None:
-        """Kill ``old``, then start a process; tries until it succeeds, ever more slowly."""
+        """Kill ``old`` and start a process; retry with increasing delays until it succeeds."""
         if old is not None:
             await old.kill()
             self._clients.discard(old)

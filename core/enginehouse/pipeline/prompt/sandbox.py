@@ -1,15 +1,15 @@
-"""The one environment in which model-supplied templates run.
+"""The environment in which model-supplied templates run.
 
-Called by :mod:`enginehouse.pipeline.prompt.templates` only. A template comes with a model file and may be
-hostile: it gets plain data, cannot reach Python's internals, cannot change what it was given, and can
-write a bounded number of characters. Time and memory are bounded by the process around it
-(:mod:`enginehouse.pipeline.prompt.renderer`), since Jinja can do neither.
+Called by :mod:`enginehouse.pipeline.prompt.templates` only. A template comes with a model file and may be hostile: it
+gets plain data, cannot reach Python's internals, cannot modify its input, and can write a limited number of characters.
+Time and memory are limited by the process around it (:mod:`enginehouse.pipeline.prompt.renderer`), since Jinja cannot
+limit either.
 
-The dialect is the one of Hugging Face chat templates: ``trim_blocks``, ``lstrip_blocks``, loop controls,
-``{% generation %}``, ``raise_exception``, ``strftime_now``, and a ``tojson`` that leaves characters alone.
+The dialect is that of Hugging Face chat templates: ``trim_blocks``, ``lstrip_blocks``, loop controls,
+``{% generation %}``, ``raise_exception``, ``strftime_now``, and a ``tojson`` that does not escape characters.
 
-Source: https://huggingface.co/docs/transformers/chat_templating_writing; written anew. Changed: our
-generation tag marks nothing, for nobody trains here.
+Source: https://huggingface.co/docs/transformers/chat_templating_writing; written anew. Changed: our generation tag only
+renders its body, as the marks are needed for training only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_MESSAGE_CHARS = 1000
 
 
 class TemplateRefused(RenderError):
-    """The template called ``raise_exception``; ``reason`` is what it said."""
+    """The template called ``raise_exception``; ``reason`` is its argument."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"The chat template refused the messages: {reason}", "messages")
@@ -43,7 +43,7 @@ class TemplateRefused(RenderError):
 
 
 class TemplateExhausted(RenderError):
-    """The template used up its memory; the process that ran it should not be used again."""
+    """The template used up its memory; its process must not be used again."""
 
 
 @frozen(eq=False)
@@ -78,17 +78,17 @@ class ChatTemplate:
             raise
         except MemoryError:
             raise TemplateExhausted("The chat template needs too much memory.", "messages") from None
-        except Exception as error:  # a template is foreign code and may raise anything
+        except Exception as error:  # a template is foreign code and may raise any exception
             raise _explained(error) from error
         return "".join(parts)
 
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> ChatTemplate:
-    """The compiled form of ``source``, kept for the templates in use.
+    """Compile ``source``; templates in use are cached.
 
     Raises:
-        RenderError: it is no valid template; the message says where and why.
+        RenderError: it is not a valid template; the message gives position and reason.
     """
     environment = _environment()
     try:
@@ -97,17 +97,17 @@ def compile_template(source: str) -> ChatTemplate:
         return ChatTemplate(source, inspected, environment.from_string(tree))
     except MemoryError:
         raise TemplateExhausted("The chat template needs too much memory.") from None
-    except Exception as error:  # Jinja's own errors, or Python's compiler refuses what came out
+    except Exception as error:  # Jinja's own errors, or Python's compiler refuses the generated code
         raise _explained(error) from error
 
 
 class _GenerationExtension(Extension):
-    """``{% generation %}...{% endgeneration %}`` around what an assistant wrote: renders its body."""
+    """The tag ``{% generation %}...{% endgeneration %}`` around assistant text: renders its body."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body in a scope of its own, as variables set inside are not seen outside elsewhere either."""
+        """Parse the body in its own scope: other implementations also hide variables set inside."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 

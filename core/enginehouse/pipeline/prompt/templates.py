@@ -1,6 +1,6 @@
 """Chat templates: compiled once, rendered in a sandbox with untrusted text marked.
 
-Runs in the rendering process. Knows no processes and no sockets.
+Runs in the rendering process. Does not know processes or sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DAMAGED = "invalid_arguments"
 
 
 class Arguments(dict[str, Any]):
-    """An object that is written, or joined to strings, as the JSON text that it was read from."""
+    """An object that renders as the JSON text from which it was parsed, also when joined to strings."""
 
     __slots__ = ("_text",)
 
@@ -43,9 +43,9 @@ class Arguments(dict[str, Any]):
 
 
 def read_arguments(text: str) -> tuple[dict[str, Any], str]:
-    """The members of arguments and their JSON text.
+    """Return the members of call arguments and their JSON text.
 
-    Damaged ones, which models write and clients repeat, become one member that shows the model what it wrote.
+    Malformed arguments, which models write and clients repeat, become one member that contains the original text.
     """
     if not text.strip():
         return {}, "{}"
@@ -63,12 +63,12 @@ _INSTRUCTING = frozenset({"developer", "system"})
 
 
 def check(template: str) -> None:
-    """Raise RenderError when ``template`` cannot be compiled."""
+    """Raise RenderError if ``template`` cannot be compiled."""
     compile_template(template)
 
 
 def render(prompt: ChatPrompt, max_chars: int) -> tuple[Segment, ...]:
-    """The prompt text; untrusted segments are the control-token strings that a client has written.
+    """Render the prompt; untrusted segments are the control-token strings written by a client.
 
     Raises:
         RenderError: the template refused the messages, failed, or wrote more than ``max_chars`` characters.
@@ -94,14 +94,14 @@ def render(prompt: ChatPrompt, max_chars: int) -> tuple[Segment, ...]:
 
 
 def _forms(messages: Sequence[Message], template: ChatTemplate) -> Iterator[tuple[Sequence[Message], bool]]:
-    """(messages, whether instructions must be found in the rendered text), most literal form first."""
+    """Yield pairs (messages, instructions must occur in the rendered text), most literal form first."""
     roles = {message.role for message in messages}
     if "developer" in roles:
         if "developer" in template.source:
             yield messages, True
         messages = [attrs.evolve(one, role="system") if one.role == "developer" else one for one in messages]
     instructed = bool(roles & _INSTRUCTING)
-    # A template that knows the role may leave text out for a reason, for example a switch like "/no_think".
+    # A template that knows the role may omit text on purpose, for example a switch like "/no_think".
     yield messages, instructed and ("system" not in template.source or roles <= _INSTRUCTING)
     if instructed:
         yield _folded(messages), False
@@ -118,7 +118,7 @@ def _render(
     control = control_strings(prompt.special_tokens)
     plain = [_plain(message) for message in messages]
     markers = Markers(control, [plain, prompt.extra])
-    # Reasoning tags, in practice; the ends of turns never.
+    # In practice reasoning tags, never the ends of turns.
     visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
     marked = [_marked(message, markers, visible) for message in plain]
     end = ""
@@ -142,7 +142,7 @@ def _render(
 
 
 def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]:
-    """Control-token strings that the template looks for, and their counterparts (``<think>``, ``</think>``)."""
+    """Return the control-token strings the template looks for, with their counterparts (``<think>``, ``</think>``)."""
     tags = {text for text in template.inspected if text in control}
     closing = {tag[:1] + "/" + tag[1:] for tag in tags}
     opening = {tag.replace("/", "", 1) for tag in tags}
@@ -150,12 +150,12 @@ def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]
 
 
 def _is_continued(message: Message) -> bool:
-    """Calls cannot be gone on with: what follows them is a new turn."""
+    """True for an assistant message without calls: after calls a new turn follows."""
     return message.role == "assistant" and not message.tool_calls
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """The message as templates know it; members that do not apply are left out."""
+    """Return the message in the form that templates expect; members that do not apply are omitted."""
     plain = {
         "role": message.role,
         "content": message.content,
@@ -173,7 +173,7 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _marked(plain: dict[str, Any], markers: Markers, visible: set[str]) -> dict[str, Any]:
-    """A copy in which no string of a client holds a control-token string, but ``visible`` ones in answers."""
+    """Return a copy without control-token strings in client text, except ``visible`` ones in assistant messages."""
     role, content, *rest = plain.items()
     marked = dict([role, ("content", markers.mark(content[1], visible if role[1] == "assistant" else ()))])
     marked |= {name: markers.mark(value) for name, value in rest}
@@ -191,7 +191,7 @@ def _up_to(end: str, text: str) -> str:
 
 
 def _folded(messages: Sequence[Message]) -> Sequence[Message]:
-    """Messages without system messages; each one's text goes to the next user message."""
+    """Return the messages without system messages; the text of each is moved to the next user message."""
     folded: list[Message] = []
     waiting: list[str] = []
     for message in messages:

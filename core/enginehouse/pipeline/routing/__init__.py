@@ -1,4 +1,4 @@
-"""Which models are tried for a request, and the one loop that tries them."""
+"""Routing: plans which models are tried for a request, and tries them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one loop that tries models: it goes on to the next one until a model has begun an answer that is accepted.
+"""Attempt loop: tries models in order until one has begun an answer that is accepted.
 
-What a model has said is held back until it is taken, so nothing switches after the first byte. A model whose beginning
-was not accepted is better than none: it is asked again, and taken, when all others have failed.
+Output of a model is held back until the model is chosen, so no switch happens after the first byte. A model whose
+beginning was rejected is kept as a fallback: when all others have failed, it is asked again and its answer is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["FailedAttempt", "OnDiscarded", "Routed", "Submit", "run_attempts", "
 
 @frozen
 class FailedAttempt:
-    """A model that was tried and did not answer, or whose beginning was not accepted."""
+    """A model that was tried and did not answer, or whose beginning was rejected."""
 
     model: str
     reason: str
@@ -44,11 +44,11 @@ class FailedAttempt:
 
 @frozen(kw_only=True)
 class Routed:
-    """How a request got its model.
+    """Routing result of a request.
 
     Attributes:
         tried: models that were tried before.
-        num_discarded_tokens: that those had made; nobody sees them, but they were computed.
+        num_discarded_tokens: tokens computed by those models, which no client sees.
     """
 
     strategy: str
@@ -60,28 +60,28 @@ class Routed:
 
 
 Submit = Callable[[str, bool], Awaitable[Generation]]
-"""Brings the request to the model of that name, with log-probabilities or as it is; returns when it is accepted."""
+"""Submits the request to a model by name, with or without added log-probabilities; returns when it is accepted."""
 
 OnDiscarded = Callable[[int], None]
-"""Told of tokens that were computed for a request and stand in no answer, as soon as that is known."""
+"""Called with the number of computed tokens that are not part of any answer, as soon as that is known."""
 
 
 _BLAMELESS = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
-"""Errors of the engine of which the request is the cause, the operator, or a load that is under way."""
+"""Engine errors caused by the request, by the operator, or by a load in progress."""
 
 
 def with_logprobs(request: GenerateRequest) -> GenerateRequest:
-    """The request, asking for log-probabilities too; they are taken out of its answer again where it did not."""
+    """Return the request with log-probabilities enabled; if not requested, they are removed from its answer again."""
     return evolve(request, sampling={"num_logprobs": 0, **request.sampling})
 
 
 async def run_attempts(
     plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded = lambda num_tokens: None
 ) -> tuple[Generation, Routed]:
-    """Try the models of a plan until one has begun; the very last one only has to accept the request.
+    """Try the models of a plan until one has begun; the last one only has to accept the request.
 
     Raises:
-        EnginehouseError: that of the last attempt, or one that every other model would give as well.
+        EnginehouseError: that of the last attempt, or one that every other model would raise as well.
     """
     tries = _Tries(plan, submit, experience, on_discarded)
     generation = None
@@ -93,26 +93,26 @@ async def run_attempts(
 class _Tries:
     """The attempts of one request.
 
-    An attempt is judged while another one is left that may do better: what only stands in for a model that fails, or
-    seems hopeless now, would not. Attempts that were not accepted wait behind all others but those at models that are
-    left aside.
+    The beginning of an attempt is judged only while a remaining attempt may do better; last resorts and models that
+    cannot answer now do not count. Rejected attempts are repeated after all others except those at models with an open
+    circuit.
     """
 
     def __init__(self, plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded) -> None:
         self._plan, self._submit, self._experience = plan, submit, experience
         self._on_discarded = on_discarded
         self._left = deque(plan.route.attempts)
-        self._unsure: list[str] = []  # models whose beginning was not accepted
+        self._unsure: list[str] = []  # models whose beginning was rejected
         self._failed: list[FailedAttempt] = []
-        self._fault: EnginehouseError | None = None  # the last one that was a model's
+        self._fault: EnginehouseError | None = None  # last error that was the fault of a model
         self._num_discarded = 0
         self._model = ""
 
     async def next(self) -> Generation | None:
-        """Try the next model; None when it is not the one.
+        """Try the next model; None if it failed or was rejected.
 
         Raises:
-            EnginehouseError: no other one is left, or each would give the same.
+            EnginehouseError: no other model is left, or each would raise the same.
         """
         attempt = self._take()
         self._model, is_last = attempt.model, not (self._left or self._unsure)
@@ -132,13 +132,13 @@ class _Tries:
             if is_last:
                 if self._fault is None or self._fault is error:
                     raise
-                raise self._fault from error  # the request is not wrong: another model could answer it, were it there
+                raise self._fault from error  # the request is valid: another model could answer it if available
             self._failed.append(FailedAttempt(attempt.model, error.public_message))
             return None
         except BaseException:
             trial.ended()
             raise
-        # Whoever might have done better may be left aside by now.
+        # Models that might have done better may have an open circuit by now.
         if accept is None or accept.is_good(probe) or not self._may_be_better():
             return generation
         generation.cancel()
@@ -150,7 +150,7 @@ class _Tries:
         return None
 
     def _take(self) -> Attempt:
-        """The next attempt; models that are left aside, perhaps since the plan was made, are tried at the very end."""
+        """Return the next attempt; models with an open circuit, including those opened since planning, come last."""
         hopeful = next((other for other in self._left if not self._experience.has_failed(other.model)), None)
         if hopeful is None and self._unsure:
             return Attempt(self._unsure.pop())
@@ -159,18 +159,18 @@ class _Tries:
         return attempt
 
     async def _begin(self, generation: BegunGeneration, accept: Acceptance | None) -> Probe:
-        """Read the beginning of an answer; where that fails, or its client leaves meanwhile, nothing goes on."""
+        """Read the beginning of an answer; on failure or cancellation, cancel the generation."""
         try:
             return await _begin(generation, accept)
         except BaseException as error:
             generation.cancel()
-            # What a model that fails has computed, or one that had not begun, is not its client's expense.
+            # Tokens of a failed model, or of one that had not begun, are not charged to the client.
             if isinstance(error, asyncio.CancelledError) and generation.has_started:
                 self._on_discarded(generation.num_prompt_tokens + generation.num_read_tokens)
             raise
 
     def routed(self) -> Routed:
-        """How the model was found that was tried last."""
+        """Return the routing result for the model tried last."""
         return Routed(
             strategy=self._plan.strategy,
             model=self._model,
@@ -181,7 +181,7 @@ class _Tries:
         )
 
     async def _submit_to(self, trial: Trial, *, is_probed: bool) -> BegunGeneration:
-        """Bring the request to a model. Nobody waits here for the first words of the last one: then they are noted."""
+        """Submit the request to a model; callbacks record the outcome, as nothing waits for the last model here."""
         return BegunGeneration(
             await self._submit(trial.model, is_probed),
             shows_logprobs=not is_probed or self._plan.has_logprobs,
@@ -197,13 +197,13 @@ class _Tries:
         )
 
     def _is_passed_over(self, model: str, error: EnginehouseError) -> bool:
-        """Whether the next model is tried after this."""
+        """True if the next model is tried after this error."""
         cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded)
         return _is_fault_of_model(error) or (cannot and model != self._plan.named)
 
 
 async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Probe:
-    """Read until the answer has begun, or so much of its first choice is there as its judge needs: what is judged."""
+    """Read until the answer has begun, or until the judge has enough tokens of the first choice; return these."""
     wanted = 1 if accept is None else accept.num_tokens
     texts: list[str] = []
     logprobs: list[float] = []
@@ -225,7 +225,7 @@ async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Prob
 
 
 def _conclude(trial: Trial, error: EnginehouseError) -> None:
-    """Say what an error means for the model that was tried: its failure is what made the request wait for nothing."""
+    """Record the outcome of an error: a failure only if the model is at fault and made the request wait in vain."""
     if isinstance(error, EngineError | QueueTimeout) and not isinstance(error, _BLAMELESS):
         trial.failed()
     else:
@@ -233,7 +233,7 @@ def _conclude(trial: Trial, error: EnginehouseError) -> None:
 
 
 def _is_fault_of_model(error: EnginehouseError) -> bool:
-    """Whether another model may do better. Not where workers die of the request: it must not reach another one."""
+    """True if another model may do better. False if the request kills workers: it must not reach another model."""
     if isinstance(error, RequestKillsWorker):
         return False
     return isinstance(error, EngineError | Overloaded | QueueTimeout | ModelNotFound)

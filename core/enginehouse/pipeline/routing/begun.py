@@ -1,4 +1,4 @@
-"""A generation of which something may have been read before its reader gets it. Used where models are tried."""
+"""A generation whose first batches may be read ahead of its reader. Used where models are tried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BegunGeneration", "num_tokens_of"]
 
 
 def num_tokens_of(event: Event) -> int:
-    """Tokens that an event tells of; engines that do not know ids tell of one at least."""
+    """Return the number of tokens in an event; at least one for engines that do not report token ids."""
     if isinstance(event, TextDelta):
         return max(1, len(event.token_ids))
     return 1 if isinstance(event, ReasoningDelta | CallDelta) else 0
@@ -24,13 +24,13 @@ class BegunGeneration:
     """A generation whose first batches may have been read already. Implements ``Generation``.
 
     Args:
-        shows_logprobs: the log-probabilities are the client's, and not only a probe's.
-        on_begun: called once, when the first batch has come.
-        on_failed: called with the error when there never was a first batch.
-        on_end: called when nothing more will come; perhaps several times.
+        shows_logprobs: the client asked for the log-probabilities, not only a probe.
+        on_begun: called once, when the first batch has arrived.
+        on_failed: called with the error if it occurs before the first batch.
+        on_end: called when the generation has ended; possibly several times.
 
     Attributes:
-        num_read_tokens: what all choices have made in the batches that were held back.
+        num_read_tokens: tokens of all choices in the batches that were held back.
     """
 
     def __init__(
@@ -52,26 +52,26 @@ class BegunGeneration:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """As the generation has it; some engines learn it with its end."""
+        """Number of prompt tokens, as the generation reports it; some engines know it only at the end."""
         return self._generation.num_prompt_tokens
 
     @property
     def has_started(self) -> bool:
-        """Whether it has left the queue; engines that do not say so begin at once."""
+        """True if the request has left the queue; always true for engines that do not report it."""
         return getattr(self._generation, "has_started", True)
 
     @property
     def num_replays(self) -> int:
-        """How often the request went on in another worker."""
+        """Number of times the request continued in another worker."""
         return getattr(self._generation, "num_replays", 0)
 
     @property
     def num_waiting_events(self) -> int:
-        """Events that have come and are not read yet; engines that do not say so make none before they are read."""
+        """Number of received but unread events; 0 for engines that do not report it, which produce events on demand."""
         return getattr(self._generation, "num_waiting_events", 0)
 
     async def read(self) -> Sequence[Event] | None:
-        """One batch more, which is held back; None when there is none. Raises what the generation raises."""
+        """Read and hold back one more batch; None at the end. Raises the errors of the generation."""
         batch = await self._next()
         if batch is not None:
             self._held.append(batch)
@@ -79,7 +79,7 @@ class BegunGeneration:
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Everything, what was held back first."""
+        """Iterate over all batches, those held back first."""
         try:
             while self._held:
                 yield self._shown(self._held.pop(0))
@@ -101,7 +101,7 @@ class BegunGeneration:
         return batch
 
     def _shown(self, batch: Sequence[Event]) -> Sequence[Event]:
-        """The batch without what only the probe needed."""
+        """Return the batch without log-probabilities that only the probe needed."""
         if self._shows_logprobs:
             return batch
         return [

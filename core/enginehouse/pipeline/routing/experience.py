@@ -1,8 +1,8 @@
-"""How models have fared lately: failures in a row, and times to the first token.
+"""Circuit breaker per model: consecutive failures, and times to the first token.
 
-This is the circuit breaker: a model that fails too often in a row is left aside for a while. Then one request may try
-it again, and the others go on without it until that one has an answer, which closes the circuit. Knows no models, only
-their names, and no errors: who tries a model decides what is a failure of it.
+A model that fails too often in a row is skipped for a pause. After that, one request may try it again while the others
+still skip it; an answer to that request closes the circuit. Knows models only by name, and no errors: the caller that
+tries a model decides what counts as a failure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from enginehouse.settings.optimisations import RouterSettings
 __all__ = ["Experience", "Trial"]
 
 _WEIGHT = 0.3
-"""Of the newest time in the average."""
+"""Weight of the newest time in the moving average."""
 
 
 @define(eq=False)
 class Trial:
-    """One request at one model, from its submission on: says what the model made of it."""
+    """One request at one model, from its submission on: reports the outcome for the model."""
 
     model: str
     began_s: float
@@ -34,13 +34,13 @@ class Trial:
         self._experience.answered(self.model, self._experience.clock() - self.began_s)
 
     def failed(self) -> None:
-        """The model could not answer, and is to blame; counted once."""
+        """Record that the model failed to answer and is at fault; counted once."""
         if not self._has_failed:
             self._has_failed = True
             self._experience.failed(self.model)
 
     def ended(self) -> None:
-        """Nothing more will come of it; that says nothing about the model. Harmless after everything else."""
+        """End the trial without a verdict about the model. No effect after another outcome."""
         self._experience.left(self)
 
 
@@ -49,21 +49,21 @@ class _Past:
     num_failures: int = 0
     failed_s: float = 0.0
     first_token_s: float | None = None
-    test: Trial | None = None  # by which it is decided whether the circuit closes; there is one at a time
+    test: Trial | None = None  # the single request whose outcome decides whether the circuit closes
 
 
 @define
 class Experience:
-    """One per server. ``clock`` gives seconds."""
+    """Circuit breakers of all models of a server. ``clock`` returns seconds."""
 
     settings: RouterSettings
     clock: Callable[[], float] = time.monotonic
     _by_model: dict[str, _Past] = field(factory=dict)
 
     def has_failed(self, model: str) -> bool:
-        """Whether the model is left aside now: it pauses, or its pause is over and a request tests it already.
+        """True if the circuit is open: the model is paused, or the pause is over and a request is testing it.
 
-        A test that says nothing for as long as a pause is not waited for any longer.
+        A test without an outcome expires after the length of a pause.
         """
         past = self._by_model.get(model)
         if past is None or not self._is_open(past):
@@ -72,7 +72,7 @@ class Experience:
         return self.clock() - since_s < self.settings.pause_s
 
     def begin(self, model: str) -> Trial:
-        """A request is about to try the model; call one of the trial's methods, however that ends."""
+        """Begin a trial at the model; call one of the trial's methods, whatever the outcome."""
         trial = Trial(model, self.clock(), self)
         past = self._by_model.setdefault(model, _Past())
         if self._is_open(past) and not self.has_failed(model):
@@ -80,25 +80,25 @@ class Experience:
         return trial
 
     def first_token_s(self, model: str) -> float | None:
-        """The average time to the first token; None before there was one."""
+        """Return the average time to the first token; None before there was one."""
         past = self._by_model.get(model)
         return past.first_token_s if past is not None else None
 
     def failed(self, model: str) -> None:
-        """The model could not answer a request that it should have answered."""
+        """Record that the model could not answer a request that it should have answered."""
         past = self._by_model.setdefault(model, _Past())
         past.num_failures += 1
         past.failed_s, past.test = self.clock(), None
 
     def answered(self, model: str, first_token_s: float) -> None:
-        """The model has begun an answer."""
+        """Record that the model has begun an answer."""
         past = self._by_model.setdefault(model, _Past())
         past.num_failures, past.test = 0, None
         last = past.first_token_s
         past.first_token_s = first_token_s if last is None else last + _WEIGHT * (first_token_s - last)
 
     def left(self, trial: Trial) -> None:
-        """A trial has ended without a word about the model; if it was the test, the next request may be."""
+        """End a trial without a verdict; if it was the test, the next request may become the test."""
         past = self._by_model[trial.model]
         if past.test is trial:
             past.test = None

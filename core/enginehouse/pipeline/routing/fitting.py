@@ -1,7 +1,7 @@
 """Finds models whose context cannot hold a prompt, before one of several is chosen.
 
-Counts are exact, for each model renders and tokenizes the prompt as it would to answer it; only loaded models can say.
-A prompt with fewer bytes than a context has tokens fits without being counted.
+Counts are exact, since each model renders and tokenizes the prompt as it would to answer it; this requires a loaded
+model. A prompt with fewer bytes than a context has tokens fits without being counted.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from enginehouse.serving import LoadedModel, ModelManager
 __all__ = ["CountTokens", "find_too_long"]
 
 CountTokens = Callable[[GenerateRequest, LoadedModel], Awaitable[int]]
-"""The number of tokens of a request's prompt for a model."""
+"""Counts the tokens of a request's prompt for a model."""
 
 _TEMPLATE_TOKENS = 1024
-"""Room for what templates add to messages; where they add more, the model says so when it is tried."""
+"""Tokens allowed for the text that templates add to messages; a model whose template adds more refuses when tried."""
 
 _PATIENCE_S = 2.0
-"""How long a busy model is waited for; after that it counts as one whose context holds the prompt."""
+"""Maximum wait for a busy model; after it the prompt is assumed to fit."""
 
 
 async def find_too_long(
     request: GenerateRequest, names: Iterable[str], manager: ModelManager, count: CountTokens
 ) -> dict[str, ContextLengthExceeded]:
-    """The models whose context cannot hold the prompt, by name, and the errors that they would answer with."""
+    """Return the models whose context cannot hold the prompt, by name, with the error that each would raise."""
     if any(message.parts for message in request.messages or ()) or (request.compression and request.compression.is_on):
-        return {}  # images are read, and prompts shortened, once a model is chosen
+        return {}  # images are read, and prompts compressed, only after a model is chosen
     num_bytes = _num_bytes(request)
     models = [model for name in names if (model := _loaded(manager, name)) is not None]
     unsure = [
@@ -49,7 +49,7 @@ async def _check(request: GenerateRequest, model: LoadedModel, count: CountToken
         async with asyncio.timeout(_PATIENCE_S):
             num_tokens = await count(request, model)
     except (EnginehouseError, TimeoutError):
-        return None  # trying the model says what is wrong with it, or with the request
+        return None  # the attempt reports the problem of the model or the request
     if num_tokens < (max_context := model.info.max_context):
         return None
     return ContextLengthExceeded(num_tokens, max_context, "prompt" if request.messages is None else "messages")
@@ -63,7 +63,7 @@ def _loaded(manager: ModelManager, name: str) -> LoadedModel | None:
 
 
 def _num_bytes(request: GenerateRequest) -> int:
-    """Bytes of everything that clients write into a prompt: no tokenizer makes more tokens of them."""
+    """Bytes of all client text in a prompt: an upper bound of its tokens for any tokenizer."""
     if request.token_ids is not None:
         return len(request.token_ids)
     if request.messages is None:

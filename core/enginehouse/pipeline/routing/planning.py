@@ -1,6 +1,6 @@
-"""A request -> the models to try, in order: asks the router, or follows the chain of a named model.
+"""Routing plan: the models to try for a request, in order, from the router or from the fallbacks of a named model.
 
-Called by the pipeline for every request, and by ``POST /v1/route`` to explain. Tries nothing.
+Called by the pipeline for every request, and by ``POST /v1/route`` to explain. Does not try models itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enginehouse.settings.structuring import closest
 __all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner", "TooLong"]
 
 AUTO = "auto"
-"""The model name that asks a router; a model or alias of that name comes before it."""
+"""The model name that selects a router; a model or alias of that name takes precedence."""
 
 _DEFAULT_STRATEGY = "load"
 _FALLBACK = "fallback"
@@ -36,27 +36,27 @@ _BEHIND = ("failed", "restarting", "loading", "draining")
 _log = logging.getLogger(__name__)
 
 TooLong = Mapping[str, ContextLengthExceeded]
-"""Models whose context cannot hold a prompt, and what they would answer."""
+"""Models whose context cannot hold a prompt, with the error that each would raise."""
 
 CapabilitiesOf = Callable[[str, ModelInfo], Mapping[str, Capability]]
-"""What a model makes of each parameter, by the model's name and what is known of it."""
+"""Returns the capabilities of a model by its name and info."""
 
 
 @frozen(kw_only=True)
 class Plan:
-    """What will be tried for one request.
+    """Plan for one request.
 
     Attributes:
-        strategy: the router's name; ``fallback`` for the chain of a named model.
-        route: the decision; of its attempts those that seem hopeless now stand last.
-        candidates: whom the router was asked about.
-        refused: models that were left out, and why.
-        last_resorts: models that are tried only because others fail, never because an answer was not good enough: those
-            that stand in, and those that seem hopeless now.
+        strategy: the router's name; ``fallback`` for the fallbacks of a named model.
+        route: the decision; attempts at models that cannot answer now are moved to the end.
+        candidates: models offered to the router.
+        refused: models that were excluded, and the reasons.
+        last_resorts: models that are tried only because others fail, never because an answer was not good enough:
+            fallbacks, and models that cannot answer now.
         decision_s: seconds that the decision took.
         has_logprobs: the client has asked for log-probabilities.
-        named: the model that the client named, and that others stand in for: what that one cannot do is refused. None
-            where the choice was the server's: then a model that cannot is just not the one.
+        named: the model that the client named and that has fallbacks: features that it lacks are refused. None where
+            the server chose: a model that lacks a feature is then skipped.
     """
 
     strategy: str
@@ -74,11 +74,11 @@ class Planner:
 
     Args:
         routers: the routers of all plugins, by name.
-        capabilities_of: asked about models that have been loaded once.
+        capabilities_of: called for models that have been loaded at least once.
 
     Raises:
         ConfigError: no plugin registers the router that the settings name, or its own settings do not suit the models.
-        PluginError: the router failed over them.
+        PluginError: the router raised an exception while checking them.
     """
 
     def __init__(
@@ -106,30 +106,30 @@ class Planner:
 
     @property
     def default(self) -> str:
-        """The model to take where nothing speaks for another one."""
+        """The model that is used unless there is a reason for another one."""
         return self._settings.default or self._models[0]
 
     def is_routed(self, asked: str | None) -> bool:
-        """Whether a router decides about requests for this name."""
+        """True if a router decides about requests for this name."""
         return asked == AUTO and self._router is not None
 
     def named_by(self, request: GenerateRequest) -> tuple[str, ...]:
-        """The models that a plan for the request may hold, stand-ins included."""
+        """Return the models that a plan for the request may contain, fallbacks included."""
         chains = self._settings.fallbacks
         names = self._models if self.is_routed(request.model) else (self._manager.find(request.model).name,)
         named = dict.fromkeys((*names, *(other for name in names for other in chains.get(name, ()))))
         return tuple(name for name in named if _may_use(request, name))
 
     def plan(self, request: GenerateRequest, too_long: TooLong = MappingProxyType({})) -> Plan | None:
-        """What to try; None for a named model that nothing stands in for.
+        """Return the plan; None for a named model without fallbacks.
 
         Args:
-            too_long: models whose context cannot hold the prompt, as far as that is known.
+            too_long: models whose context cannot hold the prompt, as far as known.
 
         Raises:
-            ModelNotFound: no model has that name, or its caller may use none of those that it may mean.
-            UnsupportedParameter: none of them can do what is asked; says what the first one cannot.
-            ContextLengthExceeded: the prompt fits none of those that can.
+            ModelNotFound: no model has that name, or its caller may not use any of the models that it may mean.
+            UnsupportedParameter: no model supports the request; names what the first one lacks.
+            ContextLengthExceeded: the prompt does not fit any of the supporting models.
         """
         if self.is_routed(request.model):
             return self._ask_router(request, too_long)
@@ -155,7 +155,7 @@ class Planner:
         )
 
     def _ask_router(self, request: GenerateRequest, too_long: TooLong) -> Plan:
-        """A router that fails is as one that has no opinion: the default model is asked, then the others."""
+        """Plan by router. If the router fails, the default model is tried first, then the others."""
         router = self._router
         assert router is not None
         began = time.perf_counter()
@@ -168,7 +168,7 @@ class Planner:
             strangers = [attempt.model for attempt in route.attempts if attempt.model not in known]
             if strangers or not route.attempts:
                 raise ValueError(f"it names {strangers or 'no model'}")
-        except Exception as error:  # noqa: BLE001 - plugin border: a broken router must not refuse requests
+        except Exception as error:  # noqa: BLE001 - plugin boundary: a broken router must not refuse requests
             _log.error("the router %s failed; taking the default model", router.name, exc_info=error)
             ordered = sorted(candidates, key=lambda one: one.name != default)
             route = Route(
@@ -197,7 +197,7 @@ class Planner:
         for rank, name in enumerate(self._models):
             status = statuses.get(name)
             if status is None or not _may_use(request, name):
-                continue  # not even named: its caller must not learn of it
+                continue  # not mentioned either: the caller must not learn of it
             capabilities = self._capabilities_of(name, status.info) if status.info is not None else {}
             try:
                 check_parameters(request, capabilities)
@@ -217,7 +217,7 @@ class Planner:
         if not found:
             raise first or ModelNotFound(AUTO)
         if request.tool_use is not None and any(has_tools for _, has_tools in found):
-            # Every model can be told of tools in words; those that were trained for them do it better.
+            # Every model can get tools as text; models trained for tools do better.
             for candidate, has_tools in found:
                 if not has_tools:
                     refused[candidate.name] = "tools: its chat template knows none, as another model's does"
@@ -239,13 +239,13 @@ class Planner:
         )
 
     def _stand_ins(self, request: GenerateRequest, route: Route, too_long: TooLong) -> tuple[str, ...]:
-        """What the settings put behind the first model, besides what is tried anyway."""
+        """Return the configured fallbacks of the first model, without those that are tried anyway."""
         chain = self._settings.fallbacks.get(route.attempts[0].model, ())
         tried = {*(attempt.model for attempt in route.attempts), *too_long}
         return tuple(dict.fromkeys(name for name in chain if name not in tried and _may_use(request, name)))
 
     def _hopeful_first(self, route: Route) -> Route:
-        """The same attempts; models that cannot answer now stand behind those that can."""
+        """Return the same attempts, with models that cannot answer now moved to the end."""
         if len(route.attempts) == 1:
             return route
         hopeless = self._hopeless(route)
@@ -253,7 +253,7 @@ class Planner:
         return evolve(route, attempts=tuple(ordered))
 
     def _hopeless(self, route: Route) -> frozenset[str]:
-        """The models of a route that cannot answer now."""
+        """Return the models of a route that cannot answer now."""
         states = {status.name: status.state for status in self._manager.statuses()}
         models = {attempt.model for attempt in route.attempts}
         return frozenset(model for model in models if states.get(model) in _BEHIND or self.experience.has_failed(model))

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: their names, where downloads lie, and downloading."""
+"""Models of the Hugging Face hub: names, download cache, and downloading."""
 
 from __future__ import annotations
 

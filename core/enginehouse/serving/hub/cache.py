@@ -1,8 +1,7 @@
-"""The folders in which the Hugging Face hub's own tools keep downloaded models, as ``huggingface_hub`` lays them out.
+"""The download cache of the Hugging Face hub's tools, in the layout of ``huggingface_hub``.
 
-For each model ``models--<owner>--<name>/`` with ``blobs/<digest>`` (contents), ``snapshots/<commit>/<path>`` (links to
-them) and ``refs/<revision>`` (the commit that a branch or tag stood for). What other tools have downloaded is found
-here, and they find what we download.
+Each model has ``models--<owner>--<name>/`` with ``blobs/<digest>`` (contents), ``snapshots/<commit>/<path>`` (links to
+them) and ``refs/<revision>`` (the commit of a branch or tag). The cache is shared with other tools in both directions.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
 
 
 def user_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Where the hub's tools keep what belongs to the user: downloads, and the token."""
+    """Return the folder in which the hub's tools keep user data: downloads, and the token."""
     home = env.get("HF_HOME") or str(Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     return Path(home).expanduser()
 
 
 def hub_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Where downloads are kept, by the variables that the hub's tools read."""
+    """Return the folder of downloads, from the same variables as the hub's tools."""
     if folder := env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE"):
         return Path(folder).expanduser()
     return user_folder(env) / "hub"
 
 
 def is_offline(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user wants nothing to be asked of the hub."""
+    """True if the user has disabled access to the hub."""
     said = env.get("HF_HUB_OFFLINE") or env.get("TRANSFORMERS_OFFLINE") or ""
     return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cached_snapshot(model_id: str, revision: str = "main", env: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder of a downloaded model; None when it, or this revision of it, is not there.
+    """Return the folder of a downloaded model; None if it, or this revision of it, is not downloaded.
 
     Args:
         revision: a branch, a tag, or a commit.
@@ -61,7 +60,7 @@ def cached_snapshot(model_id: str, revision: str = "main", env: Mapping[str, str
 
 
 def is_complete(snapshot: Path, quantization: str | None) -> bool:
-    """Whether every file of the model's weights is there, as far as its own files tell."""
+    """True if every weight file of the model is present, according to its own files."""
     try:
         if quantization is not None or not (snapshot / "config.json").is_file():
             first = choose_gguf(snapshot, quantization, "")
@@ -75,67 +74,67 @@ def is_complete(snapshot: Path, quantization: str | None) -> bool:
 
 
 class _Index(msgspec.Struct):
-    """What is read of ``model.safetensors.index.json``."""
+    """The part of ``model.safetensors.index.json`` that is read."""
 
     weight_map: dict[str, str]
 
 
 def _weights_of(index: Path) -> set[str]:
-    """Names of the files that hold a model's weights. Raises OSError, ValueError or RecursionError."""
+    """Return the names of the files that hold a model's weights. Raises OSError, ValueError or RecursionError."""
     return set(msgspec.json.decode(read_regular(index, _MAX_INDEX_BYTES), type=_Index).weight_map.values())
 
 
 @frozen
 class ModelCache:
-    """The folder of one model."""
+    """The cache folder of one model."""
 
     folder: Path
 
     @classmethod
     def of(cls, model_id: str, hub: Path) -> ModelCache:
-        """The folder of ``model_id`` below the folder of all downloads; it may not be there yet."""
+        """Return the cache of ``model_id`` below the folder of all downloads; its folder may not exist yet."""
         return cls(hub / f"models--{model_id.replace('/', '--')}")
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit that a branch or tag stood for when it was last downloaded; None where it never was."""
+        """Return the commit of a branch or tag at its last download; None if it was never downloaded."""
         try:
             return read_regular_text(self.folder / "refs" / revision, _MAX_REF_BYTES).strip() or None
         except (OSError, UnicodeDecodeError):
             return None
 
     def snapshot(self, commit: str) -> Path:
-        """The folder of a commit's files."""
+        """Return the folder of a commit's files."""
         return self.folder / "snapshots" / commit
 
     def blob(self, digest: str) -> Path:
-        """Where a content lies once it is complete."""
+        """Return the path of a complete blob."""
         return self.folder / "blobs" / digest
 
     def incomplete(self, digest: str) -> Path:
-        """Where a content grows while it is downloaded."""
+        """Return the path of a blob while it is being downloaded."""
         return self.folder / "blobs" / f"{digest}.incomplete"
 
     def num_bytes(self, commit: str, path: str, digest: str) -> int | None:
-        """Size of a file that is there, as a blob or (where links cannot be made) in the snapshot; else None."""
+        """Return the size of a file, as a blob or (without support for links) in the snapshot; else None."""
         for file in (self.blob(digest), self.snapshot(commit) / path):
             with contextlib.suppress(OSError):
                 return file.stat().st_size
         return None
 
     def link(self, commit: str, path: str, digest: str) -> None:
-        """Show a blob as a file of a commit; without links (Windows) the blob itself is moved there."""
+        """Link a blob as a file of a commit; without support for links (Windows) the blob itself is moved there."""
         blob, file = self.blob(digest), self.snapshot(commit) / path
         if file.exists():
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)  # a link that leads nowhere
+        file.unlink(missing_ok=True)  # a broken link
         try:
             file.symlink_to(os.path.relpath(blob, file.parent))
         except (OSError, NotImplementedError):
             os.replace(blob, file)
 
     def record(self, revision: str, commit: str) -> None:
-        """Note the commit that a branch or tag stands for now."""
+        """Record the current commit of a branch or tag."""
         if revision == commit:
             return
         file = self.folder / "refs" / revision

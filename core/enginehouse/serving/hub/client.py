@@ -1,7 +1,7 @@
-"""HTTP to a hub: what a model's repository holds, and the contents of its files from any byte on.
+"""HTTP client of a hub: file listings of repositories, and contents of files from any offset.
 
-Written on the standard library: ``huggingface_hub`` throws away what has arrived when a download fails (since 2.0) and
-checks no hashes, and ``enginehouse pull`` promises both. Reads the same variables: ``HF_ENDPOINT``, ``HF_TOKEN``.
+Uses the standard library: ``huggingface_hub`` discards received data when a download fails (since 2.0) and does not
+check hashes, whereas ``enginehouse pull`` guarantees both. Reads the same variables: ``HF_ENDPOINT``, ``HF_TOKEN``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _READ_BYTES = 65536
 
 @frozen
 class HubClient:
-    """One hub.
+    """Client of one hub.
 
     Attributes:
-        endpoint: its address, without a slash at its end.
-        token: sent to this address only, never to where it redirects.
-        timeout_s: seconds without a byte after which a connection counts as lost.
+        endpoint: URL of the hub, without a trailing slash.
+        token: sent only to this URL, never to redirect targets.
+        timeout_s: seconds without a byte after which a connection is considered lost.
     """
 
     endpoint: str
@@ -51,10 +51,10 @@ class HubClient:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> HubClient:
-        """The hub and the token that the hub's own tools would use.
+        """Return a client for the hub and the token that the hub's own tools would use.
 
         Raises:
-            DownloadError: ``HF_ENDPOINT`` is no address.
+            DownloadError: ``HF_ENDPOINT`` is not a URL.
         """
         endpoint = (env.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
         if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
@@ -62,11 +62,11 @@ class HubClient:
         return cls(endpoint, _token(env))
 
     def list_files(self, reference: HubReference) -> Listing:
-        """What the repository holds at that revision.
+        """Return the files of the repository at that revision.
 
         Raises:
             HubUnreachable: the hub does not answer.
-            DownloadError: there is no such model or revision, or it may not be read.
+            DownloadError: the model or revision does not exist, or may not be read.
         """
         revision = quote(reference.revision, safe="")
         url = f"{self.endpoint}/api/models/{reference.model_id}/revision/{revision}?blobs=true"
@@ -78,7 +78,7 @@ class HubClient:
         return read_listing(data, self.endpoint)
 
     def open_file(self, reference: HubReference, commit: str, path: str, start: int = 0) -> Content:
-        """The content of a file from byte ``start`` on; close it after use. A server may ignore ``start``.
+        """Open a file from byte ``start`` on; close it after use. A server may ignore ``start``.
 
         Raises:
             HubUnreachable, DownloadError: as for :meth:`list_files`.
@@ -92,7 +92,7 @@ class HubClient:
         for name, value in (headers or {}).items():
             request.add_header(name, value)
         if self.token:
-            # "Unredirected": contents lie on other hosts, which have no business with the token.
+            # "Unredirected": contents are on other hosts, which must not receive the token.
             request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         try:
             return urllib.request.build_opener(_Redirects).open(request, timeout=self.timeout_s)
@@ -106,7 +106,7 @@ class HubClient:
 
 @frozen
 class Content:
-    """Bytes of a file as they come; ``start`` is the place in the file where they begin."""
+    """Response with the bytes of a file; ``start`` is the offset in the file at which they begin."""
 
     answer: http.client.HTTPResponse
     start: int
@@ -119,15 +119,15 @@ class Content:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects; the token goes along within the same host only (a renamed repository)."""
+    """Follows redirects; the token is sent on only within the same host (a renamed repository)."""
 
     def redirect_request(  # noqa: PLR0917 - the signature is the library's
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """The request to send next."""
+        """Return the next request."""
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         if new is not None:
-            fp.close()  # the library would read its body, however long that is
+            fp.close()  # the library would read its body, of any length
         token = req.unredirected_hdrs.get("Authorization")
         if new is not None and token and urlsplit(req.full_url)[:2] == urlsplit(newurl)[:2]:
             new.add_unredirected_header("Authorization", token)
@@ -135,7 +135,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _read(answer: Any) -> bytes:
-    """The body of an answer; raises ValueError where it has no end in sight."""
+    """Return the body of a response; raises ValueError if it exceeds the limits of size or time."""
     pieces, left, ends = [], _MAX_LISTING_BYTES, time.monotonic() + _MAX_LISTING_S
     while piece := answer.read1(_READ_BYTES):
         left -= len(piece)
@@ -146,7 +146,7 @@ def _read(answer: Any) -> bytes:
 
 
 def _token(env: Mapping[str, str]) -> str | None:
-    """The token of the environment, else the one that the hub's own login has stored."""
+    """Return the token from the environment, else the one that the hub's own login has stored."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := env.get(name, "").strip():
             return token

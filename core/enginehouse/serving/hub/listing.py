@@ -1,4 +1,4 @@
-"""What a repository holds at one commit, and which of it a model needs. Knows no network and no disk."""
+"""Files of a repository at one commit, and the choice of those that a model needs. Does not know network or disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from enginehouse.serving.hub.reference import HubReference
 
 __all__ = ["HubFile", "Listing", "needed_files", "read_listing"]
 
-# What transformers and mlx-lm read beside the weights.
+# Files that transformers and mlx-lm read in addition to the weights.
 _SETTINGS = re.compile(r"[^/]+\.(?:json|jinja|txt|model|tiktoken)|additional_chat_templates/[^/]+\.jinja")
 _OF_PICKLES = re.compile(r".*\.(?:bin|pt|pth)\.index\.json")
 _CODE = re.compile(r"[^/]+\.py")
-# Where there are these, further safetensors are the same weights once more: `consolidated`, `model.fp16`, adapters.
+# If these exist, other safetensors duplicate the same weights (`consolidated`, `model.fp16`) or are adapters.
 _WEIGHTS = re.compile(r"model(?:-\d+-of-\d+)?\.safetensors")
 
 
@@ -28,9 +28,9 @@ class HubFile:
     """A file of a repository.
 
     Attributes:
-        path: inside the repository, with slashes.
-        digest: of its content; also the name of the content in the cache.
-        digest_of: how the digest is made: ``sha256`` of large files, else ``git``'s SHA-1 of a blob.
+        path: path in the repository, with slashes.
+        digest: digest of its content; also the name of the content in the cache.
+        digest_of: kind of digest: ``sha256`` for large files, else ``git``'s SHA-1 of a blob.
     """
 
     path: str
@@ -48,10 +48,10 @@ class Listing:
 
 
 def read_listing(data: Any, endpoint: str) -> Listing:
-    """The hub's description of a repository -> its files. A hub is not trusted with paths outside of the cache.
+    """Parse the hub's description of a repository. Paths that lead outside the cache are refused.
 
     Raises:
-        DownloadError: it is no such description.
+        DownloadError: the description is not valid.
     """
     try:
         commit = data["sha"]
@@ -63,10 +63,10 @@ def read_listing(data: Any, endpoint: str) -> Listing:
 
 
 def needed_files(reference: HubReference, listing: Listing, *, code: bool = False) -> list[HubFile]:
-    """What must be there to serve the model: one GGUF file with its parts, or safetensors, tokenizer and settings.
+    """Return the files that serving needs: one GGUF file with its parts, or safetensors, tokenizer and settings.
 
     Args:
-        code: also the repository's Python files, for models that run their own.
+        code: include the repository's Python files, for models that run their own code.
 
     Raises:
         DownloadError: the repository holds nothing that can be served, or several models and none was named.
@@ -110,7 +110,7 @@ def _why_nothing(reference: HubReference, paths: Sequence[str]) -> str:
 
 
 def _is_weights(path: str) -> bool:
-    """Whether a file is safetensors of the model itself; folders hold other forms of it, and adapters another model."""
+    """True for safetensors of the model itself; folders hold other formats of it, adapters are other models."""
     name = PurePosixPath(path).name
     return path == name and path.endswith(".safetensors") and not name.startswith(("adapter", "consolidated"))
 

@@ -1,7 +1,7 @@
-"""Downloads what a model needs: asks the hub, chooses the files, checks the disk, fetches, and shows the result.
+"""Downloads the files that a model needs: listing, choice of files, disk check, transfer, and linking.
 
-A model's folder gets its files when all of them have arrived, so that no half of a model is ever found there. Called
-by ``enginehouse pull`` and by a server that was started with ``--pull``; never because of a request.
+A model's folder receives its files after all of them have arrived, so it never holds an incomplete model. Called by
+``enginehouse pull`` and by a server that was started with ``--pull``; never because of a request.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _SPARE_BYTES = 64 * 1024 * 1024
 
 
 class PullReport(Protocol):
-    """Is told how a download goes. All methods are called on the thread that calls :func:`pull`."""
+    """Receives the progress of a download. All methods are called on the thread that calls :func:`pull`."""
 
     def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
-        """``files`` of ``num_bytes`` in total will be there; ``num_bytes_here`` of these are already."""
+        """Start: ``files`` have ``num_bytes`` in total, of which ``num_bytes_here`` are present."""
 
     def file(self, file: HubFile) -> None:
-        """A file is being fetched now."""
+        """A file is being downloaded now."""
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more have arrived; negative where some turned out to be useless."""
+        """``num_bytes`` more bytes have arrived; negative if some turned out to be unusable."""
 
     def note(self, text: str) -> None:
-        """Something happened that takes time or explains a delay."""
+        """Message about a step that takes time, or the reason for a delay."""
 
 
 class NoReport:
-    """Tells nobody."""
+    """Discards the progress."""
 
     def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
         """Ignored."""
@@ -62,14 +62,14 @@ class NoReport:
 
 @frozen(kw_only=True)
 class Pulled:
-    """A model that is here now.
+    """A model that is downloaded.
 
     Attributes:
-        folder: with its files.
-        commit: of the repository; naming it as the revision pins the model.
-        num_bytes_fetched: what had to be fetched; 0 when everything was here.
-        files: what was wanted; empty where the hub was not asked.
-        note: why the hub was not asked, where it was not.
+        folder: folder with its files.
+        commit: commit of the repository; using it as the revision pins the model.
+        num_bytes_fetched: number of downloaded bytes; 0 if everything was present.
+        files: the needed files; empty if the hub was not asked.
+        note: reason why the hub was not asked; empty if it was.
     """
 
     folder: Path
@@ -88,15 +88,15 @@ def pull(
     dry_run: bool = False,
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> Pulled:
-    """Make sure that the model is here, fetching only what is not.
+    """Download a model, but only the data that is missing.
 
     Args:
-        code: also fetch the repository's Python files.
-        dry_run: fetch nothing; ``files`` of the result says what is needed.
-        pauses_s: seconds between attempts that bring nothing; as many are made before giving up.
+        code: also download the repository's Python files.
+        dry_run: download nothing; ``files`` of the result lists the needed files.
+        pauses_s: seconds between attempts without new data; their number limits such attempts.
 
     Raises:
-        DownloadError: the model does not exist, may not be read, does not fit the disk, or did not arrive whole.
+        DownloadError: the model does not exist, may not be read, does not fit the disk, or did not arrive completely.
     """
     report = report or NoReport()
     here = None if code or dry_run else _complete_here(reference)
@@ -123,7 +123,7 @@ def pull(
 
 
 def _fetch(transfer: Transfer, files: Sequence[HubFile], report: PullReport) -> int:
-    """Fetch what is missing and show everything; returns the bytes that had to be fetched."""
+    """Download missing files and link all; returns the number of bytes that had to be downloaded."""
     cache, commit = transfer.cache, transfer.commit
     missing = [file for file in files if cache.num_bytes(commit, file.path, file.digest) != file.num_bytes]
     total = sum(file.num_bytes for file in files)
@@ -151,7 +151,7 @@ def _num_bytes_begun(cache: ModelCache, file: HubFile) -> int:
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:
-    """Raise DownloadError when the disk has no room; before the first byte, not at the last."""
+    """Raise DownloadError if the disk has too little space, before the download begins."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if num_bytes and num_bytes + _SPARE_BYTES > free:

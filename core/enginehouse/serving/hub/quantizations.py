@@ -1,4 +1,4 @@
-"""Names of GGUF files as publishers write them: ``model-Q4_K_M.gguf``, perhaps in parts. Reads no file."""
+"""Quantisations in names of GGUF files: ``model-Q4_K_M.gguf``, possibly split into parts. Reads no files."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|M
 
 
 def quantization_of(file: PurePath) -> str | None:
-    """The quantisation in a file's name, in capitals; None where it names none."""
+    """Return the quantisation in a file name, in capitals; None if there is none."""
     found = _QUANTIZATION.search(_stem(file))
     return found[1].upper() if found else None
 
 
 def is_quantization(text: str) -> bool:
-    """Whether ``text`` names a quantisation, perhaps with a publisher's mark before it (``UD-Q4_K_XL``)."""
+    """True if ``text`` names a quantisation, possibly with a publisher's prefix (``UD-Q4_K_XL``)."""
     return _QUANTIZATION.search(text) is not None
 
 
 def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
-    """The model in ``folder``, the first part of one that is split; None where it holds no GGUF file.
+    """Return the model in ``folder``, or the first part of a split one; None if it holds no GGUF file.
 
     Args:
-        wanted: the quantisation, in any case; None takes the only model there is.
-        text: what the user wrote, for messages.
+        wanted: the quantisation, case-insensitive; None selects the only model.
+        text: the user's text, for messages.
 
     Raises:
-        ModelLoadError: none or several files are of that quantisation; says which there are.
+        ModelLoadError: no file or several files have that quantisation; lists the available ones.
     """
     found = choose_name((file.relative_to(folder) for file in folder.glob("**/*.gguf")), wanted, text)
     return None if found is None else folder / found
 
 
 def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> PurePath | None:
-    """Like :func:`choose_gguf`, among names."""
+    """Choose among names, like :func:`choose_gguf`."""
     files = sorted(name for name in names if _is_model(name))
     if not files:
         return None
@@ -57,7 +57,7 @@ def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> Pur
 
 
 def parts_of(first: PurePath) -> list[PurePath]:
-    """All files of a model whose first one is ``first``: itself, or every part of it in order."""
+    """Return all files of the model whose first file is ``first``: itself, or all parts in order."""
     part = _PART.search(first.stem)
     if part is None:
         return [first]
@@ -68,7 +68,7 @@ def parts_of(first: PurePath) -> list[PurePath]:
 
 
 def _is_model(file: PurePath) -> bool:
-    """Whether a file is a model or its first part; projectors of vision models lie beside their models."""
+    """True if a file is a model or its first part; False for projectors of vision models beside them."""
     if file.suffix.lower() != ".gguf":
         return False
     part = _PART.search(file.stem)

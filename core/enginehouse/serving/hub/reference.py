@@ -17,10 +17,10 @@ _REFERENCE = re.compile(
 
 @frozen(kw_only=True)
 class HubReference:
-    """A model of a hub.
+    """A reference to a hub model.
 
     Attributes:
-        quantization: which GGUF file of it is meant; None is the model as safetensors, or the only GGUF file.
+        quantization: selects a GGUF file; None means safetensors, or the only GGUF file.
         revision: a branch, a tag or a commit.
     """
 
@@ -29,15 +29,15 @@ class HubReference:
     revision: str = "main"
 
     def __str__(self) -> str:
-        """What users write for it."""
+        """Return the reference as users write it."""
         wanted = f":{self.quantization}" if self.quantization else ""
         return f"{self.model_id}{wanted}" + (f"@{self.revision}" if self.revision != "main" else "")
 
 
 def parse_reference(text: str) -> HubReference | None:
-    """What ``text`` means; None where it is no name of a hub's model.
+    """Parse a reference; None if ``text`` is not the name of a hub model.
 
-    ``owner/name:v1.0`` is a revision too, as what follows the colon is the name of no quantisation.
+    ``owner/name:v1.0`` is a revision too, because the part after the colon is not a quantisation.
     """
     found = _REFERENCE.fullmatch(text)
     if found is None or ".." in text:

@@ -1,4 +1,4 @@
-"""What a hub's refusals mean, in the user's words: HTTP status and ``X-Error-Code`` -> the error to show."""
+"""Maps a hub's HTTP status and ``X-Error-Code`` to an error that is meaningful to the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 
 
 class HubUnreachable(DownloadError):
-    """The hub did not answer, or not now; ``retry_after_s`` is how long it asked to be left alone."""
+    """The hub did not answer, or is temporarily unavailable; ``retry_after_s`` is the delay that it asked for."""
 
     retryable = True
 
@@ -24,7 +24,7 @@ class HubUnreachable(DownloadError):
 
 
 def refusal(error: urllib.error.HTTPError, reference: HubReference, endpoint: str, *, has_token: bool) -> DownloadError:
-    """The error for an answer that is not 200."""
+    """Return the error for a response other than 200."""
     if error.code in _RETRYABLE:
         return HubUnreachable(f"{endpoint} answers {error.code} {error.reason}", _retry_after_s(error))
     return DownloadError(_message(error, reference, endpoint, has_token))

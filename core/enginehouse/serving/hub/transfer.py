@@ -1,7 +1,7 @@
-"""One file of a repository -> the cache: continued where it was cut off, and checked before it counts.
+"""Downloads one file of a repository into the cache; resumes interrupted downloads and verifies the result.
 
-A content grows as ``blobs/<digest>.incomplete`` and gets its name when its size and digest are right, so that
-whatever has a name in the cache is whole.
+Data is written to ``blobs/<digest>.incomplete``, which is renamed once its size and digest are correct, so that every
+named file in the cache is complete.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["PAUSES_S", "Transfer"]
 
 _CHUNK_BYTES = 1024 * 1024
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds between attempts that bring nothing."""
+"""Seconds between attempts without new data."""
 _MAX_PAUSE_S = 60.0
 _LOCK_POLL_S = 0.5
 
 
 @frozen
 class Transfer:
-    """Fetches files of one model.
+    """Downloads files of one model.
 
     Attributes:
-        commit: whose files are fetched.
-        on_bytes: told how many bytes have arrived; negative where some must be fetched again.
-        on_note: told what happens besides, in words.
-        pauses_s: seconds between attempts that brought nothing; as many attempts are made.
+        commit: the commit of the files.
+        on_bytes: called with the number of bytes that have arrived; negative if some must be downloaded again.
+        on_note: called with messages for the user.
+        pauses_s: seconds between attempts without new data; their number limits such attempts.
     """
 
     client: HubClient
@@ -53,17 +53,17 @@ class Transfer:
     pauses_s: Sequence[float] = PAUSES_S
 
     def fetch(self, file: HubFile) -> None:
-        """Fetch the content of ``file`` unless it is there.
+        """Download the content of ``file`` unless it is present.
 
         Raises:
             HubUnreachable: the hub could not be reached for a while.
-            DownloadError: the hub refuses it, or what it sends is not what it has described.
+            DownloadError: the hub refuses it, or sends data that does not match its description.
         """
         blob, incomplete = self.cache.blob(file.digest), self.cache.incomplete(file.digest)
         blob.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another process that fetches {file.path}"
         with _locked(incomplete, lambda: self.on_note(waiting)) as stream:
-            if blob.is_file():  # the other process was done
+            if blob.is_file():  # another process has completed it
                 self.on_bytes(file.num_bytes - os.fstat(stream.fileno()).st_size)
                 incomplete.unlink(missing_ok=True)
                 return
@@ -78,12 +78,12 @@ class Transfer:
             if not is_right:
                 self._empty(stream)
                 raise DownloadError(f"what arrived as {file.path} is damaged: its {file.digest_of} digest is wrong")
-            if os.name == "nt":  # where open files cannot get another name
+            if os.name == "nt":  # open files cannot be renamed there
                 stream.close()
             os.replace(incomplete, blob)
 
     def _fill(self, stream: IO[bytes], file: HubFile) -> None:
-        """Append until the file has its size; attempts that bring nothing are bounded."""
+        """Append until the file has its size; the number of attempts without new data is limited."""
         num_failures = 0
         while (size := stream.seek(0, os.SEEK_END)) < file.num_bytes:
             try:
@@ -106,10 +106,10 @@ class Transfer:
             self._fill(stream, file)
 
     def _append(self, stream: IO[bytes], file: HubFile, size: int) -> None:
-        """Write what one connection brings behind the ``size`` bytes that are there."""
+        """Append the data of one connection after the first ``size`` bytes."""
         content = self.client.open_file(self.reference, self.commit, file.path, size)
         with content as answer:
-            if content.start != size:  # the server cannot begin in the middle
+            if content.start != size:  # the server does not support ranges
                 self._empty(stream)
             left = file.num_bytes - content.start
             while left > 0:
@@ -140,7 +140,7 @@ def _is_right(stream: IO[bytes], file: HubFile) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[IO[bytes]]:
-    """The file at ``path``, made if need be, for this process alone; Windows lets nobody else write it anyway."""
+    """Open or create the file at ``path`` and lock it for this process; Windows excludes other writers anyway."""
     is_told = False
     while True:
         if path.exists() and not path.is_file():
@@ -170,7 +170,7 @@ def _try_lock(stream: IO[bytes]) -> bool:
 
 
 def _is_at(stream: IO[bytes], path: Path) -> bool:
-    """Whether the locked file still has its name; whoever held the lock before may have finished it."""
+    """True if the locked file still has its name; the previous holder of the lock may have completed it."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except OSError:

@@ -1,4 +1,4 @@
-"""Who may have how much of the server: rates, requests at once and memory, of each caller and of all together."""
+"""Admission control: rate, concurrency and memory limits, per caller and for the whole server."""
 
 from __future__ import annotations
 

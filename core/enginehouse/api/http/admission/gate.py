@@ -1,8 +1,8 @@
-"""Lets a caller's generating requests in while its limits, and those of the whole server, last.
+"""Admits a caller's generation requests within its limits and those of the whole server.
 
-A :class:`Ticket` is one request. Its tokens are estimated and set aside when the request is known, and
-settled when it ends. Refusals say when to come again: by the rate's own window, or for requests at once by how fast
-such requests have ended lately.
+A :class:`Ticket` is one request. Its tokens are estimated and reserved once the request is known, and settled when it
+ends. Refusals state when to retry: from the rate's window, or for the concurrency limit from the recent rate at which
+such requests ended.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Admission", "Ticket"]
 _MAX_OWNERS = 4096
 
 _EVERYBODY = ""
-"""Whose rates and requests those of the whole server are; no key has this name."""
+"""Owner of the limits of the whole server; no key has this name."""
 
 
 @frozen(kw_only=True)
 class _Limits:
-    """What one owner, a key or the whole server, may have; None is no limit."""
+    """Limits of one owner, a key or the whole server; None means no limit."""
 
     owner: str
     requests: Rate | None
@@ -41,7 +41,7 @@ class _Limits:
 
 @define(eq=False)
 class _Running:
-    """The requests of one owner that are in now, and how fast such end."""
+    """Running requests of one owner, and the rate at which they end."""
 
     ended: Throughput
     count: int = 0
@@ -49,14 +49,15 @@ class _Running:
 
 @define(eq=False)
 class Ticket:
-    """One request that is, or wants to be, let in.
+    """One request that is admitted or waiting for admission.
 
     Attributes:
-        used: tokens of its prompt and answer; None counts what was set aside.
-        states: what is left of its rates; of several of one unit the one that gives less. Also of a refused request.
-        owners: whose limits hold for it; the door's own, as are the tokens that were taken.
-        is_in: whether it counts among the requests that are running.
-        is_generating: whether its end says how soon another one may begin; the others take no time to speak of.
+        used: tokens of its prompt and completion; None counts the reserved tokens.
+        states: remaining amounts of its rates; per unit, the lowest. Also set for a refused request.
+        owners: owners whose limits apply to it; managed by ``Admission``, like ``taken``.
+        is_in: True while it counts as a running request.
+        is_generating: True if its end is used to estimate when the next one may start; other requests take negligible
+            time.
     """
 
     used: int | None = None
@@ -68,13 +69,13 @@ class Ticket:
 
 
 class Admission:
-    """Owns the counts of all callers. Used on one event loop.
+    """Owns the counters of all callers. Used on one event loop.
 
     Args:
         clock: seconds, monotonic.
 
     Attributes:
-        memory: the account of what clients make the server keep.
+        memory: the account of memory held on behalf of clients.
     """
 
     def __init__(self, settings: LimitsSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,18 +84,18 @@ class Admission:
         self._clock = clock
         self._rates = Rates()
         self._running: dict[str, _Running] = {}
-        self._lock = asyncio.Lock()  # between asking and taking nobody else takes
+        self._lock = asyncio.Lock()  # makes check and take atomic
 
     def change(self, settings: LimitsSettings) -> None:
-        """Let other limits hold from now on; requests that are in keep what they have."""
+        """Apply new limits; admitted requests keep what they hold."""
         self._settings = settings
         self.memory.change(settings)
 
     def ticket(self, caller: Identity | None, *, is_generating: bool = True) -> Ticket:
-        """A ticket for one request, which is not in yet; close it in any case.
+        """Return a ticket for one request, not yet admitted. The caller must always close it.
 
         Args:
-            is_generating: else it only counts among the requests at once.
+            is_generating: if False, only the concurrency limit applies.
         """
         owners = self._owners(caller)
         if not is_generating:
@@ -102,11 +103,11 @@ class Admission:
         return Ticket(owners=owners, is_generating=is_generating)
 
     async def enter(self, ticket: Ticket) -> None:
-        """Let the request in.
+        """Admit the request.
 
         Raises:
-            RateLimited: the caller has too many requests in, or sent too many in the last minute.
-            ServerOverloaded: all callers together have too many in.
+            RateLimited: the caller has too many running requests, or sent too many in the last minute.
+            ServerOverloaded: all callers together have too many running requests.
         """
         try:
             for owner in ticket.owners:
@@ -119,10 +120,10 @@ class Admission:
             await self._note_states(ticket)
 
     async def reserve(self, ticket: Ticket, num_tokens: int) -> None:
-        """Set tokens aside for the prompt and the answer.
+        """Reserve tokens for the prompt and the completion.
 
         Raises:
-            RateLimited: there are not so many left in this minute.
+            RateLimited: not enough tokens are left in this minute.
         """
         wanted = [(owner.tokens, num_tokens) for owner in ticket.owners if owner.tokens is not None]
         if wanted:
@@ -132,7 +133,7 @@ class Admission:
                 await self._note_states(ticket)
 
     async def close(self, ticket: Ticket) -> None:
-        """The request has ended: settle its tokens; harmless when it was never in, or is closed."""
+        """End the request and settle its tokens; no effect if it was never admitted or is already closed."""
         if ticket.is_in:
             ticket.is_in = False
             for owner in ticket.owners:
@@ -143,7 +144,7 @@ class Admission:
         ticket.taken.clear()
 
     def _owners(self, caller: Identity | None) -> tuple[_Limits, ...]:
-        """Whose limits hold for a caller's request: its own, and everybody's."""
+        """Return the limits that apply to a caller's request: its own, and those of the whole server."""
         limits = self._settings
         everybody = _limits(_EVERYBODY, limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
         if caller is None:
@@ -179,12 +180,12 @@ class Admission:
         running.ended.run(running.count > 0)
 
     def _forget_idle(self) -> None:
-        """Keep no counts of ever more callers: names may come from tokens that others make."""
+        """Bound the number of counters: caller names may come from tokens issued elsewhere."""
         if len(self._running) >= _MAX_OWNERS:
             self._running = {name: running for name, running in self._running.items() if running.count}
 
     async def _take(self, wanted: Sequence[tuple[Rate, int]]) -> list[Taken]:
-        """Take all or nothing; what must be waited for longest refuses."""
+        """Take all amounts or none; the rate with the longest wait determines the refusal."""
         async with self._lock:
             waits_s = [await self._rates.wait_s(rate, amount) for rate, amount in wanted]
             longest_s = max(waits_s, default=0.0)

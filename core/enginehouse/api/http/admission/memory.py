@@ -1,9 +1,9 @@
-"""The account of memory that clients make the server keep: what they send, and what they do not read.
+"""Account of the memory held on behalf of clients: data they send, and responses they do not read.
 
-A :class:`Reservation` is what one connection or one request holds. Its bytes belong to an owner: a key, or all callers
-that are not recognised. The share of an owner is bounded, and so are all shares together. What does not fit is refused
-before it is kept. Answers that are written already cannot be refused: where these are too much, connections are ended,
-first those that have not read for the longest time.
+A :class:`Reservation` is the memory of one connection or one request. Its bytes belong to an owner: a key, or all
+unauthenticated callers. Each owner's share is limited, and so is the total. A request that does not fit is refused
+before its data is kept. Responses already written cannot be refused: if they exceed the limit, connections are closed,
+starting with those that have not read for the longest time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from enginehouse.settings.config import LimitsSettings
 __all__ = ["EVERYBODY", "NOT_RECOGNISED", "MemoryAccount", "Reservation"]
 
 EVERYBODY = None
-"""Owner of what callers of a server without keys hold: only the bound on all together holds for it."""
+"""Owner for callers of a server without keys: only the total limit applies to it."""
 
 NOT_RECOGNISED = ""
-"""Owner of what connections hold before a request on them is recognised; no key has this name."""
+"""Owner of the bytes of connections before a request on them is authenticated; no key has this name."""
 
 
 @define(eq=False)
 class Reservation:
-    """Bytes of one connection or one request; made by :meth:`MemoryAccount.open`, closed in any case.
+    """Bytes of one connection or one request; created by :meth:`MemoryAccount.open`, must always be closed.
 
     Attributes:
         owner: the name of a key, ``NOT_RECOGNISED`` or ``EVERYBODY``.
-        num_bytes: what is held.
-        num_in_front: tells how many bytes of an answer wait until what is written is read; of connections.
+        num_bytes: bytes currently held.
+        num_in_front: for connections, returns the bytes of a response that wait until the written ones are read.
     """
 
     _account: MemoryAccount
@@ -41,32 +41,32 @@ class Reservation:
     num_in_front: Callable[[], int] | None = None
 
     def check(self, num_more: int) -> None:
-        """Raise what :meth:`take` would."""
+        """Raise as :meth:`take` would, without taking anything."""
         self._account.check(self.owner, num_more)
 
     def take(self, num_more: int) -> None:
-        """Hold more.
+        """Hold ``num_more`` bytes more.
 
         Raises:
             RateLimited: the owner's share is used up.
-            ServerOverloaded: what all owners may hold is used up.
+            ServerOverloaded: the total limit of all owners is used up.
         """
         self._account.check(self.owner, num_more)
         self._account.add(self, num_more)
 
     def give_back(self, num_bytes: int) -> None:
-        """Hold less; at most what is held is given back."""
+        """Release up to ``num_bytes`` bytes."""
         self._account.add(self, -min(num_bytes, self.num_bytes))
 
     def resize(self, num_bytes: int) -> None:
-        """Hold so much from now on; raises like :meth:`take`, and then holds what it held."""
+        """Hold exactly ``num_bytes``. Raises like :meth:`take`, leaving the size unchanged."""
         if num_bytes > self.num_bytes:
             self.take(num_bytes - self.num_bytes)
         else:
             self.give_back(self.num_bytes - num_bytes)
 
     def move(self, owner: str | None) -> None:
-        """Let it belong to another owner; raises like :meth:`take`, and then belongs to the one before."""
+        """Transfer the bytes to another owner. Raises like :meth:`take`, leaving the owner unchanged."""
         if owner == self.owner:
             return
         held = self.num_bytes
@@ -79,31 +79,31 @@ class Reservation:
             self._account.add(self, held)
 
     def stall(self, num_bytes: int, end: Callable[[], None]) -> None:
-        """Hold so much of an answer that is not read; where that is too much, those that stalled first are ended.
+        """Hold ``num_bytes`` of an unread response; above the limit, the connections that stalled first are closed.
 
         Args:
-            end: ends the connection, which then closes its reservation or reads on.
+            end: ends the connection, which then closes its reservation or resumes reading.
         """
         self._account.stall(self, num_bytes, end)
 
     def go_on(self, num_bytes: int) -> None:
-        """The answer is read again: hold so much."""
+        """Hold ``num_bytes``, as the response is being read again."""
         self._account.forget_stalled(self)
         self._account.add(self, num_bytes - self.num_bytes)
 
     def close(self) -> None:
-        """Give everything back; harmless when closed."""
+        """Release everything; no effect if already closed."""
         self._account.forget_stalled(self)
         self._account.add(self, -self.num_bytes)
 
 
 class MemoryAccount:
-    """Owns the counts of all reservations. Used on one event loop.
+    """Owns the counters of all reservations. Used on one event loop.
 
     Attributes:
-        num_bytes: what all hold together.
-        refusals: how often something did not fit, by what was used up: ``key`` or ``server``; ``unread`` counts
-            connections that were ended for what they did not read.
+        num_bytes: total bytes held.
+        refusals: number of refusals by exhausted limit: ``key`` or ``server``; ``unread`` counts connections that were
+            closed because of unread responses.
     """
 
     def __init__(self, settings: LimitsSettings) -> None:
@@ -111,33 +111,33 @@ class MemoryAccount:
         self.refusals: Counter[str] = Counter()
         self._settings = settings
         self._of_owner: Counter[str | None] = Counter()
-        self._stalled: dict[Reservation, Callable[[], None]] = {}  # the longest first
+        self._stalled: dict[Reservation, Callable[[], None]] = {}  # oldest stall first
 
     def change(self, settings: LimitsSettings) -> None:
-        """Let other bounds hold from now on; what is held is kept."""
+        """Apply new limits; bytes already held are kept."""
         self._settings = settings
 
     def open(self, owner: str | None = NOT_RECOGNISED) -> Reservation:
-        """A reservation that holds nothing yet."""
+        """Return an empty reservation."""
         return Reservation(self, owner)
 
     def share(self, owner: str | None) -> int:
-        """Bytes that one owner may hold."""
+        """Maximum number of bytes that one owner may hold."""
         limits = self._settings
         if owner is EVERYBODY:
             return limits.max_client_bytes
         return limits.max_client_bytes_per_key or limits.max_client_bytes // 2
 
     def held_by(self, owner: str | None) -> int:
-        """Bytes that one owner holds."""
+        """Number of bytes that one owner holds."""
         return self._of_owner[owner]
 
     def check(self, owner: str | None, num_more: int) -> None:
-        """Check that an owner may hold more.
+        """Check that an owner may hold ``num_more`` bytes more.
 
         Raises:
             RateLimited: its share is used up.
-            ServerOverloaded: what all owners may hold is used up.
+            ServerOverloaded: the total limit of all owners is used up.
         """
         error = self._refusal(owner, num_more)
         if error is not None:
@@ -145,13 +145,13 @@ class MemoryAccount:
             raise error
 
     def add(self, reservation: Reservation, num_more: int) -> None:
-        """Count bytes of a reservation without a check; for :class:`Reservation`."""
+        """Add bytes to a reservation without a check; used by :class:`Reservation`."""
         if num_more:
             reservation.num_bytes += num_more
             self.num_bytes += num_more
             self._of_owner[reservation.owner] += num_more
             if not self._of_owner[reservation.owner]:
-                del self._of_owner[reservation.owner]  # keys come and go
+                del self._of_owner[reservation.owner]  # bounds the counter, as keys come and go
 
     def stall(self, reservation: Reservation, num_bytes: int, end: Callable[[], None]) -> None:
         """See :meth:`Reservation.stall`."""
@@ -167,11 +167,11 @@ class MemoryAccount:
             end_longest()
 
     def forget_stalled(self, reservation: Reservation) -> None:
-        """It is not stalled any more; harmless when it was not."""
+        """Mark a reservation as not stalled; no effect if it was not."""
         self._stalled.pop(reservation, None)
 
     def _stalled_longest(self, owner: str | None) -> Reservation | None:
-        """Whose end makes room: one of this owner if its share is exceeded, else of any."""
+        """Return the longest-stalled reservation to end: of this owner if its share is exceeded, else of any owner."""
         is_own = self._of_owner[owner] > self.share(owner)
         return next((one for one in self._stalled if one.owner == owner or not is_own), None)
 

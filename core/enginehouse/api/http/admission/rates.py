@@ -1,8 +1,8 @@
-"""Units per minute, counted by the library ``limits`` in this process: the one module that knows it.
+"""Rates per minute, counted in this process by the library ``limits``; no other module uses it.
 
-The library's sliding window counter holds two numbers per rate, whatever the amounts, and takes units back, which its
-exact window cannot: tokens are set aside when a request comes and settled when it ends. The minute before the running
-one counts with the share of it that the last sixty seconds still cover.
+The library's sliding window counter stores two numbers per rate, independent of the amounts, and can return units,
+which its exact window cannot: tokens are reserved when a request arrives and settled when it ends. The previous minute
+counts with the fraction of it that is within the last sixty seconds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["Rate", "RateState", "Rates", "Taken"]
 
 _WINDOW_S = 60
 _MARGIN_S = 0.001
-"""Behind the very moment at which a unit fades."""
+"""Added to waits, so that the unit has expired when they end."""
 
 
 @frozen(kw_only=True)
 class Rate:
-    """What may be used per minute.
+    """Maximum amount per minute.
 
     Attributes:
-        owner: whose it is; rates of different owners are counted apart.
+        owner: the owner; rates of different owners are counted separately.
         unit: ``requests`` or ``tokens``.
     """
 
@@ -37,18 +37,18 @@ class Rate:
 
     @property
     def item(self) -> RateLimitItemPerMinute:
-        """The rate as the library knows it."""
+        """The rate as an object of the library."""
         return RateLimitItemPerMinute(self.per_minute, namespace=self.unit)
 
     @property
     def key(self) -> str:
-        """Where the library counts it."""
+        """The library's storage key of the rate."""
         return self.item.key_for(self.owner)
 
 
 @frozen(kw_only=True)
 class RateState:
-    """A rate now. ``reset_s`` is after how many seconds nothing of it is used, if nothing more is taken."""
+    """Current state of a rate. ``reset_s`` is the number of seconds until it is unused, if nothing more is taken."""
 
     rate: Rate
     remaining: int
@@ -57,7 +57,7 @@ class RateState:
 
 @frozen(kw_only=True)
 class Taken:
-    """Units that were taken; ``window`` is where the library counts them."""
+    """Units that were taken; ``window`` is the library's storage key for them."""
 
     rate: Rate
     amount: int
@@ -65,33 +65,33 @@ class Taken:
 
 
 class Rates:
-    """All rates of a server; used on one event loop. More than a whole minute's worth is taken as just that."""
+    """All rates of a server; used on one event loop. Amounts above a full minute's worth are capped to it."""
 
     def __init__(self) -> None:
         self._storage = MemoryStorage()
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
     async def wait_s(self, rate: Rate, amount: int) -> float:
-        """After how many seconds so much may be taken; 0 is now."""
+        """Return the seconds until ``amount`` may be taken; 0 means now."""
         amount = min(amount, rate.per_minute)
         if await self._limiter.test(rate.item, rate.owner, cost=amount):
             return 0.0
         before, before_left_s, current, current_left_s = await self._storage.get_sliding_window(rate.key, _WINDOW_S)
-        # The library compares whole units: what is used may be all but one more than what is left besides this amount.
+        # The library compares whole units: usage may exceed ``per_minute - amount`` by less than one.
         free = rate.per_minute - amount + 1
-        if before and current < free:  # enough of the minute before fades while this one runs
+        if before and current < free:  # enough of the previous minute expires during this one
             return max(0.0, before_left_s - (free - current) * _WINDOW_S / before) + _MARGIN_S
         return current_left_s - min(_WINDOW_S, free * _WINDOW_S / current) + _MARGIN_S
 
     async def take(self, rate: Rate, amount: int) -> Taken:
-        """Take units that :meth:`wait_s` says are there."""
+        """Take units that :meth:`wait_s` has reported as available."""
         amount = min(amount, rate.per_minute)
         window = self._window(rate)
         await self._limiter.hit(rate.item, rate.owner, cost=amount)
         return Taken(rate=rate, amount=amount, window=window)
 
     async def settle(self, taken: Taken, amount: int) -> None:
-        """Give back what was not used of what was taken, or count what was used beyond it."""
+        """Return taken units that were not used, or count usage beyond them."""
         more = amount - taken.amount
         if more > 0:
             await self._storage.incr(self._window(taken.rate), 2 * _WINDOW_S, amount=more)
@@ -99,12 +99,12 @@ class Rates:
             await self._storage.decr(taken.window, -more)
 
     async def state(self, rate: Rate) -> RateState:
-        """What is left."""
+        """Return the current state."""
         before, before_left_s, current, current_left_s = await self._storage.get_sliding_window(rate.key, _WINDOW_S)
         used = before * before_left_s / _WINDOW_S + current
         reset_s = current_left_s if current else before_left_s
         return RateState(rate=rate, remaining=max(0, math.floor(rate.per_minute - used)), reset_s=reset_s)
 
     def _window(self, rate: Rate) -> str:
-        """Where the library counts what is taken now."""
+        """Return the library's storage key for units taken now."""
         return self._storage.sliding_window_keys(rate.key, _WINDOW_S, time.time())[1]

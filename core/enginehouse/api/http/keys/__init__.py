@@ -1,7 +1,7 @@
-"""API keys: who calls, what they may do, and a file that holds only hashes of keys.
+"""API keys: identity and permissions of callers, and a key file that stores only hashes.
 
-A key is a long random string, so one round of a salted, fast hash is enough: there is nothing to guess that a slow hash
-would have to protect, and a slow one would let anybody keep the server busy with wrong keys.
+A key is a long random string, so one round of a salted, fast hash is enough: a slow hash would protect nothing that can
+be guessed, and would let anyone keep the server busy with wrong keys.
 """
 
 from __future__ import annotations

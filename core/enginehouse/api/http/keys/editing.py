@@ -1,4 +1,4 @@
-"""Adds lines to a key file and takes them out: under a lock, and so that a reader sees the old file or the new one."""
+"""Adds and removes lines of a key file, under a lock and atomically: readers see the old file or the new one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MODE = 0o600
 
 
 def add_key(path: Path, line: str) -> None:
-    """Append a line; a file that does not exist is made.
+    """Append a line; the file is created if it does not exist.
 
     Args:
         path: the key file.
-        line: as :func:`enginehouse.api.http.keys.key_line` makes it.
+        line: as returned by :func:`enginehouse.api.http.keys.key_line`.
 
     Raises:
-        ConfigError: the file cannot be changed, is wrong, or has a key of that name.
+        ConfigError: the file cannot be changed, is invalid, or already has a key of that name.
     """
     with _exclusive(path) as text:
         separator = "" if not text or text.endswith("\n") else "\n"
@@ -39,10 +39,10 @@ def add_key(path: Path, line: str) -> None:
 
 
 def revoke_key(path: Path, name: str) -> bool:
-    """Take the key ``name`` out; comments and the other lines stay. False when there is none of that name.
+    """Remove the key ``name``; comments and other lines stay. Returns False if there is no such key.
 
     Raises:
-        ConfigError: the file cannot be changed or is wrong.
+        ConfigError: the file cannot be changed or is invalid.
     """
     with _exclusive(path) as text:
         lines = text.splitlines(keepends=True)
@@ -54,7 +54,7 @@ def revoke_key(path: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[str]:
-    """The file's text, "" when there is none yet; nobody else changes the file meanwhile."""
+    """Lock the file and yield its text, "" if it does not exist."""
     path = path.resolve()
     try:
         with path.with_name(f"{path.name}.lock").open("a+b") as lock:
@@ -67,7 +67,7 @@ def _exclusive(path: Path) -> Iterator[str]:
 
 
 def _lock(descriptor: int) -> None:
-    """Wait for the lock; it ends when the file is closed."""
+    """Wait for the lock; closing the file releases it."""
     if sys.platform == "win32":
         msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
     else:
@@ -75,7 +75,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a new file beside the old one, for its owner's eyes only, and put it in the old one's place."""
+    """Write a new file next to the old one, readable only by its owner, and replace the old one with it."""
     path = path.resolve()
     records_in(text, path)
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -93,7 +93,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:
-    """Let the new file belong to whom the old one did: an administrator must not lock the server's user out."""
+    """Give the new file the old one's owner, so that an administrator does not lock out the server's user."""
     if sys.platform != "win32" and path.exists():
         old = path.stat()
         with contextlib.suppress(PermissionError):

@@ -1,4 +1,4 @@
-"""The key file: hashed keys, one per line with their rights, and the keys that result."""
+"""The key file: hashed keys, one per line with their permissions, and the resulting key records."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ __all__ = [
 SALT_BYTES = 16
 
 _MIN_HASHED_CHARS = 20
-"""A shorter key could be guessed by trying, and its hash would not stop that."""
+"""A shorter key could be found by trying; a hash does not prevent that."""
 
 _DIGEST_BYTES = 32
 _HASH = re.compile(rf"blake2b:([0-9a-f]{{{2 * SALT_BYTES}}}):([0-9a-f]{{{2 * _DIGEST_BYTES}}})")
 
 
 def new_key() -> str:
-    """A new key with 256 random bits."""
+    """Return a new key with 256 random bits."""
     return f"eh-{secrets.token_urlsafe(32)}"
 
 
 def hash_key(key: str) -> str:
-    """What a key file holds instead of ``key``.
+    """Return the hash that a key file stores for ``key``.
 
     Raises:
-        ConfigError: the key is so short that it could be guessed, or so long that the server would not look at it.
+        ConfigError: the key is short enough to be guessed, or longer than the server accepts.
     """
     encoded = key.encode()
     if len(key) < _MIN_HASHED_CHARS or len(encoded) > MAX_KEY_BYTES:
@@ -66,13 +66,13 @@ def hash_key(key: str) -> str:
 
 
 def read_hash(text: str) -> tuple[bytes, bytes] | None:
-    """Salt and digest of what :func:`hash_key` wrote; None when it is something else."""
+    """Return salt and digest of a string written by :func:`hash_key`; None for any other string."""
     found = _HASH.fullmatch(text)
     return None if found is None else (bytes.fromhex(found[1]), bytes.fromhex(found[2]))
 
 
 def digest_of(key: bytes, salt: bytes) -> bytes:
-    """The hash of a key with that salt."""
+    """Return the hash of a key with that salt."""
     return hashlib.blake2b(key, salt=salt, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -103,17 +103,17 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no keys."""
+        """True if there are no keys."""
         return not self._by_salt
 
     def unknown_models(self, served: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Names of keys, each with a model that it may use and that is not among ``served``, names and aliases."""
+        """Yield (key name, model) for each permitted model that is not in ``served``, which holds names and aliases."""
         for records in self._by_salt.values():
             for record in records:
                 yield from ((record.name, model) for model in sorted(record.models or ()) if model not in served)
 
     def find(self, given: bytes) -> KeyRecord | None:
-        """The record of a key. Every record is compared, on bytes of equal length, so that time tells nothing."""
+        """Return the record of a key, or None. All records are compared in constant time, so timing reveals nothing."""
         if len(given) > MAX_KEY_BYTES:
             return None
         found = None
@@ -127,7 +127,7 @@ class KeyRing:
 
 @frozen(kw_only=True)
 class KeyOptions:
-    """What a line says besides the name and the hash, as text; None is not said. Names are those in the file."""
+    """Fields of a line other than name and hash, as text; None if absent. Attribute names equal those in the file."""
 
     scopes: str | None = None
     profile: str | None = None
@@ -151,10 +151,10 @@ def key_line(
     namespace: str | None = None,
     **options: str | None,
 ) -> str:
-    """A line of a key file; ``options`` are further fields of :class:`KeyOptions`.
+    """Return a line of a key file; ``options`` are further fields of :class:`KeyOptions`.
 
     Raises:
-        ConfigError: a part is wrong, so that the server would refuse the file.
+        ConfigError: a part is invalid, so that the server would refuse the file.
     """
     said = {"scopes": ",".join(scopes), "profile": profile, "namespace": namespace, **options}
     words = [name, hashed, *(f"{option}={value}" for option, value in said.items() if value)]
@@ -168,7 +168,7 @@ def key_line(
 
 
 def read_line(words: Sequence[str]) -> KeyRecord:
-    """One line, split at spaces. Its hash is not quoted in messages: it may be a key that was left there by mistake.
+    """Parse one line, split at spaces. Messages do not quote its hash, which may be a plain key entered by mistake.
 
     Raises:
         ValueError: says what is wrong.
@@ -211,7 +211,7 @@ def _read_options(words: Sequence[str]) -> KeyOptions:
 
 
 def _known(noun: str, given: Sequence[str], known: Sequence[str]) -> Sequence[Any]:
-    """``given``, all of which must be known."""
+    """Return ``given`` after checking that all its values are known."""
     unknown = next((value for value in given if value not in known), None)
     if unknown is not None:
         raise ValueError(f"unknown {noun} {unknown!r}; there are {', '.join(known)}")
@@ -257,15 +257,15 @@ KEY_FILE_PATH = "auth.key_file"
 
 
 def read_key_file(path: Path, taken: Sequence[str] = (), *, may_be_empty: bool = False) -> list[KeyRecord]:
-    """The records of a key file.
+    """Return the records of a key file.
 
     Args:
         path: the file.
-        taken: names that the file may not use again.
-        may_be_empty: whether a file without keys is fine.
+        taken: names that the file must not use again.
+        may_be_empty: allow a file without keys.
 
     Raises:
-        ConfigError: it cannot be read, holds no key, or a line is wrong; the message names the line.
+        ConfigError: it cannot be read, has no keys, or a line is invalid; the message names the line.
     """
     try:
         text = read_regular_text(path, MAX_KEY_FILE_BYTES)
@@ -273,13 +273,13 @@ def read_key_file(path: Path, taken: Sequence[str] = (), *, may_be_empty: bool =
         raise ConfigError(f"{KEY_FILE_PATH}: cannot read {path}: {error}", KEY_FILE_PATH) from error
     records = records_in(text, path, taken)
     if not records and not may_be_empty:
-        # Nobody could call; nobody who names a key file means that.
+        # Without keys all callers would be refused, which no configuration with a key file intends.
         raise ConfigError(f"{KEY_FILE_PATH}: {path} holds no key", KEY_FILE_PATH)
     return records
 
 
 def records_in(text: str, path: Path, taken: Sequence[str] = ()) -> list[KeyRecord]:
-    """The records of a key file's text; ``path`` is for messages. Raises ConfigError as :func:`read_key_file`."""
+    """Parse the text of a key file; ``path`` is for messages. Raises ConfigError as :func:`read_key_file`."""
     records: list[KeyRecord] = []
     names = set(taken)
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,6 +1,6 @@
-"""The keys of the running server: those of the settings and of the key file, which is read again when it changes.
+"""Keys of the running server: those of the settings and of the key file, which is read again when it changes.
 
-The guard asks :attr:`KeyStore.ring` about every request; the server runs :meth:`KeyStore.watch` beside its work.
+The guard reads :attr:`KeyStore.ring` for every request; the server runs :meth:`KeyStore.watch` in the background.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["KeyStore", "load_keys"]
 _log = logging.getLogger("enginehouse.server")
 
 _WATCH_S = 1.0
-"""Seconds between two looks at the file: so long may a key work that was revoked."""
+"""Seconds between two checks of the file: the longest time that a revoked key stays valid."""
 
 
 class KeyStore:
-    """Owns the ring of keys; everything but :meth:`watch` may be called from any thread.
+    """Owns the key ring; all methods except :meth:`watch` may be called from any thread.
 
     Raises:
         ConfigError: the key file cannot be used.
@@ -35,17 +35,17 @@ class KeyStore:
         self._settings = settings
         self._seen = _look(settings)
         self.ring = load_keys(settings)
-        self._reading = threading.RLock()  # a look at the file for old settings must not outlast new ones
+        self._reading = threading.RLock()  # a read with old settings must not overwrite one with new settings
 
     @property
     def needs_key(self) -> bool:
-        """Whether only known callers are served."""
+        """True if only authenticated callers are served."""
         return self._settings.needs_key
 
     def reload(self, settings: AuthSettings | None = None) -> None:
-        """Read the file again, perhaps for new settings; blocking. When that fails, all stays as it is.
+        """Read the file again, with new settings if given; blocking. On failure nothing changes.
 
-        A file whose last key was revoked is fine: then nobody of it may call.
+        A file whose last key was revoked is valid: none of its callers is served then.
 
         Raises:
             ConfigError: the file cannot be used.
@@ -57,13 +57,13 @@ class KeyStore:
             self._settings, self._seen = settings, seen
 
     async def watch(self) -> None:
-        """Follow the changes of the file until cancelled; a broken file is reported once, and the old keys stay."""
+        """Follow changes of the file until cancelled; an invalid file is reported once, and the old keys stay."""
         while True:
             await asyncio.sleep(_WATCH_S)
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> bool:
-        """Read the file again if it has changed since it was last looked at; whether new keys hold now."""
+        """Read the file again if it has changed since the last check. Returns True if new keys are in effect."""
         with self._reading:
             seen = _look(self._settings)
             if seen == self._seen:
@@ -79,10 +79,10 @@ class KeyStore:
 
 
 def load_keys(settings: AuthSettings, *, may_be_empty: bool = False) -> KeyRing:
-    """The keys of the settings and of the key file.
+    """Return the keys of the settings and of the key file.
 
     Raises:
-        ConfigError: the file cannot be used, or a name or a key is there twice.
+        ConfigError: the file cannot be used, or a name or a key occurs twice.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     records = [_record_of(key, index, salt) for index, key in enumerate(settings.keys)]
@@ -95,7 +95,7 @@ def load_keys(settings: AuthSettings, *, may_be_empty: bool = False) -> KeyRing:
 
 
 def _look(settings: AuthSettings) -> tuple[int, int, int] | None:
-    """What tells whether the file is another one than before; None when there is none."""
+    """Return a signature of the file that changes with it; None if there is no file."""
     if settings.key_file is None:
         return None
     try:
@@ -106,7 +106,7 @@ def _look(settings: AuthSettings) -> tuple[int, int, int] | None:
 
 
 def _check_same_keys(settings: AuthSettings, hashed: KeyRing) -> None:
-    """Refuse a key of the settings that the file has, too, perhaps with other scopes."""
+    """Refuse a key of the settings that is also in the file, possibly with other scopes."""
     for index, key in enumerate(settings.keys):
         same = hashed.find((key if isinstance(key, str) else key.key).encode())
         if same is not None:
@@ -114,7 +114,7 @@ def _check_same_keys(settings: AuthSettings, hashed: KeyRing) -> None:
 
 
 def _record_of(key: str | KeySettings, index: int, salt: bytes) -> KeyRecord:
-    """A key of the settings; a bare one is named by its place."""
+    """Return the record of a key from the settings; one without a name is named by its position."""
     if isinstance(key, str):
         key = KeySettings(name=f"key-{index + 1}", key=key)
     return KeyRecord(
