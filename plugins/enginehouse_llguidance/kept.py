@@ -52,7 +52,8 @@ class KeptGrammars:
             self._grammars[key] = grammar
             self._grammars.move_to_end(key)
             while self._num_bytes > self._max_bytes or len(self._grammars) > self._max_count:
-                oldest, _ = self._grammars.popitem(last=False)
+                oldest = next(iter(self._grammars))
+                del self._grammars[oldest]  # no name may hold it: it is to be freed before the trim below
                 self._num_bytes -= _estimate(oldest)
                 self._num_dropped_bytes += _estimate(oldest)
         self.give_back()

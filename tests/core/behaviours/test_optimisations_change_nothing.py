@@ -96,7 +96,7 @@ def test_an_answer_that_was_predicted(server: Server) -> None:
     again, saved = ask(server, predicted, "lookup", 60)
 
     assert again == text
-    assert saved["accepted_draft_tokens"] > 20  # on a busy machine drafts are paused for a while
+    assert saved["accepted_draft_tokens"] > 30
     assert saved["drafted_tokens"] >= saved["accepted_draft_tokens"]
 
 
