@@ -92,6 +92,17 @@ def send_all(opened: list[socket.socket], data: bytes, seconds: float) -> dict[i
     return answers
 
 
+def fill(client: httpx.Client, opened: list[socket.socket], data: bytes, kept: int) -> None:
+    """Send by one connection after the other, each when ``kept`` bytes of the one before it are held."""
+    for number, connection in enumerate(opened, 1):
+        connection.settimeout(20)
+        connection.sendall(data)
+        deadline = time.monotonic() + 20
+        while figures(client)[0] < number * kept:
+            assert time.monotonic() < deadline, (number, figures(client))
+            time.sleep(0.005)
+
+
 def figures(client: httpx.Client) -> tuple[int, dict[str, int]]:
     """Bytes that clients hold, and what was refused for want of them, by limit."""
     text = client.get("/metrics", headers=BOB).text
@@ -126,7 +137,9 @@ def refusals(answers: dict[int, bytes]) -> set[bytes]:
 
 def test_idle_heads(client: httpx.Client) -> None:
     with connections(client.base_url, 150) as opened:
-        answers = send_all(opened, b"GET /health HTTP/1.1\r\nx: " + b"y" * 60 * KIB, 2.0)
+        sent = b"GET /health HTTP/1.1\r\nx: " + b"y" * 60 * KIB
+        fill(client, opened[:45], sent, 40 * KIB)
+        answers = send_all(opened[45:], sent, 2.0)
         held, refused = figures(client)
         check_served(client)
 
@@ -141,8 +154,9 @@ def test_idle_heads(client: httpx.Client) -> None:
 def test_waiting_requests(client: httpx.Client) -> None:
     body = json.dumps(PROMPT | {"model": "slow"}).encode()
     with connections(client.base_url, 150) as opened:
-        first = post(body, len(body), ALICE)
-        answers = send_all(opened, first + b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1700, 2.0)
+        sent = post(body, len(body), ALICE) + b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1700
+        fill(client, opened[:40], sent, 40 * KIB)
+        answers = send_all(opened[40:], sent, 2.0)
         held, refused = figures(client)
         check_served(client)
 
@@ -161,7 +175,8 @@ def test_unfinished_bodies(client: httpx.Client, framing: str) -> None:
             b"content-length: 0", b"transfer-encoding: chunked"
         )
     with connections(client.base_url, 30) as opened:
-        answers = send_all(opened, sent, 3.0)
+        fill(client, opened[:3], sent, len(part))
+        answers = send_all(opened[3:], sent, 3.0)
         held, refused = figures(client)
         check_served(client)
 
