@@ -68,6 +68,14 @@ def test_every_plugin_has_tests() -> None:
         assert list(tests.glob("test_*.py")), f"{tests} holds no tests"
 
 
+def test_tests_of_core_mirror_its_rooms() -> None:
+    rooms = {room.name for room in ROOMS if room.parent == CORE}
+    folders = {path.name for path in (ROOT / "tests" / "core").iterdir() if path.is_dir()} - {"__pycache__"}
+
+    assert folders - {"behaviours", "faults", "fuzz", "seeds", "testkit"} == rooms
+    assert not list((ROOT / "tests" / "core").glob("test_*.py"))
+
+
 def test_every_backend_has_its_extra_marker_and_environment(pytestconfig: pytest.Config) -> None:
     first_party = {record.name for record in PluginRegistry.load(PluginsSettings()).plugins if not record.error}
     backends = {"hf", "llamacpp", "mlx", "remote"} & first_party

@@ -16,7 +16,7 @@ from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases
 
 TEMPLATES = {
     path.stem: path.read_text(encoding="utf-8")
-    for path in sorted((Path(__file__).parents[1] / "templates").glob("*.jinja"))
+    for path in sorted((Path(__file__).parents[1] / "pipeline" / "templates").glob("*.jinja"))
 }
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "[INST]", "<s>", "</s>")
 MAX_CHARS = 100_000

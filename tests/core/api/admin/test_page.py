@@ -15,7 +15,7 @@ from enginehouse.serving.status import ModelState
 
 from .conftest import Operated
 
-PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
 CONFIG = next(block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
 # The models of the page are files; here they are the fake model, whose estimate is that of the page.
 FAKES = re.sub(r'source = "\w+\.gguf"', 'source = "fake"\nbackend = "fake"\nisolation = "thread"', CONFIG)

@@ -14,7 +14,7 @@ from enginehouse.pipeline.parameters import read_defaults
 from enginehouse.settings.config import load_settings
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "profiles"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "profiles"
 
 
 def test_every_name_has_its_profile() -> None:
