@@ -38,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _stop_inheritance_of_ignored_signals() -> None:
     """Replace ignored signals by a handler that does nothing.
 
-    A run in the background ignores SIGINT, one under ``nohup`` SIGHUP. Child processes inherit that an ignored signal is
-    ignored, but not a handler. The run itself still ignores the signal, as whoever started it asked.
+    A run in the background ignores SIGINT, one under ``nohup`` SIGHUP. A child process ignores what its parent ignores,
+    but does not inherit a handler. The run itself still ignores the signal, as whoever started it asked.
     """
     for name in ("SIGINT", "SIGHUP", "SIGQUIT"):
         number = getattr(signal, name, None)  # Windows has SIGINT only

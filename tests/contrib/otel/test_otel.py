@@ -3,7 +3,6 @@
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +19,7 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_otel import listening
 from enginehouse_otel.options import OtelOptions
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDED = RequestEnded(
@@ -240,9 +239,7 @@ def serve(folder: Path, endpoint: str, **options: object) -> Settings:
 
 def ask(settings: Settings, **headers: str) -> httpx.Response:
     body = {"model": "nick", "messages": [{"role": "user", "content": "a secret"}], "max_tokens": 3}
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=20) as client:
         return client.post("/v1/chat/completions", json=body, headers=headers)
 
 

@@ -31,6 +31,7 @@ from enginehouse.settings.config import (
 )
 from enginehouse.settings.profiles import PROFILES
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
 
 ORIGIN = "https://app.example"
@@ -55,9 +56,7 @@ def chat(**fields) -> dict:
 
 
 def connect(settings: Settings) -> Iterator[httpx.Client]:
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

@@ -10,7 +10,7 @@ import pytest
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -47,9 +47,7 @@ def connect(tmp_path):
             },
             plugins=PluginsSettings(allow=()),
         )
-        with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-            while client.get("/health").status_code != 200:
-                pass
+        with served(settings, timeout=20) as client:
             yield client
 
     def connect(*keys: KeySettings, **limits) -> httpx.Client:

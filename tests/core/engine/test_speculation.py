@@ -31,8 +31,7 @@ from enginehouse.contract.types import (
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
-from .test_loop import Result, drive, free_tokens, make_request, prompt_of, run
-from .test_loop_constraints import LiteralDecoder
+from .harness import LiteralDecoder, Result, drive, free_tokens, make_request, prompt_of, run
 
 _sessions = itertools.count()
 

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -19,8 +19,9 @@ from attrs import define, field
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.waiting import wait_until
 
-__all__ = ["Answer", "Rig", "fake", "rig", "wait_until"]
+__all__ = ["Answer", "Rig", "fake", "rig"]
 
 _PATIENCE_S = 100.0
 
@@ -33,14 +34,6 @@ def fake(*, slots: int = 4, step_timeout_s: float = 300.0, **options: Any) -> Mo
     return ModelSettings(
         source="fake", backend="fake", slots=slots, step_timeout_s=step_timeout_s, options=options, **own
     )
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> None:
-    """Look again and again."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.005)
 
 
 @define(eq=False)

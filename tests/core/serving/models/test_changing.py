@@ -27,14 +27,10 @@ from enginehouse.serving.hub import HubReference
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
 from enginehouse.serving.status import ModelEvent
-from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
+from enginehouse.settings.config import ModelSettings, ServerSettings
+from enginehouse_testkit.waiting import until
 
-from .test_orders import all_events, endless, read
-from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
-
-
-async def change(changer: ModelChanger, settings: Settings) -> None:
-    changer.apply(await changer.plan(settings))
+from .tiny import TinyBackend, all_events, change, endless, open_tiny, read, registry_of, settings_of, states, tiny
 
 
 def all_of(manager: ModelManager, **wanted: str) -> bool:

@@ -24,8 +24,9 @@ from enginehouse.serving.hub import HubReference
 from enginehouse.serving.leases import Waiters
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
+from enginehouse_testkit.waiting import until
 
-from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
+from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny
 
 
 async def test_a_hundred_first_requests_are_one_load() -> None:
