@@ -111,6 +111,16 @@ def free_tokens(engine: StepEngine) -> int:
     return engine.stats().free_tokens
 
 
+class WatchedClose(FakeRunner):
+    """Notes how many sequences are open when it is closed: an engine at rest has freed all."""
+
+    num_left = -1
+
+    def close(self) -> None:
+        self.num_left = len(self.sequences)
+        super().close()
+
+
 class LiteralMatcher:
     """Allows exactly one text, in any tokenization; with ``forces`` the tokens are named in advance."""
 

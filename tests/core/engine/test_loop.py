@@ -26,6 +26,7 @@ from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 
 from .harness import (
     Result,
+    WatchedClose,
     WholeRunner,
     alone,
     drive,
@@ -97,8 +98,9 @@ def test_any_mix_of_arrivals_cancellations_and_cache_sizes_gives_the_lone_text(d
         mixed_batch=data.draw(st.booleans()),
         max_sequences=data.draw(st.sampled_from([3, 4, 12])),
     )
-    engine = make_engine(options, slots=3, prefill_chunk_tokens=data.draw(st.sampled_from([1, 8, 64])))
-    before = free_tokens(engine)
+    runner = WatchedClose(options)
+    settings_ = EngineSettings(slots=3, prefill_chunk_tokens=data.draw(st.sampled_from([1, 8, 64])))
+    engine = StepEngine(runner, settings_, {})
     results: dict[str, Result] = {}
     work: list[tuple[EngineRequest, list[int]]] = []
     cancelled: set[str] = set()
@@ -130,9 +132,9 @@ def test_any_mix_of_arrivals_cancellations_and_cache_sizes_gives_the_lone_text(d
             expected, got = alone(request, prompt, options), results[request.request_id]
             assert got.error is None
             assert (got.text, got.finished) == (expected.text, expected.finished)
-    engine._scheduler.cache.clear()
-    assert free_tokens(engine) == before, "KV positions leaked"
     assert engine.stats().num_running == engine.stats().num_waiting == 0
+    engine.close()
+    assert runner.num_left == 0, "KV positions leaked"
 
 
 def test_choices_share_one_prefill() -> None:

@@ -46,7 +46,7 @@ class Answer:
     body: Any = None
     failure: str | None = None
     is_over: bool = False
-    _thread: threading.Thread | None = None
+    thread: threading.Thread | None = None
 
     @property
     def chunks(self) -> list[dict[str, Any]]:
@@ -99,8 +99,8 @@ class Answer:
 
     def wait(self) -> Answer:
         """Until its end."""
-        assert self._thread is not None
-        self._thread.join(_PATIENCE_S)
+        assert self.thread is not None
+        self.thread.join(_PATIENCE_S)
         assert self.is_over, f"the request hangs after {len(self.lines)} lines"
         assert self.failure is None, self.failure
         return self
@@ -159,8 +159,8 @@ class Rig:
             finally:
                 answer.is_over = True
 
-        answer._thread = threading.Thread(target=run, daemon=True)
-        answer._thread.start()
+        answer.thread = threading.Thread(target=run, daemon=True)
+        answer.thread.start()
         return answer
 
     def client(self, key: str | None = None) -> httpx.Client:
