@@ -283,15 +283,12 @@ def test_a_collector_that_refuses_or_is_gone_disturbs_no_request(collector: Coll
 
 
 @pytest.mark.otel
-def test_events_that_are_no_requests_make_no_spans(memory) -> None:
+def test_events_that_are_no_requests_make_no_spans(memory, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, spans, _ = memory
-    listening._server.exporter = exporter
+    monkeypatch.setattr(type(exporter), "of", lambda *_: exporter)
     options = OtelOptions(enabled=True)
-    try:
-        assert listening.take(ModelChanged(model="m", kind="ready"), options) is True
-        listening.take(ServerStopped(), options)
-    finally:
-        listening._server.exporter = None
+    for event in (ServerStarted(version="1"), ModelChanged(model="m", kind="ready"), ServerStopped()):
+        assert listening.take(event, options) is True
 
     assert spans.get_finished_spans() == ()
 

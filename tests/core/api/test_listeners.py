@@ -146,15 +146,16 @@ def test_a_plugin_that_hangs_delays_nobody_and_not_the_end(settings: Settings) -
 
 
 def test_events_that_come_too_fast_are_dropped_but_never_the_last() -> None:
-    release, heard = threading.Event(), []
+    begun, release, heard = threading.Event(), threading.Event(), []
 
     def slow(event: object) -> None:
+        begun.set()
         release.wait(10)
         heard.append(event)
 
     listeners = Listeners({"slow": slow}, max_waiting=3)
     listeners.start("1")
-    wait_until(lambda: not listeners._threads[0]._waiting.qsize())
+    assert begun.wait(10)
     for n in range(10):
         listeners.publish(ModelChanged(model="m", kind=str(n)))
     assert listeners.dropped["slow", "queue_full"] == 7

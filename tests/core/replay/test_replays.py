@@ -85,7 +85,7 @@ class Server:
         loaded = self.manager.find("m").loaded
         if loaded is not None:
             self._killed = loaded.engine
-            os.kill(loaded.engine._carrier.pid, number)  # type: ignore[attr-defined]
+            os.kill(loaded.engine.pid, number)  # type: ignore[attr-defined]
 
     @property
     def has_worker(self) -> bool:

@@ -262,7 +262,7 @@ class Manager(RuleBasedStateMachine):
         served = self.manager.models
         return (
             not any(status.num_running + status.num_waiting for status in self.manager.statuses())
-            and set(self.manager.room._held) <= set(served.values())
+            and set(self.manager.room.holders) <= set(served.values())
             and list(served) == list(self.models)
             and all(
                 model.settings.options["size"] == self.models[name].options["size"]
