@@ -49,6 +49,9 @@ def test_test_modules_do_not_import_each_other() -> None:
     assert not found, "helpers belong in harness.py of their folder, or in the test kit"
 
 
+OWN = ("self", "cls", "super()")
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
@@ -58,9 +61,8 @@ def private_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             yield from (alias.name for alias in node.names if is_private(alias.name))
-        elif isinstance(node, ast.Attribute) and is_private(node.attr):
-            if ast.unparse(node.value) not in ("self", "cls", "super()"):
-                yield ast.unparse(node)
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) not in OWN:
+            yield ast.unparse(node)
 
 
 def test_tests_use_no_private_names_of_other_objects() -> None:
