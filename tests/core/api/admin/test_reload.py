@@ -311,7 +311,7 @@ def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_cha
             raise wanted[0]
         return evolve(settings, **{"models": settings.models, **wanted[0]})
 
-    with served(settings, registry, read, timeout=20) as client:
+    with served(settings, registry, reread=read, timeout=20) as client:
         failed = client.post("/admin/reload", json={})
         answer = client.post("/v1/completions", json={"model": "a", "prompt": "x", "max_tokens": 1})
         wanted[0] = {}
@@ -382,14 +382,14 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
         asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)
         assert backend.is_asked.wait(20)
         body = {"model": "a", "prompt": "x", "max_tokens": 1}
-        answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
+        meanwhile = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
         try:
             running.stop()
         finally:
             backend.may_go_on.set()
         answer = asked.result(20)
 
-    assert answer.status_code == 200
+    assert meanwhile.status_code == 200
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert running.exit_code == 0
     assert not [record for record in caplog.records if record.exc_info]
