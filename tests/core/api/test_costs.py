@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,16 +20,10 @@ from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
+pytestmark = pytest.mark.usefixtures("within_a_minute")
+
 PER_MINUTE = 100_000
 SLOW = {"step_delay_s": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock by which rates are counted stand still: at the turn of a minute they count anew."""
-    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
-        monkeypatch.setattr(f"{module}.time", clock)
 
 
 @frozen

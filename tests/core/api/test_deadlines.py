@@ -13,6 +13,8 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
+from .harness import begin
+
 PROMPT = {"prompt": "hi"}  # no template, whose process would have to start within these short times
 LONG_S = 60.0
 
@@ -27,12 +29,6 @@ def connect(tmp_path: Path, tokens: list, model: dict | None = None, **limits) -
     )
     with served(settings, timeout=30) as client:
         yield client
-
-
-def begin(response: httpx.Response) -> None:
-    """Read the first line of a stream; the rest comes while the response is open."""
-    lines = response.extensions["lines"] = response.iter_lines()
-    next(lines)
 
 
 def events(response: httpx.Response) -> list[dict]:

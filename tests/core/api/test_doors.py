@@ -34,6 +34,8 @@ from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
 
+from .harness import chat
+
 ORIGIN = "https://app.example"
 FILED = "a-key-that-only-its-owner-knows"
 KEYS = (
@@ -49,10 +51,6 @@ KEYS = (
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
 
 
 def connect(settings: Settings) -> Iterator[httpx.Client]:

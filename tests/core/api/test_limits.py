@@ -13,9 +13,7 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
+from .harness import chat
 
 
 @pytest.fixture(scope="module")

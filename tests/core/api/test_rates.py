@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,21 +11,13 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
+from .harness import begin, chat
+
+pytestmark = pytest.mark.usefixtures("within_a_minute")
+
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
-
-
-@pytest.fixture(autouse=True)
-def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock by which rates are counted stand still: at the turn of a minute they count anew."""
-    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
-        monkeypatch.setattr(f"{module}.time", clock)
 
 
 @pytest.fixture
@@ -58,12 +49,6 @@ def connect(tmp_path):
     for client in clients:
         for _ in client:
             pass
-
-
-def begin(response: httpx.Response) -> None:
-    """Read the first line of a stream; the rest comes while the response is open."""
-    lines = response.extensions["lines"] = response.iter_lines()
-    next(lines)
 
 
 def key(name: str, **fields) -> KeySettings:

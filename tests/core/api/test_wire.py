@@ -18,11 +18,9 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
+from .harness import chat
+
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
 
 
 BODY = json.dumps(chat()).encode()
