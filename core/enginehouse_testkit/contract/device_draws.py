@@ -90,8 +90,10 @@ class DeviceDrawsContract:
         ]
 
         assert [one.token_id for one in found] == [one.token_id for one in expected]
-        assert found[0].top_ids.tolist() == expected[0].top_ids.tolist()
-        assert np.allclose(found[0].top_logprobs, expected[0].top_logprobs, atol=1e-4)
+        top_ids, top_logprobs = expected[0].top_ids, expected[0].top_logprobs
+        assert top_ids is not None and top_logprobs is not None
+        assert found[0].top_ids.tolist() == top_ids.tolist()
+        assert np.allclose(found[0].top_logprobs, top_logprobs, atol=1e-4)
         assert found[0].logprob == pytest.approx(expected[0].logprob, abs=1e-4)
         assert found[3].logprob == pytest.approx(expected[3].logprob, abs=1e-4)
         assert found[1].logprob is None

@@ -33,7 +33,7 @@ from enginehouse_testkit.contract.opening import ModelUnderTest
 
 __all__ = ["DAMAGED_SAFETENSORS", "ModelFolderContract", "Payload", "changed_folder"]
 
-Attempt = Callable[..., Runner]
+_Attempt = Callable[..., Runner]
 
 _WITHOUT = """
 import base64, pickle, sys
@@ -111,7 +111,7 @@ class ModelFolderContract:
         return changed_folder(model.source.path, tmp_path / "model")
 
     @pytest.fixture
-    def open_model(self, model: ModelUnderTest) -> Attempt:
+    def open_model(self, model: ModelUnderTest) -> _Attempt:
         """A function that opens another folder, with changed options."""
 
         def attempt(path: Path, **changes: Any) -> Runner:
@@ -154,12 +154,12 @@ class ModelFolderContract:
         assert shares == sorted(shares)
         assert (shares[0], shares[-1]) == (0.0, 1.0)
 
-    def test_context_beyond_the_model_is_refused(self, folder: Path, open_model: Attempt) -> None:
+    def test_context_beyond_the_model_is_refused(self, folder: Path, open_model: _Attempt) -> None:
         """The error says what the model supports."""
         with pytest.raises(ModelLoadError, match=r"context = 513 is more than this model supports \(512\)"):
             open_model(folder, context=513)
 
-    def test_a_model_recommends_what_its_generation_config_says(self, folder: Path, open_model: Attempt) -> None:
+    def test_a_model_recommends_what_its_generation_config_says(self, folder: Path, open_model: _Attempt) -> None:
         """What is no sampling parameter is left out."""
         (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
         runner = open_model(folder)
@@ -169,7 +169,7 @@ class ModelFolderContract:
         finally:
             runner.close()
 
-    def test_broken_folders_are_load_errors(self, folder: Path, open_model: Attempt, tmp_path: Path) -> None:
+    def test_broken_folders_are_load_errors(self, folder: Path, open_model: _Attempt, tmp_path: Path) -> None:
         """The library raises a different error for each; all are ModelLoadError."""
         bad_json = changed_folder(folder, tmp_path / "bad_json")
         (bad_json / "config.json").write_text("{")
@@ -181,14 +181,14 @@ class ModelFolderContract:
                 open_model(path)
 
     @pytest.mark.parametrize("data", DAMAGED_SAFETENSORS.values(), ids=DAMAGED_SAFETENSORS)
-    def test_damaged_safetensors_are_refused(self, folder: Path, open_model: Attempt, data: bytes) -> None:
+    def test_damaged_safetensors_are_refused(self, folder: Path, open_model: _Attempt, data: bytes) -> None:
         """Nothing of the size that a header claims is allocated."""
         (folder / "model.safetensors").write_bytes(data)
         with pytest.raises(EnginehouseError, match="model"):
             open_model(folder)
 
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "model.ckpt"])
-    def test_pickles_are_not_read(self, folder: Path, open_model: Attempt, tmp_path: Path, name: str) -> None:
+    def test_pickles_are_not_read(self, folder: Path, open_model: _Attempt, tmp_path: Path, name: str) -> None:
         """The error names the file."""
         (folder / "model.safetensors").unlink()
         (folder / name).write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
@@ -196,7 +196,7 @@ class ModelFolderContract:
             open_model(folder)
         assert not (tmp_path / "ran").exists()
 
-    def test_code_of_a_folder_is_not_run(self, folder: Path, open_model: Attempt, tmp_path: Path) -> None:
+    def test_code_of_a_folder_is_not_run(self, folder: Path, open_model: _Attempt, tmp_path: Path) -> None:
         """A configuration that asks for it is refused."""
         path = changed_folder(folder, tmp_path / "with_code", **self.own_code)
         (path / "theirs.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")

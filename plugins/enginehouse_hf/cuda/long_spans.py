@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from enginehouse_hf.cuda.packing import Lane
 from enginehouse_hf.facts import Shape
 
-__all__ = ["Kernel", "LongSpans", "choose", "fits", "span_by_span"]
+__all__ = ["Kernel", "LongSpans", "Probe", "choose", "fits", "span_by_span"]
 
 _log = logging.getLogger(__name__)
 
