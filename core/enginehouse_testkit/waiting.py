@@ -10,7 +10,7 @@ from typing import TypeVar
 __all__ = ["until", "wait_until"]
 
 _T = TypeVar("_T")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 100.0
 _POLL_S = 0.005
 
 
