@@ -22,7 +22,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.changing import _WITHOUT_WORKER, ModelChanger, find_changes
+from enginehouse.serving.changing import ModelChanger, find_changes
 from enginehouse.serving.hub import HubReference
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
@@ -53,10 +53,6 @@ def test_only_settings_of_the_worker_need_another_one() -> None:
 
     assert (changes.kept, changes.updated, changes.replaced) == (("same",), ("named",), ("grown",))
     assert (changes.added, changes.removed) == (("new",), ("gone",))
-
-
-def test_settings_without_a_worker_are_settings() -> None:
-    assert {attribute.name for attribute in attrs.fields(ModelSettings)} >= _WITHOUT_WORKER
 
 
 async def test_models_appear_and_leave_and_the_others_do_not_notice() -> None:
