@@ -92,13 +92,13 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
     if settings.python is not None and settings.isolation == "thread":
         path = f"models.{name}.python"
         raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)
-    source = find_source(settings.source, registry.model_sources)
+    source = find_source(settings.source, registry)
     # Another virtual environment has other libraries, so probing in this one would be meaningless.
     can_probe = settings.python is None
     wanted = registry.backends.get(settings.backend or "")
     candidates = [wanted] if wanted else registry.backends.values()
     if source.path is None and not any(suits(source, backend, probe=can_probe) for backend in candidates):
-        raise no_such_model(settings.source, registry.model_sources)
+        raise no_such_model(settings.source, registry)
     choice = choose_backend(source, settings.backend, registry.backends, probe=can_probe)
     options = dict(settings.options)
     known = {attribute.name for attribute in attrs.fields(choice.backend.options)}
