@@ -252,6 +252,14 @@ def test_renamed_repository_is_followed_with_the_token(hub: StandIn) -> None:
     assert fetch(hub, "owner/before", token="hf_right").num_bytes_fetched > len(WEIGHTS)
 
 
+def test_repository_that_leads_to_itself_is_an_error(hub: StandIn) -> None:
+    hub.moved = {"owner/round": "owner/round"}
+    with pytest.raises(DownloadError, match="answers 307"):
+        fetch(hub, "owner/round")
+
+    assert len(hub.asked) == 10
+
+
 def test_full_disk_is_noticed_before_the_first_byte(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1_000_000)
     monkeypatch.setattr("enginehouse_hub.pulling.shutil.disk_usage", lambda path: usage)
