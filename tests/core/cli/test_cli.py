@@ -185,7 +185,6 @@ def test_wrong_settings_are_one_line_and_exit_code_2(folder: Path, command: str,
     ("arguments", "words"),
     [
         (["no-such-model.gguf"], "no file or folder 'no-such-model.gguf'"),
-        (["some-owner/some-model:Q4_K_M"], "run: enginehouse pull some-owner/some-model:Q4_K_M"),
         (["--host", "0.0.0.0"], "auth.keys"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--port", "99999"], "0<=x<=65535"),

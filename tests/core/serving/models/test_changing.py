@@ -22,8 +22,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.changing import _WITHOUT_WORKER, ModelChanger, find_changes
-from enginehouse.serving.hub import HubReference
+from enginehouse.serving.changing import ModelChanger, find_changes
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
 from enginehouse.serving.status import ModelEvent
@@ -49,10 +48,6 @@ def test_only_settings_of_the_worker_need_another_one() -> None:
 
     assert (changes.kept, changes.updated, changes.replaced) == (("same",), ("named",), ("grown",))
     assert (changes.added, changes.removed) == (("new",), ("gone",))
-
-
-def test_settings_without_a_worker_are_settings() -> None:
-    assert {attribute.name for attribute in attrs.fields(ModelSettings)} >= _WITHOUT_WORKER
 
 
 async def test_models_appear_and_leave_and_the_others_do_not_notice() -> None:
@@ -332,17 +327,16 @@ async def test_order_that_waits_for_a_load_is_told_of_the_successor() -> None:
 async def test_download_of_a_model_that_leaves_is_stopped(monkeypatch, after: Mapping[str, ModelSettings]) -> None:
     is_stopped = asyncio.Event()
 
-    async def download(_: object, on_share: OnShare) -> None:
+    async def download(hub: object, text: str, on_share: OnShare) -> None:
         on_share(0.5, "downloading")
         try:
             await asyncio.Event().wait()
         finally:
             is_stopped.set()
 
-    reference = HubReference(model_id="someone/some-model")
     monkeypatch.setattr("enginehouse.serving.manager.download", download)
     monkeypatch.setattr(
-        "enginehouse.serving.manager.missing_download", lambda source, _: reference if source == "far" else None
+        "enginehouse.serving.manager.missing_download", lambda source, _: "hub" if source == "far" else None
     )
     settings = evolve(settings_of({"m": tiny(source="far")}), server=ServerSettings(pull=True))
     manager = ModelManager(settings, registry_of(TinyBackend()))

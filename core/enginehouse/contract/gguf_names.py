@@ -1,4 +1,4 @@
-"""Quantisations in names of GGUF files: ``model-Q4_K_M.gguf``, possibly split into parts. Reads no files."""
+"""Names of GGUF files: the quantisation in ``model-Q4_K_M.gguf``, and parts of split models. Reads no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 from enginehouse.contract.errors import ModelLoadError
 
-__all__ = ["choose_gguf", "choose_name", "is_quantization", "parts_of", "quantization_of"]
+__all__ = ["choose_gguf", "choose_name", "is_quantization", "model_in", "parts_of", "quantization_of"]
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)$", re.IGNORECASE)
@@ -37,6 +37,24 @@ def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
     """
     found = choose_name((file.relative_to(folder) for file in folder.glob("**/*.gguf")), wanted, text)
     return None if found is None else folder / found
+
+
+def model_in(path: Path, wanted: str | None, text: str) -> Path:
+    """Return the model at ``path``: the path itself, or the GGUF file in a folder of such files.
+
+    Args:
+        wanted: as for :func:`choose_gguf`; None also selects the folder of a model in another format.
+        text: the user's text, for messages.
+
+    Raises:
+        ModelLoadError: as for :func:`choose_gguf`, or the folder has no GGUF file and one is wanted.
+    """
+    if not path.is_dir() or (wanted is None and (path / "config.json").is_file()):
+        return path
+    file = choose_gguf(path, wanted, text)
+    if file is None and wanted is not None:
+        raise ModelLoadError(f"{text!r}: there are no GGUF files of which to pick {wanted!r}")
+    return file or path
 
 
 def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> PurePath | None:

@@ -8,10 +8,11 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from attrs import frozen
+from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from enginehouse.contract.errors import DownloadError, ModelLoadError
-from enginehouse.serving.hub.quantizations import choose_name, parts_of
-from enginehouse.serving.hub.reference import HubReference
+from enginehouse.contract.gguf_names import choose_name, parts_of
+from enginehouse_hub.reference import HubReference
 
 __all__ = ["HubFile", "Listing", "needed_files", "read_listing"]
 
@@ -54,10 +55,10 @@ def read_listing(data: Any, endpoint: str) -> Listing:
         DownloadError: the description is not valid.
     """
     try:
-        commit = data["sha"]
-        if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
-            raise ValueError(f"no commit: {commit!r}")
-        return Listing(commit, tuple(_read_file(entry) for entry in data["siblings"]))
+        info = ModelInfo(id="", sha=data["sha"], siblings=data["siblings"])
+        if info.sha is None or not re.fullmatch(r"[0-9a-f]{40,64}", info.sha):
+            raise ValueError(f"no commit: {info.sha!r}")
+        return Listing(info.sha, tuple(_read_file(entry) for entry in info.siblings or ()))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DownloadError(f"{endpoint} does not describe a repository as a model hub does: {error}") from error
 
@@ -119,16 +120,16 @@ def _is_setting(path: str) -> bool:
     return _SETTINGS.fullmatch(path) is not None and not _OF_PICKLES.fullmatch(path)
 
 
-def _read_file(entry: Any) -> HubFile:
-    path = entry["rfilename"]
+def _read_file(entry: RepoSibling) -> HubFile:
+    path = entry.rfilename
     parts = path.split("/")
     if not path or any(part in ("", ".", "..") for part in parts) or any(sign in path for sign in "\\:\0"):
         raise ValueError(f"a path that leads elsewhere: {path!r}")
-    lfs = entry.get("lfs")
-    digest, digest_of, length = (lfs["sha256"], "sha256", 64) if lfs else (entry["blobId"], "git", 40)
-    if not re.fullmatch(rf"[0-9a-f]{{{length}}}", digest):
+    digest, num_bytes, length = entry.blob_id, entry.size, 40
+    if entry.lfs is not None:
+        digest, num_bytes, length = entry.lfs.sha256, entry.lfs.size, 64
+    if digest is None or not re.fullmatch(rf"[0-9a-f]{{{length}}}", digest):
         raise ValueError(f"no digest: {digest!r}")
-    num_bytes = entry["size"] if not lfs else lfs["size"]
     if type(num_bytes) is not int or num_bytes < 0:
         raise ValueError(f"no size: {num_bytes!r}")
-    return HubFile(path, num_bytes, digest, "sha256" if digest_of == "sha256" else "git")
+    return HubFile(path, num_bytes, digest, "git" if entry.lfs is None else "sha256")

@@ -11,9 +11,9 @@ import pytest
 from attrs import define
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub.client import HubClient
-from enginehouse.serving.hub.reference import HubReference
-from enginehouse.serving.hub.refusals import HubUnreachable
+from enginehouse_hub.client import HubClient
+from enginehouse_hub.reference import HubReference
+from enginehouse_hub.refusals import HubUnreachable
 
 pytestmark = pytest.mark.timeout(60)
 

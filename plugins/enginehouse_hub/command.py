@@ -20,8 +20,10 @@ from rich.progress import (
 )
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub import HubClient, HubReference, Pulled, parse_reference, pull
-from enginehouse.serving.hub.listing import HubFile
+from enginehouse_hub.client import HubClient
+from enginehouse_hub.listing import HubFile
+from enginehouse_hub.pulling import Pulled, pull
+from enginehouse_hub.reference import HubReference, parse_reference
 
 __all__ = ["PullProgress", "pull_command"]
 

@@ -1,7 +1,8 @@
-"""The download cache of the Hugging Face hub's tools, in the layout of ``huggingface_hub``.
+"""The download cache of the Hugging Face hub's tools: place and names are those of ``huggingface_hub``.
 
 Each model has ``models--<owner>--<name>/`` with ``blobs/<digest>`` (contents), ``snapshots/<commit>/<path>`` (links to
 them) and ``refs/<revision>`` (the commit of a branch or tag). The cache is shared with other tools in both directions.
+It is read by our own functions, which open only regular files: the library's would wait for a named pipe.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 from attrs import frozen
 
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.gguf_names import choose_gguf, parts_of
 from enginehouse.contract.regular_files import read_regular, read_regular_text
-from enginehouse.serving.hub.quantizations import choose_gguf, parts_of
+from enginehouse_hub.reference import HubReference
 
-__all__ = ["ModelCache", "cached_snapshot", "hub_folder", "is_complete", "is_offline", "user_folder"]
+__all__ = ["ModelCache", "cached_snapshot", "complete_snapshot", "is_complete"]
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _MAX_INDEX_BYTES = 64 * 2**20
@@ -27,26 +28,7 @@ _MAX_REF_BYTES = 4096
 _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
 
 
-def user_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder in which the hub's tools keep user data: downloads, and the token."""
-    home = env.get("HF_HOME") or str(Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    return Path(home).expanduser()
-
-
-def hub_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of downloads, from the same variables as the hub's tools."""
-    if folder := env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(folder).expanduser()
-    return user_folder(env) / "hub"
-
-
-def is_offline(env: Mapping[str, str] = os.environ) -> bool:
-    """True if the user has disabled access to the hub."""
-    said = env.get("HF_HUB_OFFLINE") or env.get("TRANSFORMERS_OFFLINE") or ""
-    return said.upper() in ("1", "ON", "YES", "TRUE")
-
-
-def cached_snapshot(model_id: str, revision: str = "main", env: Mapping[str, str] = os.environ) -> Path | None:
+def cached_snapshot(model_id: str, revision: str = "main") -> Path | None:
     """Return the folder of a downloaded model; None if it, or this revision of it, is not downloaded.
 
     Args:
@@ -54,9 +36,15 @@ def cached_snapshot(model_id: str, revision: str = "main", env: Mapping[str, str
     """
     if not _ID.fullmatch(model_id) or not _REVISION.fullmatch(revision) or ".." in revision:
         return None
-    cache = ModelCache.of(model_id, hub_folder(env))
+    cache = ModelCache.of(model_id)
     snapshot = cache.snapshot(cache.commit_of(revision) or revision)
     return snapshot if snapshot.is_dir() else None
+
+
+def complete_snapshot(reference: HubReference) -> Path | None:
+    """Return the folder of a model that is downloaded completely, else None."""
+    snapshot = cached_snapshot(reference.model_id, reference.revision)
+    return snapshot if snapshot is not None and is_complete(snapshot, reference.quantization) else None
 
 
 def is_complete(snapshot: Path, quantization: str | None) -> bool:
@@ -91,9 +79,11 @@ class ModelCache:
     folder: Path
 
     @classmethod
-    def of(cls, model_id: str, hub: Path) -> ModelCache:
-        """Return the cache of ``model_id`` below the folder of all downloads; its folder may not exist yet."""
-        return cls(hub / f"models--{model_id.replace('/', '--')}")
+    def of(cls, model_id: str) -> ModelCache:
+        """Return the cache of ``model_id``; its folder may not exist yet."""
+        from huggingface_hub import constants  # noqa: PLC0415 - the library is imported on use
+
+        return cls(Path(constants.HF_HUB_CACHE) / constants.REPO_ID_SEPARATOR.join(("models", *model_id.split("/"))))
 
     def commit_of(self, revision: str) -> str | None:
         """Return the commit of a branch or tag at its last download; None if it was never downloaded."""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from enginehouse.serving.hub import HubReference, parse_reference
+from enginehouse_hub.reference import HubReference, parse_reference
 
 
 @pytest.mark.parametrize(

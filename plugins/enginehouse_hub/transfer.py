@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import IO
 
 from attrs import frozen
+from httpx2 import TransportError
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub.cache import ModelCache
-from enginehouse.serving.hub.client import HubClient
-from enginehouse.serving.hub.listing import HubFile
-from enginehouse.serving.hub.reference import HubReference
-from enginehouse.serving.hub.refusals import HubUnreachable
+from enginehouse_hub.cache import ModelCache
+from enginehouse_hub.client import HubClient
+from enginehouse_hub.listing import HubFile
+from enginehouse_hub.reference import HubReference
+from enginehouse_hub.refusals import HubUnreachable
 
 __all__ = ["PAUSES_S", "Transfer"]
 
@@ -107,21 +107,19 @@ class Transfer:
 
     def _append(self, stream: IO[bytes], file: HubFile, size: int) -> None:
         """Append the data of one connection after the first ``size`` bytes."""
-        content = self.client.open_file(self.reference, self.commit, file.path, size)
-        with content as answer:
+        with self.client.open_file(self.reference, self.commit, file.path, size) as content:
             if content.start != size:  # the server does not support ranges
                 self._empty(stream)
             left = file.num_bytes - content.start
-            while left > 0:
-                try:
-                    chunk = answer.read1(min(_CHUNK_BYTES, left))
-                except (OSError, http.client.HTTPException) as error:
-                    raise HubUnreachable(f"the connection broke within {file.path}: {error}") from error
-                if not chunk:
-                    return
-                stream.write(chunk)
-                self.on_bytes(len(chunk))
-                left -= len(chunk)
+            try:
+                for chunk in content.chunks():
+                    stream.write(chunk[:left])
+                    self.on_bytes(min(len(chunk), left))
+                    left -= len(chunk)
+                    if left <= 0:
+                        return
+            except TransportError as error:
+                raise HubUnreachable(f"the connection was closed within {file.path}: {error}") from error
 
     def _empty(self, stream: IO[bytes]) -> None:
         self.on_bytes(-stream.seek(0, os.SEEK_END))

@@ -6,7 +6,7 @@ import re
 
 from attrs import frozen
 
-from enginehouse.serving.hub.quantizations import is_quantization
+from enginehouse.contract.gguf_names import is_quantization
 
 __all__ = ["HubReference", "parse_reference"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.error
+from httpx2 import Response
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub.reference import HubReference
+from enginehouse_hub.reference import HubReference
 
 __all__ = ["HubUnreachable", "refusal"]
 
@@ -23,16 +23,17 @@ class HubUnreachable(DownloadError):
         self.retry_after_s = retry_after_s
 
 
-def refusal(error: urllib.error.HTTPError, reference: HubReference, endpoint: str, *, has_token: bool) -> DownloadError:
+def refusal(response: Response, reference: HubReference, endpoint: str, *, has_token: bool) -> DownloadError:
     """Return the error for a response other than 200."""
-    if error.code in _RETRYABLE:
-        return HubUnreachable(f"{endpoint} answers {error.code} {error.reason}", _retry_after_s(error))
-    return DownloadError(_message(error, reference, endpoint, has_token))
+    if response.status_code in _RETRYABLE:
+        message = f"{endpoint} answers {response.status_code} {response.reason_phrase}"
+        return HubUnreachable(message, _retry_after_s(response))
+    return DownloadError(_message(response, reference, endpoint, has_token))
 
 
-def _message(error: urllib.error.HTTPError, reference: HubReference, endpoint: str, has_token: bool) -> str:
+def _message(response: Response, reference: HubReference, endpoint: str, has_token: bool) -> str:
     model, page = reference.model_id, f"{endpoint}/{reference.model_id}"
-    match error.headers.get("X-Error-Code", ""), error.code:
+    match response.headers.get("X-Error-Code", ""), response.status_code:
         case "GatedRepo", _ if has_token:
             said = f"{model} is gated: the account of the token that was sent must accept its terms at {page}"
         case "GatedRepo", _:
@@ -49,13 +50,13 @@ def _message(error: urllib.error.HTTPError, reference: HubReference, endpoint: s
         case _, 403:
             said = f"{model} may not be read with the token that was sent; see {page}"
         case _:
-            said = f"{endpoint} answers {error.code} {error.reason}"
+            said = f"{endpoint} answers {response.status_code} {response.reason_phrase}"
     return said
 
 
-def _retry_after_s(error: urllib.error.HTTPError) -> float:
+def _retry_after_s(response: Response) -> float:
     try:
-        seconds = float(error.headers.get("Retry-After", 0))
+        seconds = float(response.headers.get("Retry-After", 0))
     except ValueError:
         return 0.0
     return min(seconds, _MAX_RETRY_AFTER_S) if seconds > 0 else 0.0

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from huggingface_hub import constants
 
-from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
+from enginehouse_hub.hub import HuggingFaceHub
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread
 
@@ -29,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: StandIn) -> Pat
     for name in [name for name in os.environ if name.startswith("ENGINEHOUSE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
@@ -115,7 +117,7 @@ def test_stopped_pull_goes_on_where_it_was(hub: StandIn, downloads: Path, number
     assert again.returncode == 0
     assert "6 files, 3.0 MB, 1.5 MB of it is here" in again.stderr
     assert hub.contents_asked() == [("model.safetensors", len(WEIGHTS) // 2)]
-    path = find_source("owner/plain", {}).path
+    path = HuggingFaceHub().find("owner/plain")
     assert path is not None
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
 

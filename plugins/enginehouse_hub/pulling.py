@@ -6,7 +6,6 @@ A model's folder receives its files after all of them have arrived, so it never 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -14,16 +13,17 @@ from pathlib import Path
 from typing import Protocol
 
 from attrs import frozen
+from huggingface_hub import is_offline_mode
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub.cache import ModelCache, cached_snapshot, hub_folder, is_complete, is_offline
-from enginehouse.serving.hub.client import HubClient
-from enginehouse.serving.hub.listing import HubFile, needed_files
-from enginehouse.serving.hub.reference import HubReference
-from enginehouse.serving.hub.refusals import HubUnreachable
-from enginehouse.serving.hub.transfer import PAUSES_S, Transfer
+from enginehouse_hub.cache import ModelCache, complete_snapshot
+from enginehouse_hub.client import HubClient
+from enginehouse_hub.listing import HubFile, needed_files
+from enginehouse_hub.reference import HubReference
+from enginehouse_hub.refusals import HubUnreachable
+from enginehouse_hub.transfer import PAUSES_S, Transfer
 
-__all__ = ["NoReport", "PullReport", "Pulled", "pull"]
+__all__ = ["PullReport", "Pulled", "pull"]
 
 _SPARE_BYTES = 64 * 1024 * 1024
 
@@ -42,22 +42,6 @@ class PullReport(Protocol):
 
     def note(self, text: str) -> None:
         """Message about a step that takes time, or the reason for a delay."""
-
-
-class NoReport:
-    """Discards the progress."""
-
-    def begin(self, files: Sequence[HubFile], num_bytes: int, num_bytes_here: int) -> None:
-        """Ignored."""
-
-    def file(self, file: HubFile) -> None:
-        """Ignored."""
-
-    def advance(self, num_bytes: int) -> None:
-        """Ignored."""
-
-    def note(self, text: str) -> None:
-        """Ignored."""
 
 
 @frozen(kw_only=True)
@@ -82,7 +66,7 @@ class Pulled:
 def pull(
     reference: HubReference,
     client: HubClient,
-    report: PullReport | None = None,
+    report: PullReport,
     *,
     code: bool = False,
     dry_run: bool = False,
@@ -98,11 +82,10 @@ def pull(
     Raises:
         DownloadError: the model does not exist, may not be read, does not fit the disk, or did not arrive completely.
     """
-    report = report or NoReport()
-    here = None if code or dry_run else _complete_here(reference)
+    here = None if code or dry_run else complete_snapshot(reference)
     if here is not None and _is_commit(reference.revision):
         return Pulled(folder=here, commit=here.name, note="this commit is here, and commits do not change")
-    if is_offline():
+    if is_offline_mode():
         if here is None:
             raise DownloadError(f"{reference} is not here, and HF_HUB_OFFLINE forbids asking the hub")
         return Pulled(folder=here, commit=here.name, note="HF_HUB_OFFLINE forbids asking the hub for changes")
@@ -113,7 +96,7 @@ def pull(
             raise
         return Pulled(folder=here, commit=here.name, note=f"{error.message}; what is here may be older than the hub's")
     files = tuple(needed_files(reference, listing, code=code))
-    cache = ModelCache.of(reference.model_id, hub_folder())
+    cache = ModelCache.of(reference.model_id)
     folder = cache.snapshot(listing.commit)
     if dry_run:
         return Pulled(folder=folder, commit=listing.commit, files=files)
@@ -163,11 +146,6 @@ def _check_disk(folder: Path, num_bytes: int) -> None:
 
 def _gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
-
-
-def _complete_here(reference: HubReference) -> Path | None:
-    snapshot = cached_snapshot(reference.model_id, reference.revision, os.environ)
-    return snapshot if snapshot is not None and is_complete(snapshot, reference.quantization) else None
 
 
 def _is_commit(revision: str) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub import parse_reference
-from enginehouse.serving.hub.listing import HubFile, Listing, needed_files, read_listing
+from enginehouse_hub.listing import HubFile, Listing, needed_files, read_listing
+from enginehouse_hub.reference import parse_reference
 
 from .conftest import GGUF, SAFETENSORS
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants, hf_hub_download, snapshot_download
 
 from enginehouse.contract.errors import DownloadError
-from enginehouse.serving.hub import HubClient, HubUnreachable, Pulled, parse_reference, pull
-from enginehouse.serving.hub.listing import HubFile
-from enginehouse.serving.sources import find_source
+from enginehouse_hub.client import HubClient
+from enginehouse_hub.hub import HuggingFaceHub
+from enginehouse_hub.listing import HubFile
+from enginehouse_hub.pulling import Pulled, pull
+from enginehouse_hub.reference import parse_reference
+from enginehouse_hub.refusals import HubUnreachable
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
 from .stand_in import StandIn, commit_of, digest_of
@@ -47,14 +54,14 @@ def report() -> Report:
 def fetch(hub: StandIn, text: str, report: Report | None = None, token: str | None = None, **options: bool) -> Pulled:
     reference = parse_reference(text)
     assert reference is not None
-    return pull(reference, HubClient(hub.url, token, timeout_s=20), report, pauses_s=(0.0,) * 3, **options)
+    return pull(reference, HubClient(hub.url, token, timeout_s=20), report or Report(), pauses_s=(0.0,) * 3, **options)
 
 
 def test_model_is_fetched_whole_and_found_as_a_source(hub: StandIn, downloads: Path, report: Report) -> None:
     pulled = fetch(hub, "owner/plain", report)
     folder = downloads / "models--owner--plain" / "snapshots" / commit_of("main")
 
-    assert pulled.folder == folder == find_source("owner/plain", {}).path
+    assert pulled.folder == folder == HuggingFaceHub().find("owner/plain")
     assert pulled.commit == commit_of("main")
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert {file.name for file in folder.iterdir()} == {file.path for file in pulled.files}
@@ -75,12 +82,11 @@ def test_cache_is_laid_out_as_the_hubs_own_tools_do(hub: StandIn, downloads: Pat
 
 
 def test_hubs_own_library_finds_the_model(hub: StandIn, downloads: Path) -> None:
-    library = pytest.importorskip("huggingface_hub")
     fetch(hub, "owner/plain")
     options = {"cache_dir": str(downloads), "local_files_only": True}
 
-    assert Path(library.hf_hub_download("owner/plain", "model.safetensors", **options)).read_bytes() == WEIGHTS
-    assert library.snapshot_download("owner/plain", **options).endswith(commit_of("main"))
+    assert Path(hf_hub_download("owner/plain", "model.safetensors", **options)).read_bytes() == WEIGHTS
+    assert snapshot_download("owner/plain", **options).endswith(commit_of("main"))
 
 
 def test_what_is_here_is_not_fetched_again(hub: StandIn, report: Report) -> None:
@@ -100,7 +106,7 @@ def test_revisions_share_what_they_have_in_common(hub: StandIn) -> None:
 
     assert hub.contents_asked() == [("model.safetensors", 0)]
     assert (old.folder / "model.safetensors").read_bytes() == b"first"
-    assert find_source("owner/plain:v1.0", {}).path == find_source("owner/plain@v1.0", {}).path == old.folder
+    assert HuggingFaceHub().find("owner/plain:v1.0") == HuggingFaceHub().find("owner/plain@v1.0") == old.folder
 
 
 def test_pinned_commit_that_is_here_asks_the_hub_nothing(hub: StandIn) -> None:
@@ -110,12 +116,12 @@ def test_pinned_commit_that_is_here_asks_the_hub_nothing(hub: StandIn) -> None:
     again = fetch(hub, pinned)
 
     assert hub.asked == []
-    assert find_source(pinned, {}).path == again.folder
+    assert HuggingFaceHub().find(pinned) == again.folder
 
 
 def test_one_quantisation_is_fetched_with_its_parts_only(hub: StandIn, downloads: Path) -> None:
     fetch(hub, "owner/packed:F16")
-    path = find_source("owner/packed:F16", {}).path
+    path = HuggingFaceHub().find("owner/packed:F16")
 
     assert path is not None
     assert path.name == "m-F16-00001-of-00002.gguf"
@@ -132,7 +138,7 @@ def test_branch_that_moved_is_followed(hub: StandIn) -> None:
 
     assert second.commit != first.commit
     assert hub.contents_asked() == [("config.json", 0)]
-    assert find_source("owner/plain", {}).path == second.folder
+    assert HuggingFaceHub().find("owner/plain") == second.folder
 
 
 # -- broken off ------------------------------------------------------------------------------------
@@ -156,7 +162,7 @@ def test_failed_download_goes_on_with_the_next_command(hub: StandIn, downloads: 
     hub.cut_after, hub.num_cuts = {"model.safetensors": 0}, 1000
     with pytest.raises(HubUnreachable, match=r"closed within model\.safetensors"):
         fetch(hub, "owner/plain")
-    assert find_source("owner/plain", {}).path is None  # no half of a model is shown
+    assert HuggingFaceHub().find("owner/plain") is None  # no half of a model is shown
     hub.num_cuts = 0
     hub.asked.clear()
     pulled = fetch(hub, "owner/plain", report)
@@ -191,7 +197,7 @@ def test_content_with_a_wrong_byte_never_counts(hub: StandIn, downloads: Path, n
     with pytest.raises(DownloadError, match=f"{name} is damaged"):
         fetch(hub, "owner/plain")
 
-    assert find_source("owner/plain", {}).path is None
+    assert HuggingFaceHub().find("owner/plain") is None
     assert not (downloads / "models--owner--plain/blobs" / digest_of(name, SAFETENSORS[name])).exists()
 
 
@@ -246,9 +252,17 @@ def test_renamed_repository_is_followed_with_the_token(hub: StandIn) -> None:
     assert fetch(hub, "owner/before", token="hf_right").num_bytes_fetched > len(WEIGHTS)
 
 
+def test_repository_that_leads_to_itself_is_an_error(hub: StandIn) -> None:
+    hub.moved = {"owner/round": "owner/round"}
+    with pytest.raises(DownloadError, match="answers 307"):
+        fetch(hub, "owner/round")
+
+    assert len(hub.asked) == 10
+
+
 def test_full_disk_is_noticed_before_the_first_byte(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1_000_000)
-    monkeypatch.setattr("enginehouse.serving.hub.pulling.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("enginehouse_hub.pulling.shutil.disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match=r"0.00 GB must be fetched, but only 0.00 GB are free in .*HF_HOME"):
         fetch(hub, "owner/plain")
 
@@ -271,7 +285,7 @@ def test_hub_that_is_away_is_an_error_only_where_nothing_is_here(hub: StandIn) -
 def test_offline_asks_nobody(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(hub, "owner/packed:Q4_K_M")
     hub.asked.clear()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     assert "HF_HUB_OFFLINE" in fetch(hub, "owner/packed:Q4_K_M").note
     with pytest.raises(DownloadError, match="owner/packed:Q8_0 is not here, and HF_HUB_OFFLINE"):
@@ -284,7 +298,7 @@ def test_offline_asks_nobody(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> N
 def test_half_of_a_model_does_not_count_as_here(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fetch(hub, "owner/packed:F16").folder
     (folder / "F16" / "m-F16-00002-of-00002.gguf").unlink()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DownloadError, match="is not here"):
         fetch(hub, "owner/packed:F16")
 
@@ -296,19 +310,32 @@ def test_dry_run_fetches_nothing(hub: StandIn, downloads: Path) -> None:
     assert not downloads.exists()
 
 
+_CLIENT = """
+from enginehouse_hub.client import HubClient
+client = HubClient.from_env()
+print(client.endpoint, client.token, "hf_" in repr(client))
+"""
+
+
+def client_of(**env: str) -> list[str]:
+    """Endpoint and token in a process with these variables, and whether the token is shown."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CLIENT], env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    return done.stdout.split() or [done.stderr]
+
+
 def test_client_reads_what_the_hubs_own_tools_read(tmp_path: Path) -> None:
     stored = tmp_path / "home" / "token"
     stored.parent.mkdir()
     stored.write_text("hf_stored\n")
     env = {"HF_HOME": str(stored.parent), "HF_ENDPOINT": "https://mirror.example/hf/"}
 
-    assert HubClient.from_env(env) == HubClient("https://mirror.example/hf", "hf_stored")
-    assert HubClient.from_env({**env, "HF_TOKEN": "hf_said"}).token == "hf_said"
-    assert HubClient.from_env({**env, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}).token is None
-    assert HubClient.from_env({"HF_HOME": str(tmp_path)}) == HubClient("https://huggingface.co", None)
-    assert "hf_stored" not in repr(HubClient.from_env(env))
-    with pytest.raises(DownloadError, match="HF_ENDPOINT"):
-        HubClient.from_env({"HF_ENDPOINT": "mirror.example"})
+    assert client_of(**env) == ["https://mirror.example/hf", "hf_stored", "False"]
+    assert client_of(**env, HF_TOKEN="hf_said")[1] == "hf_said"
+    assert client_of(**env, HF_HUB_DISABLE_IMPLICIT_TOKEN="1")[1] == "None"
+    assert client_of(HF_HOME=str(tmp_path)) == ["https://huggingface.co", "None", "False"]
+    assert "HF_ENDPOINT must be an address" in client_of(HF_ENDPOINT="mirror.example")[0]
 
 
 def test_retries_are_bounded(hub: StandIn, report: Report) -> None:
