@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -19,6 +18,7 @@ from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_hub.hub import HuggingFaceHub
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.waiting import wait_until
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
 from .stand_in import Repository, StandIn, commit_of, digest_of
@@ -45,13 +45,6 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False
     )
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # -- enginehouse pull ------------------------------------------------------------------------------
