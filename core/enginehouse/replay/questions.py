@@ -9,7 +9,6 @@ from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import EngineRequest
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.work import Work
-from enginehouse.workers import Stage
 
 __all__ = ["Ask", "Question"]
 
@@ -20,22 +19,22 @@ Ask = Callable[..., Awaitable[_T]]
 
 
 class Question(Work, Generic[_T]):
-    """One call. Also its own :class:`enginehouse.workers.WorkObserver`.
+    """One call.
 
     Args:
         ask: calls an engine.
-        place: the work of the called model.
+        model_work: the work of the called model.
         request: the caller, and the content of the call as the prompt of a request.
         timeout_s: maximum time without a worker.
         written: see :class:`Work`.
     """
 
     def __init__(
-        self, ask: Ask[_T], place: ModelWork, request: EngineRequest, timeout_s: float, written: Sequence[str]
+        self, ask: Ask[_T], model_work: ModelWork, request: EngineRequest, timeout_s: float, written: Sequence[str]
     ) -> None:
-        super().__init__(request.caller, place.next_arrival(), request, timeout_s, written)
+        super().__init__(request.caller, model_work.next_arrival(), request, timeout_s, written)
         self._ask = ask
-        self._place = place
+        self._model_work = model_work
 
     async def answer(self) -> _T:
         """Call until there is an answer.
@@ -49,23 +48,19 @@ class Question(Work, Generic[_T]):
             async with self.bounded(from_now=False):
                 return await self._answer()
         finally:
-            self._place.over(self)
+            self._model_work.over(self)
 
     async def _answer(self) -> _T:
         while True:
-            engine = await self._place.admission(self)
+            engine = await self._model_work.admission(self)
             try:
                 return await self._ask(engine, observer=self)
             except WorkerDied:
-                await self._place.death(engine)
+                await self._model_work.death(engine)
             except EnginehouseError:
                 self.left()
                 raise
 
-    def begun(self, stage: Stage) -> None:
-        """The worker begins to work on it."""
-        self.stage = stage
-
     def left(self) -> None:
         """The worker has answered."""
-        self._place.answered(self)
+        self._model_work.answered(self)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from enginehouse.contract.backend import Generation
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, Segment
-from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.generation import Generation
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Ask, Question
+from enginehouse.replay.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel
-from enginehouse.workers import WorkerEngine
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Replays"]
 
@@ -43,17 +43,12 @@ class Replays:
             request: the request to answer.
             written: the texts of its prompt that the caller wrote.
         """
-        place = self._place(model)
-        if place is None:
-            return await model.engine.submit(request)
-        generation = ReplayedGeneration(request, place, model.settings.replay_timeout_s, written)
-        place.add(model, generation)
-        try:
-            await generation.enter()
-        except BaseException:
-            generation.cancel()
-            raise
-        return generation
+        model_work = self._model_work(model)
+        if model_work is None:
+            return Generation(await model.engine.submit(request))
+        recoverable = RecoverableRequest(request, model_work, model.settings.replay_timeout_s, written)
+        model_work.add(model, recoverable)
+        return Generation(await recoverable.begin(), recoverable)
 
     async def tokenize(
         self,
@@ -90,18 +85,18 @@ class Replays:
         return await self._ask(model, request, lambda engine, **how: engine.view(**how))
 
     async def _ask(self, model: LoadedModel, request: EngineRequest, ask: Ask[_T], written: Sequence[str] = ()) -> _T:
-        place = self._place(model)
-        if place is None:
+        model_work = self._model_work(model)
+        if model_work is None:
             return await ask(model.engine)
-        question = Question(ask, place, request, model.settings.replay_timeout_s, written)
-        place.add(model, question)
+        question = Question(ask, model_work, request, model.settings.replay_timeout_s, written)
+        model_work.add(model, question)
         return await question.answer()
 
-    def _place(self, model: LoadedModel) -> ModelWork | None:
+    def _model_work(self, model: LoadedModel) -> ModelWork | None:
         """Return the work of a model; None if replay does not apply to it."""
         if not model.settings.replay or not isinstance(model.engine, WorkerEngine):
             return None
-        place = self._works.get(model.served)
-        if place is None:
-            place = self._works[model.served] = ModelWork(model.served, self._max_waiting)
-        return place
+        model_work = self._works.get(model.served)
+        if model_work is None:
+            model_work = self._works[model.served] = ModelWork(model.served, self._max_waiting)
+        return model_work
