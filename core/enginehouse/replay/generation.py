@@ -46,16 +46,16 @@ class Generation:
     """
 
     def __init__(self, attempt: EngineStream, request: RecoverableRequest | None = None) -> None:
+        self.ahead: deque[Sequence[Event]] = deque()
         self.hides_logprobs = False
+        self.verdict: Verdict | None = None
         self._attempt = attempt
         self._request = request
-        self.ahead: deque[Sequence[Event]] = deque()
         self._reading: AsyncIterator[Sequence[Event]] | None = None  # once something is read ahead
         self._has_begun = False
         self._is_cancelled = False
         self._error: EnginehouseError | None = None
         self._lease: Lease[LoadedModel] | None = None
-        self.verdict: Verdict | None = None
 
     # -- status ------------------------------------------------------------------------------------
 
@@ -67,7 +67,8 @@ class Generation:
     @property
     def num_waiting_events(self) -> int:
         """Number of events that have arrived and are not read yet."""
-        return self._attempt.num_waiting_events + (self._request.num_waiting_events if self._request else 0)
+        num_unread = self._request.num_waiting_events if self._request is not None else 0
+        return self._attempt.num_waiting_events + num_unread
 
     @property
     def has_started(self) -> bool:

@@ -219,10 +219,9 @@ class Client:
         segments = (Segment(self.text),)
         request = EngineRequest(request_id=str(number), segments=segments, caller=self.caller)
         if self.length is None:
-            ask = lambda engine, **how: engine.tokenize(segments, False, **how)  # noqa: E731
-            question = Question(ask, place, request, 3600.0, (self.text,))
+            question = Question(place, request, 3600.0, (self.text,))
             place.add(model, question)  # type: ignore[arg-type]
-            await question.answer()
+            await question.answer(Worker.tokenize, segments, False)
             return
         stopping = StopParams(max_tokens=self.length)
         request = msgspec.structs.replace(request, stopping=stopping, constraint=self.constraint)

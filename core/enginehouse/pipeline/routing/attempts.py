@@ -29,6 +29,7 @@ from enginehouse.contract.types import (
     ChoiceFinished,
     Event,
     GenerateRequest,
+    PromptLogprobs,
     ReasoningDelta,
     RequestFinished,
     TextDelta,
@@ -229,7 +230,7 @@ async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
         for event in batch or ():
             if isinstance(event, RequestFinished):
                 is_whole = True
-            elif getattr(event, "choice", 0) != 0:
+            elif isinstance(event, PromptLogprobs) or event.choice != 0:
                 continue
             elif isinstance(event, TextDelta):
                 texts.append(event.text)
