@@ -19,7 +19,6 @@ PRIVATE = {
     "tests/core/replay/test_quarantine.py": "constants",
     "tests/core/replay/test_replays.py": "looks into recovery while it goes on",
     "tests/core/serving/models/test_loading.py": "downloads that nobody asks for over HTTP",
-    "tests/core/serving/models/tiny.py": "reads the generation of a lease",
     "tests/plugins/hf/test_cuda.py": "takes a kernel away",
     "tests/plugins/hf/test_fast_tokenizer.py": "compares two tokenizers of one object",
 }
