@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
-from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.request_fields import RequestField
 from enginehouse.contract.types import ConstraintKind, GenerateRequest, ModelInfo, SamplingParams, StopParams
 from enginehouse.pipeline.chat_formats import ModelFormats
 from enginehouse.pipeline.prompt.infill import NO_INFILL, find_infill_tokens
 from enginehouse.pipeline.request_parameters import given_parameters
 
-__all__ = ["Capability", "Deciders", "Support", "capabilities_of", "check_parameters"]
+__all__ = ["Capability", "Deciders", "Support", "capabilities_of", "find_unsupported"]
 
 Support = Literal["native", "emulated", "accepted", "refused"]
 """``native``: done by the model or its library. ``emulated``: done by core or a plugin, identically on every backend.
@@ -30,10 +29,16 @@ Support = Literal["native", "emulated", "accepted", "refused"]
 
 @frozen
 class Capability:
-    """Support level of one parameter, and the reason."""
+    """Support level of one parameter, and the reason.
+
+    Attributes:
+        refuses: uses of the parameter that are refused although others are honoured, each with the reason; see
+            :class:`enginehouse.pipeline.request_parameters.Given`.
+    """
 
     support: Support
     reason: str = ""
+    refuses: Mapping[str, str] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -58,32 +63,37 @@ def capabilities_of(deciders: Deciders) -> dict[str, Capability]:
     """Return the capability of every parameter that is not refused for all models, by name."""
     fields = {name: _by_plugin(field) for name, field in deciders.plugin_fields.items()}
     rules = sorted({**_RULES, **fields}.items())
-    return {name: _said_by_engine(name, deciders) or rule(deciders) for name, rule in rules}
+    return {name: _capability(name, rule(deciders), deciders) for name, rule in rules}
 
 
-def check_parameters(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> None:
-    """Refuse a request that gives a parameter the model cannot honour.
-
-    Raises:
-        UnsupportedParameter: names the parameter and the reason.
-    """
-    for name in given_parameters(request):
-        capability = capabilities.get(name)
-        if capability is not None and capability.support == "refused":
-            raise UnsupportedParameter(f"{name}: {capability.reason}", name)
+def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> tuple[tuple[str, str], ...]:
+    """Return the parameters of a request that the model cannot honour, each with the reason."""
+    found: dict[str, str] = {}
+    for given in given_parameters(request):
+        capability = capabilities.get(given.name)
+        if capability is None or (given.name in _OF_TOOLS and "tools" in found):
+            continue
+        if capability.support == "refused":
+            found[given.name] = capability.reason
+        elif given.use in capability.refuses:
+            found[given.path] = capability.refuses[given.use]
+    return tuple(found.items())
 
 
 # -- rules ---------------------------------------------------------------------------------------------
 
 
-def _said_by_engine(name: str, deciders: Deciders) -> Capability | None:
-    """Return the engine's declaration for a parameter by its wire name; None if it leaves the parameter to core."""
+_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+
+
+def _capability(name: str, ruled: Capability, deciders: Deciders) -> Capability:
+    """Return the engine's declaration for a parameter by its wire name, or the rule's if it leaves it to core."""
     engine = deciders.info.engine
     if name in engine.refused:
         return Capability("refused", engine.refused[name])
     if name in engine.native:
-        return Capability("native", f"by {deciders.info.backend}")
-    return None
+        return evolve(ruled, support="native", reason=f"by {deciders.info.backend}")
+    return ruled
 
 
 def _by_core(_: Deciders) -> Capability:
@@ -149,22 +159,44 @@ def _by_tools(deciders: Deciders) -> Capability:
     return Capability("emulated", f"described in the prompt; {formats.tool_parser!r} parses the calls")
 
 
+def _by_called_tools(deciders: Deciders) -> Capability:
+    """Rule for ``tools``; strict ones need enforced calls."""
+    tools, refuses = _by_tools(deciders), {}
+    if problem := _composition_problem(deciders):
+        refuses = {"strict": problem, "composition": problem}
+    elif deciders.formats.strict_problem and not deciders.info.engine.takes_messages:
+        refuses = {"strict": deciders.formats.strict_problem}
+    return evolve(tools, refuses=refuses)
+
+
 def _by_tool_constraint(deciders: Deciders) -> Capability:
     tools, engine = _by_tools(deciders), deciders.info.engine
     if tools.support == "refused":
         return tools
-    if "composition" not in engine.constraint_kinds:
+    if problem := _composition_problem(deciders):
         reason = f"'auto' and 'none' only: {engine.constraint_problem or 'its engine enforces no calls'}"
-        return Capability("emulated", reason)
+        return Capability("emulated", reason, {"required": problem})
     return Capability("emulated", "enforced by a grammar")
+
+
+def _composition_problem(deciders: Deciders) -> str:
+    """Return why core cannot enforce tool calls for the model; "" if it can, or if the engine gets the tools itself."""
+    engine = deciders.info.engine
+    if engine.takes_messages or "composition" in engine.constraint_kinds:
+        return ""
+    return f"{engine.constraint_problem or 'its engine enforces no calls'} (composition)"
 
 
 def _by_constraint(*kinds: ConstraintKind) -> _Rule:
     def rule(deciders: Deciders) -> Capability:
         engine = deciders.info.engine
+        problem = engine.constraint_problem or "its engine enforces no constraints"
         if not set(kinds) & set(engine.constraint_kinds):
-            return Capability("refused", engine.constraint_problem or "its engine enforces no constraints")
-        return Capability("emulated", "enforced token by token by a structured decoder")
+            return Capability("refused", problem)
+        refuses: dict[str, str] = {kind: f"{problem} ({kind})" for kind in kinds if kind not in engine.constraint_kinds}
+        if composition := _composition_problem(deciders):
+            refuses["composition"] = composition
+        return Capability("emulated", "enforced token by token by a structured decoder", refuses)
 
     return rule
 
@@ -221,7 +253,8 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
         (_by_counting, "prediction"),
         (_by_template, "messages"),
         (_by_template_variables, "chat_template_kwargs"),
-        (_by_tools, "tools parallel_tool_calls"),
+        (_by_called_tools, "tools"),
+        (_by_tools, "parallel_tool_calls"),
         (_by_tool_constraint, "tool_choice"),
         (_by_reasoning, "thinking_budget"),
         (_by_reasoning_switch, "enable_thinking"),

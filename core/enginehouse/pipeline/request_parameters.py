@@ -1,19 +1,16 @@
-"""Parameters of a request by wire name: list those that it gives, and remove one.
-
-Used when a parameter turns out to be one that the model cannot honour. Does not know models.
-"""
+"""Parameters of a request by wire name: list those that it gives, and drop some of them. Does not know models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from enginehouse.contract.types import GenerateRequest, ToolUse
 
-__all__ = ["given_parameters", "without_parameter"]
+__all__ = ["Given", "given_parameters", "without_parameters"]
 
 _NAMES = {"num_logprobs": "logprobs"}
 """Sampling fields with another name on the wire."""
@@ -32,34 +29,62 @@ _THINKING = {"enable_thinking": "enabled", "thinking_budget": "budget", "reasoni
 """Parameters about reasoning, and their field in :class:`enginehouse.contract.types.Thinking`."""
 
 
-def given_parameters(request: GenerateRequest) -> Iterator[str]:
-    """Yield the parameters of a request that some models cannot honour."""
+@frozen
+class Given:
+    """A parameter that a request gives.
+
+    Attributes:
+        name: the field of the body.
+        use: a use that some models do not support: ``required`` calls, ``strict`` tools, the kind of a constraint, or
+            ``composition`` for a constraint that is enforced together with tool calls; "" for any other.
+        path: path of the member that asks for this use.
+    """
+
+    name: str
+    use: str = ""
+    path: str = ""
+
+
+def given_parameters(request: GenerateRequest) -> Iterator[Given]:
+    """Yield the parameters of a request that some models cannot honour, once for each use."""
+    yield from map(Given, _of_sampling(request))
+    if request.tool_use is not None and request.tool_use.callable:
+        yield from _of_tools(request.tool_use, has_constraint=request.constraint is not None)
+    yield from map(Given, _of_chat(request))
+    if request.num_choices > 1:
+        yield Given("n")
+    if request.prediction is not None:
+        yield Given("prediction")
+    if request.compression is not None and request.compression.is_on:
+        yield Given("compression")
+    if (constraint := request.constraint) is not None:
+        name = _root(constraint.param)
+        yield Given(name, constraint.kind, constraint.param)
+        if request.tool_use is not None and request.tool_use.callable:
+            yield Given(name, "composition", name)
+    if request.suffix is not None:
+        yield Given("suffix")
+    if request.num_prompt_logprobs is not None:
+        yield Given("prompt_logprobs")
+
+
+def _of_sampling(request: GenerateRequest) -> Iterator[str]:
     yield from (_NAMES.get(name, name) for name in (*request.sampling, *request.stopping))
     for fields in request.extensions.values():
         yield from fields
-    if request.tool_use is not None and request.tool_use.callable:
-        yield "tools"
-        yield from _of_tools(request.tool_use)
-    yield from _of_chat(request)
-    if request.num_choices > 1:
-        yield "n"
-    if request.prediction is not None:
-        yield "prediction"
-    if request.compression is not None and request.compression.is_on:
-        yield "compression"
-    if request.constraint is not None:
-        yield _root(request.constraint.param)
-    if request.suffix is not None:
-        yield "suffix"
-    if request.num_prompt_logprobs is not None:
-        yield "prompt_logprobs"
 
 
-def _of_tools(use: ToolUse) -> Iterator[str]:
+def _of_tools(use: ToolUse, *, has_constraint: bool) -> Iterator[Given]:
+    yield Given("tools")
     if use.choice == "required":
-        yield "tool_choice"
+        yield Given("tool_choice", "required", "tool_choice")
     if use.parallel is False:
-        yield "parallel_tool_calls"
+        yield Given("parallel_tool_calls")
+    strict = next((f"{tool.param}.strict" for tool in use.callable if tool.strict), None)
+    if strict is not None:
+        # Where something else is enforced already, strict tools need no more than that.
+        is_alone = use.choice != "required" and not has_constraint
+        yield Given("tools", "strict" if is_alone else "composition", strict)
 
 
 def _of_chat(request: GenerateRequest) -> Iterator[str]:
@@ -75,10 +100,24 @@ def _of_chat(request: GenerateRequest) -> Iterator[str]:
             yield name
 
 
-def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
+def without_parameters(request: GenerateRequest, params: Iterable[str]) -> tuple[GenerateRequest, tuple[str, ...]]:
+    """Drop the features that ``params`` ask for; also return the paths that were dropped, in order.
+
+    Those without which there is nothing to answer, such as messages, stay.
+    """
+    dropped = []
+    for param in params:
+        left = _without_parameter(request, param)
+        if left is not None:
+            request = left[0]
+            dropped.append(left[1])
+    return request, tuple(dropped)
+
+
+def _without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
     """Drop the feature that ``param``, a path in the request's body, asks for; also return the path that was dropped.
 
-    None if it cannot be dropped, as for messages and prompts, without which there is nothing to answer.
+    None if it cannot be dropped.
     """
     name = _root(param)
     if request.constraint is not None and name == _root(request.constraint.param):
@@ -106,12 +145,7 @@ def _without_tools(request: GenerateRequest, param: str) -> tuple[GenerateReques
         return (evolve(request, tool_use=evolve(use, parallel=None)), param) if use.parallel is False else None
     if param != "tool_choice":
         return evolve(request, tool_use=None), param
-    if use.choice != "auto":
-        return evolve(request, tool_use=evolve(use, choice="auto", only=None)), param
-    if request.constraint is None:
-        return None
-    # Tools and an answer format make one constraint, which is named after the tools.
-    return evolve(request, constraint=None), _root(request.constraint.param)
+    return (evolve(request, tool_use=evolve(use, choice="auto", only=None)), param) if use.choice != "auto" else None
 
 
 def _without_field(request: GenerateRequest, name: str) -> tuple[GenerateRequest, str] | None:

@@ -9,7 +9,6 @@ import pytest
 
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.completions import CompletionBody
-from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import (
     Constraint,
@@ -21,7 +20,7 @@ from enginehouse.contract.types import (
     ToolUse,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of, check_parameters
+from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of, find_unsupported
 from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
@@ -161,8 +160,58 @@ def test_what_is_refused_is_named_with_the_reason(param: str, fields: dict[str, 
     request = GenerateRequest(request_id="r", model=None, **fields)
     refused = {param: Capability("refused", "for a reason")}
 
-    with pytest.raises(UnsupportedParameter, match=f"^{param}: for a reason$") as caught:
-        check_parameters(request, refused)
-    assert caught.value.param == param
-    check_parameters(request, {param: Capability("emulated")})
-    check_parameters(GenerateRequest(request_id="r", model=None), refused)
+    assert find_unsupported(request, refused) == ((param, "for a reason"),)
+    assert find_unsupported(request, {param: Capability("emulated")}) == ()
+    assert find_unsupported(GenerateRequest(request_id="r", model=None), refused) == ()
+
+
+LENIENT, STRICT = (
+    Tool(name="f", parameters={}, definition={}, strict=strict, param="tools[0].function") for strict in (False, True)
+)
+ANSWER = Constraint(kind="json_object", param="response_format")
+LARK = Constraint(kind="lark", text="start: /a/", param="structured_outputs.grammar")
+
+
+@pytest.mark.parametrize(
+    ("fields", "unsupported"),
+    [
+        ({"tool_use": ToolUse(tools=(LENIENT,))}, []),
+        ({"tool_use": ToolUse(tools=(LENIENT,), choice="required")}, ["tool_choice"]),
+        ({"tool_use": ToolUse(tools=(STRICT,))}, ["tools[0].function.strict"]),
+        ({"tool_use": ToolUse(tools=(STRICT,), choice="required")}, ["tool_choice", "tools[0].function.strict"]),
+        ({"tool_use": ToolUse(tools=(STRICT,), choice="none"), "constraint": ANSWER}, []),
+        ({"tool_use": ToolUse(tools=(LENIENT,)), "constraint": ANSWER}, ["response_format"]),
+        ({"constraint": ANSWER}, []),
+        ({"constraint": LARK}, ["structured_outputs.grammar"]),
+    ],
+)
+def test_decoder_that_enforces_answers_but_no_calls(fields: dict[str, Any], unsupported: list[str]) -> None:
+    """Everything that the engine would refuse is found before it is asked."""
+    kinds = ("json_object", "json_schema", "choice")
+    known = capabilities(EngineCapabilities(constraint_kinds=kinds, constraint_problem="no decoder"), TOOLS)
+    request = GenerateRequest(request_id="r", model=None, **fields)
+
+    found = find_unsupported(request, known)
+    assert [param for param, _ in found] == unsupported
+    assert all(reason in ("no decoder (composition)", "no decoder (lark)") for _, reason in found)
+    assert find_unsupported(request, capabilities(template=TOOLS)) == ()
+
+
+def test_format_that_cannot_check_calls_of_the_model_s_own_choice() -> None:
+    """A call that looks like text cannot be told from an answer, so its arguments are enforced in required calls only."""
+    known = capabilities(template="<|python_start|>{{ tools }}<|python_end|>")
+    strict, required = (
+        GenerateRequest(request_id="r", model=None, tool_use=ToolUse(tools=(STRICT,), choice=choice))
+        for choice in ("auto", "required")
+    )
+
+    ((param, reason),) = find_unsupported(strict, known)
+    assert param == "tools[0].function.strict" and reason.startswith("this model's calls can only be checked")
+    assert find_unsupported(required, known) == ()
+
+
+def test_engine_that_takes_messages_gets_strict_tools() -> None:
+    engine = EngineCapabilities(takes_messages=True, native=("tools", "tool_choice", "response_format"))
+    use = ToolUse(tools=(STRICT,), choice="required")
+
+    assert find_unsupported(GenerateRequest(request_id="r", model=None, tool_use=use), capabilities(engine)) == ()

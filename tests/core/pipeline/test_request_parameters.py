@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.types import Constraint, GenerateRequest, Thinking, Tool, ToolUse
-from enginehouse.pipeline.request_parameters import given_parameters, without_parameter
+from enginehouse.pipeline.request_parameters import Given, given_parameters, without_parameters
 
 STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
 LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
@@ -50,12 +50,18 @@ def required(use: ToolUse) -> ToolUse:
             {"tool_use": LENIENT},
             "parallel_tool_calls",
         ),
-        # The two make one constraint, which is named after the tools.
-        ({"tool_use": LENIENT, "constraint": SCHEMA}, "tool_choice", {"tool_use": LENIENT}, "response_format"),
     ],
 )
 def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left_out: str) -> None:
-    assert without_parameter(request(**before), param) == (request(**after), left_out)
+    assert without_parameters(request(**before), [param]) == (request(**after), (left_out,))
+
+
+def test_without_several() -> None:
+    before = request(constraint=SCHEMA, sampling={"min_p": 0.1}, tool_use=required(STRICT))
+    after = request(tool_use=LENIENT)
+    params = ("min_p", "tool_choice", "tools[0].function.strict", "response_format.json_schema")
+
+    assert without_parameters(before, params) == (after, (*params[:3], "response_format"))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +76,7 @@ def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left
     ],
 )
 def test_what_cannot_be_left_out(fields: dict[str, Any], param: str) -> None:
-    """None, and no loop: whoever leaves out again and again must come to an end."""
-    assert without_parameter(request(**fields), param) is None
+    assert without_parameters(request(**fields), [param]) == (request(**fields), ())
 
 
 def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() -> None:
@@ -84,7 +89,7 @@ def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() 
         prediction="x",
     )
 
-    assert set(given_parameters(asked)) == {
+    assert {given.name for given in given_parameters(asked)} == {
         "tools",
         "tool_choice",
         "parallel_tool_calls",
@@ -101,4 +106,4 @@ def test_hidden_tools_are_not_given() -> None:
     hidden = ToolUse(tools=LENIENT.tools, choice="none")
 
     assert list(given_parameters(request(tool_use=hidden))) == []
-    assert list(given_parameters(request(tool_use=LENIENT))) == ["tools"]
+    assert list(given_parameters(request(tool_use=LENIENT))) == [Given("tools")]
