@@ -1,17 +1,17 @@
 """Names of request fields: the ones that core owns, and the ones that plugins declare.
 
-A sampler plugin declares its fields as the attributes of an attrs class. A name has only one meaning, whatever is
-installed, so a name collision refuses the sampler at start.
+A sampler or preparer declares its fields as the attributes of an attrs class. A name has only one meaning, whatever is
+installed, so a name collision refuses the object at start.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 from attrs import frozen
 
-__all__ = ["CORE_FIELDS", "RequestField", "fields_of"]
+__all__ = ["CORE_FIELDS", "RequestField", "details_class", "fields_of"]
 
 CORE_FIELDS = frozenset(
     {
@@ -21,7 +21,6 @@ CORE_FIELDS = frozenset(
         "cache_prompt",
         "cache_salt",
         "chat_template_kwargs",
-        "compression",
         "continue_final_message",
         "echo",
         "enable_thinking",
@@ -92,8 +91,8 @@ class RequestField:
 
     Attributes:
         name: the field in the request body.
-        sampler: name of the sampler that uses it; the key of its fields in ``GenerateRequest.extensions``.
-        plugin: name of the plugin that registered the sampler.
+        sampler: name of the sampler that uses it; "" for a preparer's field, which does not reach the engine.
+        plugin: name of the plugin that declared it.
         attribute: its type, default and validator.
     """
 
@@ -120,3 +119,9 @@ def fields_of(fields_class: type[Any], sampler: str, plugin: str) -> list[Reques
         if declaration.attribute.default is attrs.NOTHING:
             raise ValueError(f"the request field {declaration.name!r} needs a default that means off")
     return declared
+
+
+def details_class(kind: Any) -> type[Any] | None:
+    """Return the class in ``bool | SomeAttrsClass | None``, the type of a switch with details; None for other types."""
+    options = get_args(kind)
+    return next(filter(attrs.has, options), None) if bool in options else None

@@ -47,7 +47,7 @@ class Deciders:
 
     Attributes:
         has_template: the model has a chat template; otherwise a plain fallback is used.
-        plugin_fields: parameters added by sampler plugins, by name.
+        plugin_fields: parameters added by plugins, by name.
     """
 
     info: ModelInfo
@@ -130,12 +130,20 @@ def _by_engine(field: str) -> _Rule:
 
 def _by_plugin(field: RequestField) -> _Rule:
     def rule(deciders: Deciders) -> Capability:
+        if not field.sampler:
+            return _by_preparer(field, deciders)
         at_work = deciders.info.engine.samplers
         if at_work is not None and field.sampler not in at_work:
             return Capability("refused", f"the sampler {field.sampler!r} is not installed where this model runs")
         return Capability("emulated", f"by the plugin {field.plugin}, the same on every backend")
 
     return rule
+
+
+def _by_preparer(field: RequestField, deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("refused", "the engine behind this model renders its prompts itself")
+    return Capability("emulated", f"before the prompt is rendered, by {field.plugin!r}")
 
 
 def _by_template(deciders: Deciders) -> Capability:
@@ -223,12 +231,6 @@ def _by_effort(deciders: Deciders) -> Capability:
     return _by_reasoning(deciders)
 
 
-def _by_compressor(deciders: Deciders) -> Capability:
-    if deciders.info.engine.takes_messages:
-        return Capability("refused", "the engine behind this model tells no tokens of a text")
-    return Capability("emulated", "by a compressor, before the prompt is rendered")
-
-
 def _by_infill(deciders: Deciders) -> Capability:
     if find_infill_tokens(deciders.info) is None:
         return Capability("refused", NO_INFILL)
@@ -260,7 +262,6 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
         (_by_reasoning_switch, "enable_thinking"),
         (_by_effort, "reasoning_effort"),
         (_by_infill, "suffix"),
-        (_by_compressor, "compression"),
         (_by_engine("num_logprobs"), "logprobs top_logprobs"),
         (_by_engine("num_prompt_logprobs"), "prompt_logprobs loglikelihood"),
         (_by_constraint(*_SCHEMA), "response_format guided_json json_schema"),

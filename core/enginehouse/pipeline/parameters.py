@@ -14,6 +14,8 @@ from attrs.validators import and_, ge, le, optional
 from cattrs import Converter
 
 from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.preparer import Preparer
+from enginehouse.contract.request_fields import details_class
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import GenerateRequest, SamplingParams, StopParams
 from enginehouse.settings.config import LimitsSettings
@@ -340,23 +342,30 @@ def request_converter() -> Converter:
             raise TypeError("must be a string or a list of strings")
         return value if isinstance(value, str) else strings(value, tuple[str, ...])
 
+    def structure_switch(value: Any, kind: Any) -> Any:
+        if not isinstance(value, bool | dict):
+            raise TypeError("must be true, false or an object")
+        details: Any = details_class(kind)
+        return value if isinstance(value, bool) else converter.structure(value, details)
+
     converter.register_structure_hook_func(lambda kind: kind == StopField, structure_stop)
+    converter.register_structure_hook_func(lambda kind: details_class(kind) is not None, structure_switch)
     return converter
 
 
 def read_extensions(
-    converter: Converter, data: Mapping[str, Any], samplers: Mapping[str, SamplerPlugin]
+    converter: Converter, data: Mapping[str, Any], owners: Mapping[str, SamplerPlugin | Preparer]
 ) -> dict[str, dict[str, Any]]:
-    """Read the fields in ``data`` that sampler plugins declared, validated by their own classes, by plugin name.
+    """Read the fields in ``data`` that plugins declared, validated by their own classes, by name of the owner.
 
     Raises:
         Exception: any exception of the converter; :func:`enginehouse.settings.structuring.find_problems` explains it.
     """
     extensions: dict[str, dict[str, Any]] = {}
-    for name, sampler in samplers.items():
-        declared = {attribute.name for attribute in attrs.fields(sampler.request_fields)}
+    for name, owner in owners.items():
+        declared = {attribute.name for attribute in attrs.fields(owner.request_fields)}
         if given := {key: data[key] for key in declared & data.keys()}:
-            fields = converter.structure(given, sampler.request_fields)
+            fields = converter.structure(given, owner.request_fields)
             extensions[name] = {key: _plain(getattr(fields, key)) for key in given}
             if (wide := find_wide_integer(extensions[name], "")) is not None:
                 raise ValueError(f"'{wide[0]}' must fit into 64 bits, which {wide[1]} does not")

@@ -18,7 +18,6 @@ _NAMES = {"num_logprobs": "logprobs"}
 _MEMBERS = {
     "suffix": "suffix",
     "prediction": "prediction",
-    "compression": "compression",
     "chat_template_kwargs": "template_variables",
 }
 """Parameters that are members of a request; an empty value means not given."""
@@ -55,8 +54,6 @@ def given_parameters(request: GenerateRequest) -> Iterator[Given]:
         yield Given("n")
     if request.prediction is not None:
         yield Given("prediction")
-    if request.compression is not None and request.compression.is_on:
-        yield Given("compression")
     if (constraint := request.constraint) is not None:
         name = _root(constraint.param)
         yield Given(name, constraint.kind, constraint.param)
@@ -71,7 +68,7 @@ def given_parameters(request: GenerateRequest) -> Iterator[Given]:
 def _of_sampling(request: GenerateRequest) -> Iterator[str]:
     yield from (_NAMES.get(name, name) for name in (*request.sampling, *request.stopping))
     for fields in request.extensions.values():
-        yield from fields
+        yield from (name for name, value in fields.items() if value is not False)
 
 
 def _of_tools(use: ToolUse, *, has_constraint: bool) -> Iterator[Given]:

@@ -198,7 +198,7 @@ def test_decoder_that_enforces_answers_but_no_calls(fields: dict[str, Any], unsu
 
 
 def test_format_that_cannot_check_calls_of_the_model_s_own_choice() -> None:
-    """A call that looks like text cannot be told from an answer, so its arguments are enforced in required calls only."""
+    """A call that looks like text cannot be told from an answer: arguments are enforced in required calls only."""
     known = capabilities(template="<|python_start|>{{ tools }}<|python_end|>")
     strict, required = (
         GenerateRequest(request_id="r", model=None, tool_use=ToolUse(tools=(STRICT,), choice=choice))

@@ -161,7 +161,7 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
     server = settings.server
     decoder = BodyDecoder(
         ChatBody,
-        state.registry.samplers,
+        state.registry.field_owners,
         settings.limits,
         server.unsupported_parameters,
         logs_prompts=server.log_prompts,

@@ -62,8 +62,6 @@ class CompletionBody(GenerationBody):
         self._check_best_of(limits)
         if self.max_tokens == 0:
             self._check_scoring()
-        if self.compression and self.echo:
-            raise InvalidRequest("echo: not allowed together with compression", "echo")
         if self.suffix and self.echo:
             raise InvalidRequest("echo: not allowed together with suffix", "echo")
 
@@ -119,7 +117,7 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
     settings = state.settings
     decoder = BodyDecoder(
         CompletionBody,
-        state.registry.samplers,
+        state.registry.field_owners,
         settings.limits,
         settings.server.unsupported_parameters,
         logs_prompts=settings.server.log_prompts,
@@ -130,6 +128,9 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
         """Continue texts."""
         body = await read_body(request.receive, settings.limits.max_body_bytes)
         decoded = await decoder.read(body, caller_of(request.scope))
+        changing = [name for name in state.registry.preparers if any(decoded.extensions.get(name, {}).values())]
+        if decoded.body.echo and changing:
+            raise InvalidRequest(f"echo: not allowed together with {changing[0]}", "echo")
         request_id = f"cmpl-{uuid.uuid4().hex}"
         echoes: list[Echo] = []
 

@@ -16,11 +16,12 @@ from cattrs import Converter
 
 from enginehouse.api.http.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.openai.compression import find_ignored_in_compression, read_compression
 from enginehouse.api.openai.constraints import ConstraintFields, find_ignored_in_constraints
 from enginehouse.api.openai.encoding import encode_json
 from enginehouse.api.openai.unsupported import find_unsupported, is_known, refuse
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.preparer import Preparer
+from enginehouse.contract.request_fields import details_class
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
@@ -89,7 +90,6 @@ class GenerationBody(RequestBody, ConstraintFields):
         prompt_cache_key: like ``cache_salt``, by OpenAI's name; both may be given.
         loglikelihood: report the log-probabilities of the prompt's tokens, except the first.
         prompt_logprobs: the same with this many alternatives, by token id.
-        compression: shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
         log_prompt: allow the server to log the prompt, if its settings allow it as well.
         user: this and the following fields are accepted for compatibility; they have no effect.
     """
@@ -104,7 +104,6 @@ class GenerationBody(RequestBody, ConstraintFields):
     prompt_cache_key: str | None = field(default=None, validator=optional(_check_salt))
     loglikelihood: bool = False
     prompt_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    compression: Any = None
     log_prompt: bool = False
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -119,7 +118,6 @@ class GenerationBody(RequestBody, ConstraintFields):
         self.check_members()
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
-        read_compression(self.compression)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
 
@@ -128,7 +126,6 @@ class GenerationBody(RequestBody, ConstraintFields):
         """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
-        yield from find_ignored_in_compression(data.get("compression"))
         yield from find_ignored_in_constraints(data)
 
     @property
@@ -158,7 +155,7 @@ class Decoded(Generic[_B_co]):
 
     Attributes:
         caller: the sender.
-        extensions: plugin name to that plugin's request fields.
+        extensions: name of a sampler or preparer to its request fields.
         given: the fields of the body and of plugins that the client sent.
         ignored: paths of unknown fields.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
@@ -185,7 +182,6 @@ class Decoded(Generic[_B_co]):
             extensions=self.extensions,
             constraint=body.constraint(),
             num_prompt_logprobs=body.num_prompt_logprobs,
-            compression=read_compression(body.compression),
             priority=body.priority,
             namespace=self.caller.namespace(body.cache_salt, body.prompt_cache_key),
             cache_prompt=body.cache_prompt,
@@ -211,7 +207,7 @@ class BodyDecoder(Generic[_B_co]):
 
     Args:
         body_class: the class to decode into.
-        samplers: plugins whose request fields are accepted as well.
+        owners: objects of plugins whose request fields are accepted as well.
         unsupported: ``reject`` refuses known but unsupported fields, ``report`` lists them.
         logs_prompts: the server may log prompts; otherwise ``log_prompt`` is listed as ignored.
     """
@@ -219,14 +215,14 @@ class BodyDecoder(Generic[_B_co]):
     def __init__(
         self,
         body_class: type[_B_co],
-        samplers: Mapping[str, SamplerPlugin],
+        owners: Mapping[str, SamplerPlugin | Preparer],
         limits: LimitsSettings,
         unsupported: Literal["reject", "report"],
         *,
         logs_prompts: bool = False,
     ) -> None:
         self._body_class = body_class
-        self._samplers = samplers
+        self._owners = owners
         self._limits = limits
         self._rejects = unsupported == "reject"
         self._logs_prompts = logs_prompts
@@ -235,9 +231,7 @@ class BodyDecoder(Generic[_B_co]):
         self._keeping_nulls = frozenset(
             a.name for a in attrs.fields(body_class) if KEEPS_NULLS.items() <= a.metadata.items()
         )
-        self._declared = frozenset(
-            a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)
-        )
+        self._declared = {a.name: a.type for owner in owners.values() for a in attrs.fields(owner.request_fields)}
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
@@ -283,7 +277,7 @@ class BodyDecoder(Generic[_B_co]):
         while True:
             try:
                 structured = self._converter.structure(known, self._body_class)
-                extensions = read_extensions(self._converter, known, self._samplers)
+                extensions = read_extensions(self._converter, known, self._owners)
             except RecursionError as error:
                 raise InvalidRequest(str(error)) from error
             except Exception as error:
@@ -314,6 +308,9 @@ class BodyDecoder(Generic[_B_co]):
         for name in data:
             if name not in self._own and name not in self._declared and not is_known(name):
                 yield name
+            if isinstance(data[name], dict) and (details := details_class(self._declared.get(name))) is not None:
+                members = {attribute.name for attribute in attrs.fields(details)}
+                yield from (f"{name}.{member}" for member in data[name] if member not in members)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
             yield "log_prompt"
 

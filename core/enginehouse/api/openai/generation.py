@@ -19,7 +19,6 @@ from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.sse import EventStream
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, Dialect, event_batches
-from enginehouse.api.openai.compression import compression_headers
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.details import (
     AnswerDetails,
@@ -32,6 +31,7 @@ from enginehouse.api.openai.encoding import log_prompts
 from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.api.openai.reports import report_headers
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import aside
@@ -116,7 +116,7 @@ class GenerationResponse:
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.decoded.caller.profile
         headers = self.decoded.headers(left_out) + routed_headers(running, profile)
-        headers += compression_headers(running, profile)
+        headers += report_headers(running, profile)
         if self.decoded.body.stream:
             include_usage = self.decoded.body.include_usage
             stream = EventStream(

@@ -147,7 +147,7 @@ class DetokenizeBody(RequestBody):
 def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Return the routes, relative to the mount prefix of the API."""
     settings, replays = state.settings, state.pipeline.replays
-    shared = (state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+    shared = (state.registry.field_owners, settings.limits, settings.server.unsupported_parameters)
     tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
     detokenize_decoder = BodyDecoder(DetokenizeBody, *shared)
     template_decoder = BodyDecoder(ApplyTemplateBody, *shared)

@@ -62,6 +62,7 @@ _GROUPS: tuple[tuple[str, dict[str, tuple[Any, ...]]], ...] = (
     ),
     ("use logit_bias, stop or a constraint", {"bad_words": ([],), "allowed_token_ids": ()}),
     ("no code of clients runs here", {"logits_processors": ([],)}),
+    ("the plugin 'compress' is not loaded", {"compression": (False,)}),
     (
         "there is no beam search",
         {"use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,)},

@@ -12,6 +12,7 @@ from enginehouse.api.openai.decoding import MAX_TOKEN_IDS
 from enginehouse.api.openai.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.openai.tools import MAX_TOOLS
 from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
+from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.pipeline.parameters import MAX_STOP_CHARS, MAX_STOP_TOKENS
 from enginehouse.settings.config import LimitsSettings
@@ -123,19 +124,6 @@ _PREDICTION: JsonSchema = {
     },
     "required": ["type", "content"],
 }
-_COMPRESSION: JsonSchema = {
-    "anyOf": [
-        {"type": "boolean"},
-        {
-            "type": "object",
-            "properties": {
-                "method": {"type": ["string", "null"]},
-                "ratio": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
-            },
-        },
-        {"type": "null"},
-    ]
-}
 _PROMPT: JsonSchema = {
     "oneOf": [
         {"type": "string"},
@@ -202,7 +190,6 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
         ("GenerationBody", "n"): {"maximum": limits.max_choices},
         ("GenerationBody", "cache_salt"): {"maxLength": 1000},
         ("GenerationBody", "prompt_cache_key"): {"maxLength": 1000},
-        ("GenerationBody", "compression"): _COMPRESSION,
         ("ConstraintFields", "response_format"): _RESPONSE_FORMAT,
         ("ConstraintFields", "structured_outputs"): _STRUCTURED_OUTPUTS,
         ("ConstraintFields", "guided_json"): _SCHEMA,
@@ -235,8 +222,8 @@ def _known(limits: LimitsSettings) -> dict[tuple[str, str], JsonSchema]:
     }
 
 
-def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, JsonSchema]:
-    """Return component name to schema for every request body and its parts. Sampler plugins add their fields."""
+def request_schemas(owners: Mapping[str, SamplerPlugin | Preparer], limits: LimitsSettings) -> dict[str, JsonSchema]:
+    """Return component name to schema for every request body and its parts. Samplers and preparers add theirs."""
     known = _known(limits)
     for key, text in _TEXTS.items():
         known[key] = {**known.get(key, {}), "description": text}
@@ -249,8 +236,8 @@ def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSetting
         "DetokenizeRequest": schemas.object_schema(DetokenizeBody),
         "ApplyTemplateRequest": schemas.object_schema(ApplyTemplateBody),
     }
-    for name, sampler in samplers.items():
-        declared = schemas.object_schema(sampler.request_fields)["properties"]
+    for name, owner in owners.items():
+        declared = schemas.object_schema(owner.request_fields)["properties"]
         for field_schema in declared.values():
             field_schema["x-plugin"] = name
         for body in ("ChatCompletionRequest", "CompletionRequest", "RouteRequest"):
