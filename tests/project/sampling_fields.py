@@ -8,11 +8,12 @@ from typing import Any
 import attrs
 
 from enginehouse.api.openapi.fields import ClassSchemas
+from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import SamplingParams, StopParams
-from enginehouse.pipeline.parameters import OFF_VALUES, ParameterFields
+from enginehouse.pipeline.parameters import OFF_VALUES
 from enginehouse.plugins import PluginRegistry
-from enginehouse.settings.config import PluginsSettings
+from enginehouse.settings.config import LimitsSettings, PluginsSettings
 
 __all__ = ["field_table", "step_table"]
 
@@ -62,7 +63,7 @@ def _samplers() -> dict[str, SamplerPlugin]:
 
 
 def _properties(fields: type[Any]) -> dict[str, Any]:
-    properties: dict[str, Any] = ClassSchemas({}).object_schema(fields)["properties"]
+    properties: dict[str, Any] = ClassSchemas(LimitsSettings()).object_schema(fields)["properties"]
     return properties
 
 

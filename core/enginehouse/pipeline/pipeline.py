@@ -16,7 +16,7 @@ from enginehouse.contract.backend import Generation
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse.pipeline.capabilities import Capability, check_parameters
+from enginehouse.pipeline.capabilities import Capability, check_parameters, without_parameter
 from enginehouse.pipeline.chat_formats import ChatFormats
 from enginehouse.pipeline.compressing import Compressed, PromptCompressor
 from enginehouse.pipeline.media import MediaReader
@@ -26,7 +26,6 @@ from enginehouse.pipeline.parameters import Layer, Parameters, effective_paramet
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
-from enginehouse.pipeline.request_parameters import without_parameter
 from enginehouse.pipeline.routing import (
     OnDiscarded,
     Plan,
@@ -367,11 +366,10 @@ def _engine_request(
         reasoning=prompt.reasoning,
         constraint=plan.constraint if plan is not None else request.constraint,
         prediction_token_ids=tuple(prediction or ()),
-        priority=request.priority,
         namespace=request.namespace,
-        cache_prompt=request.cache_prompt,
         caller=request.caller,
         queue_timeout_s=timeouts.queue_s,
+        **request.options(),
     )
 
 

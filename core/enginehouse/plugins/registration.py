@@ -13,7 +13,8 @@ import attrs
 from attrs import define, field
 
 from enginehouse.contract.errors import PluginError
-from enginehouse.contract.request_fields import CORE_FIELDS, RequestField, fields_of
+from enginehouse.contract.refusals import NAMES
+from enginehouse.contract.rows import RequestField, fields_of
 from enginehouse.plugins.kinds import KINDS, Kind
 
 __all__ = ["Registration"]
@@ -65,7 +66,7 @@ class Registration:
     def _add_request_fields(self, plugin: str, candidate: Any) -> None:
         declared = fields_of(candidate.request_fields, candidate.name, plugin)
         for declaration in declared:
-            if declaration.name in CORE_FIELDS:
+            if declaration.name in NAMES:
                 raise PluginError(f"the request field {declaration.name!r} is core's own", plugin)
             if other := self.request_fields.get(declaration.name):
                 raise PluginError(f"the request field {declaration.name!r} is taken by {other.plugin!r}", plugin)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
 
-from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import (
@@ -17,11 +14,19 @@ from enginehouse.contract.types import (
     EngineSettings,
     GenerateRequest,
     ModelInfo,
+    Thinking,
     Tool,
     ToolUse,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of, check_parameters
+from enginehouse.pipeline.capabilities import (
+    Capability,
+    Deciders,
+    capabilities_of,
+    check_parameters,
+    find_unsupported,
+    without_parameter,
+)
 from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
@@ -62,12 +67,6 @@ def supports(known: dict[str, Capability], *names: str) -> list[str]:
 # -- the table ----------------------------------------------------------------------------------------
 
 
-def test_every_field_of_the_endpoints_has_a_rule_and_every_rule_a_field() -> None:
-    fields = {attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body)}
-
-    assert set(capabilities()) == fields | REGISTRY.request_fields.keys()
-
-
 def test_every_refusal_and_every_emulation_says_why() -> None:
     for engine in (EngineCapabilities(), EngineCapabilities(samplers=())):
         assert all(capability.reason for capability in capabilities(engine).values())
@@ -101,7 +100,7 @@ def test_plugin_fields_need_the_plugin_where_the_model_runs() -> None:
     name, field = next(iter(REGISTRY.request_fields.items()))
 
     assert capabilities()[name].support == "emulated"
-    assert capabilities(EngineCapabilities(samplers=(field.sampler,)))[name].support == "emulated"
+    assert capabilities(EngineCapabilities(samplers=(field.owner,)))[name].support == "emulated"
     assert capabilities(EngineCapabilities(samplers=("other",)))[name].support == "refused"
 
 
@@ -166,3 +165,106 @@ def test_what_is_refused_is_named_with_the_reason(param: str, fields: dict[str, 
     assert caught.value.param == param
     check_parameters(request, {param: Capability("emulated")})
     check_parameters(GenerateRequest(request_id="r", model=None), refused)
+
+
+# -- leaving out --------------------------------------------------------------------------------------
+
+STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
+LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
+SCHEMA = Constraint(kind="json_object", param="response_format")
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(request_id="r", model=None, **fields)
+
+
+def required(use: ToolUse) -> ToolUse:
+    return ToolUse(tools=use.tools, choice="required", only="f")
+
+
+@pytest.mark.parametrize(
+    ("before", "param", "after", "left_out"),
+    [
+        ({"constraint": SCHEMA}, "response_format", {}, "response_format"),
+        ({"sampling": {"min_p": 0.1, "top_k": 1}}, "min_p", {"sampling": {"top_k": 1}}, "min_p"),
+        ({"sampling": {"num_logprobs": 1}}, "logprobs", {"sampling": {}}, "logprobs"),
+        ({"stopping": {"stop": ("a",)}}, "stop", {"stopping": {}}, "stop"),
+        ({"extensions": {"x": {"a": 1, "b": 2}}}, "a", {"extensions": {"x": {"b": 2}}}, "a"),
+        ({"extensions": {"x": {"a": 1}}}, "a", {}, "a"),
+        ({"suffix": "x"}, "suffix", {}, "suffix"),
+        ({"num_prompt_logprobs": 1}, "loglikelihood", {}, "loglikelihood"),
+        ({"prediction": "x"}, "prediction", {}, "prediction"),
+        ({"template_variables": {"a": 1}}, "chat_template_kwargs", {}, "chat_template_kwargs"),
+        (
+            {"thinking": Thinking(enabled=True, budget=5)},
+            "thinking_budget",
+            {"thinking": Thinking(enabled=True)},
+            "thinking_budget",
+        ),
+        ({"tool_use": LENIENT}, "tools", {}, "tools"),
+        ({"tool_use": required(LENIENT)}, "tool_choice", {"tool_use": LENIENT}, "tool_choice"),
+        ({"tool_use": STRICT}, "tools[0].function.strict", {"tool_use": LENIENT}, "tools[0].function.strict"),
+        (
+            {"tool_use": ToolUse(tools=LENIENT.tools, parallel=False)},
+            "parallel_tool_calls",
+            {"tool_use": LENIENT},
+            "parallel_tool_calls",
+        ),
+        # The two make one constraint, which is named after the tools.
+        ({"tool_use": LENIENT, "constraint": SCHEMA}, "tool_choice", {"tool_use": LENIENT}, "response_format"),
+    ],
+)
+def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left_out: str) -> None:
+    assert without_parameter(request(**before), param) == (request(**after), left_out)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "messages[0].content[1]"),
+        ({}, "prompt"),
+        ({}, "min_p"),
+        ({"tool_use": LENIENT}, "tool_choice"),
+        ({"tool_use": LENIENT}, "parallel_tool_calls"),
+        ({"tool_use": LENIENT}, "tools[0].function.strict"),
+    ],
+)
+def test_what_cannot_be_left_out(fields: dict[str, Any], param: str) -> None:
+    """None, and no loop: whoever leaves out again and again must come to an end."""
+    assert without_parameter(request(**fields), param) is None
+
+
+def given(asked: GenerateRequest) -> list[str]:
+    """The names that a model which honours nothing would refuse."""
+    nothing = dict.fromkeys(capabilities(), Capability("refused", "why"))
+    return [name for name, reason in find_unsupported(asked, nothing) if reason == "why"]
+
+
+def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() -> None:
+    use = ToolUse(tools=LENIENT.tools, choice="required", parallel=False)
+    asked = request(
+        tool_use=use,
+        template_variables={"a": 1},
+        thinking=Thinking(enabled=False, budget=3, effort="low"),
+        num_choices=2,
+        prediction="x",
+    )
+
+    assert set(given(asked)) == {
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "enable_thinking",
+        "thinking_budget",
+        "reasoning_effort",
+        "n",
+        "prediction",
+    }
+
+
+def test_hidden_tools_are_not_given() -> None:
+    hidden = ToolUse(tools=LENIENT.tools, choice="none")
+
+    assert given(request(tool_use=hidden)) == []
+    assert given(request(tool_use=LENIENT)) == ["tools"]

@@ -328,7 +328,7 @@ def test_hook_register_samplers(install: Install) -> None:
 
     assert registry.samplers["spice"] is spice
     field = registry.request_fields["spiciness"]
-    assert (field.sampler, field.plugin, field.attribute.type) == ("spice", "one", float)
+    assert (field.owner, field.plugin, field.attribute.type) == ("spice", "one", float)
 
 
 def test_hook_register_logits_processors(install: Install) -> None:
@@ -347,7 +347,7 @@ def test_hook_register_logits_processors(install: Install) -> None:
 
     assert registry.logits_processors["calmer"] is calmer
     assert role_of(registry.samplers["calmer"]) == "processor"
-    assert registry.request_fields["calm"].sampler == "calmer"
+    assert registry.request_fields["calm"].owner == "calmer"
     assert "is taken" in (record_of(registry, "one").error or "")
 
 

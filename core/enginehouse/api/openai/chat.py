@@ -6,26 +6,22 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
-from attrs.validators import ge, le, optional
+from attrs import frozen
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.http.body import KEEPS_NULLS, read_body
+from enginehouse.api.http.body import read_body
 from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, Dialect
 from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions, HeldUsage
 from enginehouse.api.openai.decoding import BodyDecoder, GenerationBody
 from enginehouse.api.openai.generation import GenerationResponse
-from enginehouse.api.openai.messages import MessageBody, find_ignored_in_messages, read_messages
+from enginehouse.api.openai.messages import find_ignored_in_messages, read_messages
 from enginehouse.api.openai.prediction import check_prediction, find_ignored_in_prediction, read_prediction
 from enginehouse.api.openai.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
 from enginehouse.api.openai.tools import (
-    MAX_TOOLS,
-    Effort,
-    ToolBody,
     check_template_variables,
     find_ignored_in_choice,
     find_ignored_in_tools,
@@ -33,7 +29,7 @@ from enginehouse.api.openai.tools import (
     read_tool_use,
 )
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.pipeline.parameters import INT64_MAX
+from enginehouse.contract.fields import MAX_TOOLS, ChatFields
 from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
 
@@ -41,33 +37,8 @@ __all__ = ["ChatBody", "chat_route"]
 
 
 @frozen(kw_only=True)
-class ChatBody(GenerationBody):
-    """The request body.
-
-    Attributes:
-        messages: the chat; either this or ``prompt``.
-        prompt: raw text without a chat template, instead of ``messages``.
-        max_completion_tokens: another name of ``max_tokens``.
-        tool_choice: ``none``, ``auto``, ``required``, or an object that names a function.
-        enable_thinking: enable or disable reasoning, for models that support both.
-        thinking_budget: maximum tokens of reasoning; 0 means no reasoning, -1 no limit.
-        chat_template_kwargs: further variables of the chat template.
-        prediction: the predicted output; the usage counts the part of it that was generated.
-    """
-
-    messages: tuple[MessageBody, ...] | None = None
-    prompt: str | None = None
-    max_completion_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
-    logprobs: bool = False
-    top_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    tools: tuple[ToolBody, ...] = field(default=(), metadata=KEEPS_NULLS)
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Effort | None = None
-    thinking_budget: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))
-    chat_template_kwargs: dict[str, Any] = field(factory=dict, metadata=KEEPS_NULLS)
-    prediction: Any = None
+class ChatBody(GenerationBody, ChatFields):
+    """The request body."""
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -161,7 +132,7 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
     server = settings.server
     decoder = BodyDecoder(
         ChatBody,
-        state.registry.samplers,
+        state.registry.request_fields,
         settings.limits,
         server.unsupported_parameters,
         logs_prompts=server.log_prompts,

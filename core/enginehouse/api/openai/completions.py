@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve, field, frozen
-from attrs.validators import ge, le, optional
+from attrs import evolve, frozen
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
@@ -23,8 +22,8 @@ from enginehouse.api.openai.generation import GenerationResponse
 from enginehouse.api.openai.prompt_scores import Echo, read_echo
 from enginehouse.api.openai.raw_prompt import read_prompts
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import CompletionFields
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.pipeline.parameters import INT64_MAX
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
@@ -37,24 +36,8 @@ _MAX_SHARED_MEMBERS = 2**17
 
 
 @frozen(kw_only=True)
-class CompletionBody(GenerationBody):
-    """The request body.
-
-    Attributes:
-        prompt: a string, a list of strings, a list of token ids, or a list of such lists.
-        suffix: text that follows the completion, for fill-in-the-middle models.
-        echo: prepend the prompt to each completion, and its log-probabilities to those of the completion.
-        logprobs: number of alternatives to report per token; 0 reports the sampled token only.
-        best_of: sample this many completions and return the ``n`` with the highest mean token log-probability.
-        max_tokens: at least 1; with ``echo`` also 0, which only reports the prompt.
-    """
-
-    prompt: Any
-    suffix: str = ""
-    echo: bool = False
-    logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    best_of: int | None = field(default=None, validator=optional(ge(1)))
-    max_tokens: int | None = field(default=None, validator=optional([ge(0), le(INT64_MAX)]))
+class CompletionBody(GenerationBody, CompletionFields):
+    """The request body."""
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -119,7 +102,7 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
     settings = state.settings
     decoder = BodyDecoder(
         CompletionBody,
-        state.registry.samplers,
+        state.registry.request_fields,
         settings.limits,
         settings.server.unsupported_parameters,
         logs_prompts=settings.server.log_prompts,

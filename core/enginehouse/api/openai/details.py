@@ -15,7 +15,7 @@ from enginehouse.api.openai.compression import shown_compressed
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.encoding import encode_json, encode_line
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.request_fields import RequestField
+from enginehouse.contract.rows import RequestField
 from enginehouse.pipeline.parameters import Origin, Parameters
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.pipeline.routing import Routed
@@ -73,7 +73,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         if name not in ("extensions", "num_logprobs")
     }
     for field in plugin_fields:
-        value = sampling.extensions.get(field.sampler, {}).get(field.name, _default(field))
+        value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
         shown[field.name] = _shown(value, field.name, origins)
     return shown
 

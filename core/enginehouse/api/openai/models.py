@@ -15,11 +15,9 @@ from litestar.handlers import HTTPRouteHandler
 from enginehouse.api.http.callers import caller_of, shown_as
 from enginehouse.api.http.permissions import may_manage
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.api.openai.details import shown_parameters
-from enginehouse.api.openai.unsupported import refused_fields
 from enginehouse.contract.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.refusals import refused_fields
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_card import ModelCard
@@ -29,8 +27,6 @@ from enginehouse.serving import ModelStatus
 __all__ = ["all_capabilities", "model_routes"]
 
 _Request = Request[Any, Any, Any]
-
-_BODY_FIELDS = frozenset(attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body))
 
 
 def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
@@ -61,7 +57,7 @@ def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
 def all_capabilities(card: ModelCard) -> dict[str, Capability]:
     """Return the handling of every known parameter, including those that no model of this server supports."""
-    refused = refused_fields(_BODY_FIELDS | card.capabilities.keys())
+    refused = refused_fields(card.capabilities)
     everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
     return dict(sorted(everything.items()))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.pipeline.parameters import INT64_MAX
+from enginehouse.contract.rows import INT64_MAX
 from enginehouse.settings.structuring import without_fraction
 
 __all__ = ["TEMPLATE_FIELDS", "check_raw_prompt", "read_prompts", "read_token_ids"]

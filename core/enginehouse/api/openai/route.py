@@ -27,7 +27,8 @@ __all__ = ["route_route"]
 def route_route(state: ApiState) -> HTTPRouteHandler:
     """Return the route, relative to the mount prefix of the API. Its body is that of a chat; ``model`` is optional."""
     settings = state.settings
-    decoder = BodyDecoder(ChatBody, state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+    fields, mode = state.registry.request_fields, settings.server.unsupported_parameters
+    decoder = BodyDecoder(ChatBody, fields, settings.limits, mode)
 
     @post("/route", status_code=200)
     async def explain_route(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import NOTHING, evolve, frozen
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
@@ -19,10 +19,13 @@ from enginehouse.api.http.body import read_body
 from enginehouse.api.http.callers import caller_of, check_model
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.decoding import BodyDecoder, Decoded, RequestBody
+from enginehouse.api.openai.decoding import MAX_TOKEN_IDS, BodyDecoder, Decoded, RequestBody
 from enginehouse.api.openai.encoding import encode_json, token_text
 from enginehouse.api.openai.raw_prompt import read_token_ids
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import FIELDS
+from enginehouse.contract.rows import row
+from enginehouse.contract.shapes import TOKEN_ID, MessageBody
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
@@ -77,25 +80,24 @@ class ApplyTemplateBody(ChatBody):
 
 @frozen(kw_only=True)
 class TokenizeBody(ChatBody):
-    """The body of ``/tokenize``: a text or a chat request.
+    """The body of ``/tokenize``: a text or a chat request."""
 
-    Attributes:
-        content: a text; as in llama-server, without the model's special prefix unless ``add_special`` is true.
-        prompt: a text; as in vLLM and ``/v1/completions``, with the special prefix unless ``add_special`` is false.
-        messages: a chat, whose template writes the special prefix.
-        add_special: prepend the model's special prefix (for example BOS).
-        add_special_tokens: another name of ``add_special``.
-        parse_special: treat control-token strings in a text as control tokens.
-        with_pieces: return ``tokens`` as objects with ``id`` and ``piece``, the token's text, or its bytes.
-        return_token_strs: also return the text of each token, as ``token_strs``.
-    """
-
-    content: str | None = None
-    add_special: bool | None = None
-    add_special_tokens: bool | None = None
-    parse_special: bool | None = None
-    with_pieces: bool = False
-    return_token_strs: bool = False
+    content: str | None = row(
+        "A text; as in llama-server, without the model's special prefix unless `add_special` is true."
+    )
+    prompt: str | None = row(
+        "A text; as in vLLM and `/v1/completions`, with the special prefix unless `add_special` is false."
+    )
+    messages: tuple[MessageBody, ...] | None = row(
+        "A chat, whose template writes the special prefix.", schema={"minItems": 1}, limit=("maxItems", "max_messages")
+    )
+    add_special: bool | None = row("Prepend the model's special prefix (for example BOS).")
+    add_special_tokens: bool | None = row("Another name of `add_special`.")
+    parse_special: bool | None = row("Treat control-token strings in a text as control tokens.")
+    with_pieces: bool = row(
+        "Return `tokens` as objects with `id` and `piece`, the token's text, or its bytes.", default=False
+    )
+    return_token_strs: bool = row("Also return the text of each token, as `token_strs`.", default=False)
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -134,20 +136,18 @@ _OF_TOKENIZE = frozenset(
 
 @frozen(kw_only=True)
 class DetokenizeBody(RequestBody):
-    """The body of ``/detokenize``.
+    """The body of ``/detokenize``."""
 
-    Attributes:
-        tokens: token ids.
-    """
-
-    model: str | None = None
-    tokens: Any = field()
+    model: str | None = row(FIELDS["model"].text)
+    tokens: Any = row(
+        "Token ids.", default=NOTHING, schema={"type": "array", "items": TOKEN_ID, "maxItems": MAX_TOKEN_IDS}
+    )
 
 
 def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Return the routes, relative to the mount prefix of the API."""
     settings, replays = state.settings, state.pipeline.replays
-    shared = (state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+    shared = (state.registry.request_fields, settings.limits, settings.server.unsupported_parameters)
     tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
     detokenize_decoder = BodyDecoder(DetokenizeBody, *shared)
     template_decoder = BodyDecoder(ApplyTemplateBody, *shared)

@@ -1,8 +1,7 @@
 """Values shared between packages.
 
-There are two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without our own
-code); values that stay in the parent process are frozen attrs classes. Nothing here imports other modules of
-Enginehouse, opens files or knows HTTP.
+Frozen ``msgspec.Struct`` and attrs classes; both cross the worker link without code of our own. Nothing here opens
+files or knows HTTP.
 
 Terms: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token stream of a
 choice; a *step* is one scheduler iteration; a *batch* is the sequences of one forward pass.
@@ -31,6 +30,7 @@ from enginehouse.contract.types.parameters import (
     Constraint,
     ConstraintKind,
     ReasoningParams,
+    RequestOptions,
     SamplingParams,
     StopParams,
 )
@@ -67,6 +67,7 @@ __all__ = [
     "ReasoningDelta",
     "ReasoningParams",
     "RequestFinished",
+    "RequestOptions",
     "Resume",
     "ResumedChoice",
     "SamplingParams",
