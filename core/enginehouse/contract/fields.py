@@ -289,7 +289,9 @@ class ChatFields(GenerationFields):
         schema=shapes.TOOL_CHOICE,
         off=("none", "auto"),
     )
-    parallel_tool_calls: bool | None = row("Whether one answer may hold several calls.", by="tools", off=(True, False))
+    parallel_tool_calls: bool | None = row(
+        "Whether one answer may hold several calls.", by="parallel_tool_calls", off=(True, False)
+    )
     enable_thinking: bool | None = row(
         "Enable or disable reasoning, for models that support both.", by="reasoning_switch", member="thinking.enabled"
     )

@@ -7,13 +7,12 @@ refuses, the models route shows it, and docs/api.md is generated from it. Does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.rows import RequestField, Row
 from enginehouse.contract.types import Compression, GenerateRequest, ModelInfo, ToolUse
@@ -25,9 +24,8 @@ __all__ = [
     "Deciders",
     "Support",
     "capabilities_of",
-    "check_parameters",
     "find_unsupported",
-    "without_parameter",
+    "without_parameters",
 ]
 
 Support = Literal["native", "emulated", "accepted", "refused"]
@@ -38,10 +36,17 @@ Support = Literal["native", "emulated", "accepted", "refused"]
 
 @frozen
 class Capability:
-    """Support level of one parameter, and the reason."""
+    """Support level of one parameter, and the reason.
+
+    Attributes:
+        refuses: uses of the parameter that are refused although others are honoured, each with the reason:
+            ``required`` calls, ``strict`` tools, kinds of constraints, and ``composition`` for a constraint that is
+            enforced together with tool calls.
+    """
 
     support: Support
     reason: str = ""
+    refuses: Mapping[str, str] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -67,52 +72,76 @@ def capabilities_of(deciders: Deciders) -> dict[str, Capability]:
     core = {name: _RULES[row.by](row, deciders) for name, row in FIELDS.items()}
     plugins = {name: _by_plugin(field, deciders) for name, field in deciders.plugin_fields.items()}
     rules = sorted({**core, **plugins}.items())
-    return {name: _said_by_engine(name, deciders) or capability for name, capability in rules}
+    return {name: _declared(name, capability, deciders) for name, capability in rules}
 
 
-def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> list[tuple[str, str]]:
-    """Return the parameters that the request gives and the model cannot honour, each with the reason."""
-    return [
-        (name, capability.reason)
-        for name in _given(request)
-        if (capability := capabilities.get(name)) is not None and capability.support == "refused"
-    ]
-
-
-def check_parameters(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> None:
-    """Refuse a request that gives a parameter the model cannot honour.
-
-    Raises:
-        UnsupportedParameter: names the parameter and the reason.
-    """
-    for name, reason in find_unsupported(request, capabilities):
-        raise UnsupportedParameter(f"{name}: {reason}", name)
+def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capability]) -> tuple[tuple[str, str], ...]:
+    """Return the parameters of a request that the model cannot honour, each with the reason."""
+    found: dict[str, str] = {}
+    for given in _given(request):
+        capability = capabilities.get(given.name)
+        if capability is None or (given.name in _OF_TOOLS and "tools" in found):
+            continue
+        if capability.support == "refused":
+            found[given.name] = capability.reason
+        elif given.use in capability.refuses:
+            found[given.path] = capability.refuses[given.use]
+    return tuple(found.items())
 
 
 # -- parameters of a request ---------------------------------------------------------------------------
 
 _NOTHING = GenerateRequest(request_id="", model=None)
+_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
-def _given(request: GenerateRequest) -> Iterator[str]:
-    """Yield the parameters of a request that some models cannot honour; of two names of a value, the first one."""
+@frozen
+class _Given:
+    """A parameter that a request gives.
+
+    Attributes:
+        name: the field of the body.
+        use: a use that some models do not support (``Capability.refuses``); "" for any other.
+        path: path of the member that asks for this use.
+    """
+
+    name: str
+    use: str = ""
+    path: str = ""
+
+
+def _given(request: GenerateRequest) -> Iterator[_Given]:
+    """Yield the parameters that some models cannot honour, once for each use; of two names of a value, the first."""
     named: set[str] = set()
     for name, row in FIELDS.items():
         if row.member and row.member not in named and _is_given(request, row.member):
             named.add(row.member)
-            yield name
+            yield _Given(name)
     for fields in request.extensions.values():
-        yield from fields
-    if request.tool_use is not None and request.tool_use.callable:
-        yield "tools"
-        if request.tool_use.choice == "required":
-            yield "tool_choice"
-        if request.tool_use.parallel is False:
-            yield "parallel_tool_calls"
+        yield from map(_Given, fields)
+    uses_tools = request.tool_use is not None and bool(request.tool_use.callable)
+    if request.tool_use is not None and uses_tools:
+        yield from _of_tools(request.tool_use, has_constraint=request.constraint is not None)
     if request.num_choices > 1:
-        yield "n"
-    if request.constraint is not None:
-        yield _root(request.constraint.param)
+        yield _Given("n")
+    if (constraint := request.constraint) is not None:
+        name = _root(constraint.param)
+        yield _Given(name, constraint.kind, constraint.param)
+        if uses_tools:
+            yield _Given(name, "composition", name)
+
+
+def _of_tools(use: ToolUse, *, has_constraint: bool) -> Iterator[_Given]:
+    yield _Given("tools")
+    if use.choice == "required":
+        yield _Given("tool_choice", "required", "tool_choice")
+    if use.parallel is False:
+        yield _Given("parallel_tool_calls")
+    strict = next((f"{tool.param}.strict" for tool in use.callable if tool.strict), None)
+    if strict is not None:
+        # Where something else is enforced already, strict tools need no more than that.
+        is_alone = use.choice != "required" and not has_constraint
+        yield _Given("tools", "strict" if is_alone else "composition", strict)
 
 
 def _is_given(request: GenerateRequest, member: str) -> bool:
@@ -128,15 +157,29 @@ def _held(request: GenerateRequest, member: str) -> tuple[Any, str]:
     return (getattr(request, outer) if outer else request), name
 
 
-def without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
+def without_parameters(request: GenerateRequest, params: Iterable[str]) -> tuple[GenerateRequest, tuple[str, ...]]:
+    """Drop the features that ``params`` ask for; also return the paths that were dropped, in order.
+
+    Those without which there is nothing to answer, such as messages, stay.
+    """
+    dropped = []
+    for param in params:
+        left = _without_parameter(request, param)
+        if left is not None:
+            request = left[0]
+            dropped.append(left[1])
+    return request, tuple(dropped)
+
+
+def _without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRequest, str] | None:
     """Drop the feature that ``param``, a path in the request's body, asks for; also return the path that was dropped.
 
-    None if it cannot be dropped, as for messages and prompts, without which there is nothing to answer.
+    None if it cannot be dropped.
     """
     name = _root(param)
     if request.constraint is not None and name == _root(request.constraint.param):
         return evolve(request, constraint=None), name
-    if request.tool_use is not None and name in ("tools", "tool_choice", "parallel_tool_calls"):
+    if request.tool_use is not None and name in _OF_TOOLS:
         return _without_tools(request, request.tool_use, param)
     if name in FIELDS:
         return _without_member(request, name, FIELDS[name].member)
@@ -172,12 +215,7 @@ def _without_tools(request: GenerateRequest, use: ToolUse, param: str) -> tuple[
         return (evolve(request, tool_use=evolve(use, parallel=None)), param) if use.parallel is False else None
     if param != "tool_choice":
         return evolve(request, tool_use=None), param
-    if use.choice != "auto":
-        return evolve(request, tool_use=evolve(use, choice="auto", only=None)), param
-    if request.constraint is None:
-        return None
-    # Tools and an answer format make one constraint, which is named after the tools.
-    return evolve(request, constraint=None), _root(request.constraint.param)
+    return (evolve(request, tool_use=evolve(use, choice="auto", only=None)), param) if use.choice != "auto" else None
 
 
 def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -191,14 +229,14 @@ def _root(param: str) -> str:
 # -- rules ---------------------------------------------------------------------------------------------
 
 
-def _said_by_engine(name: str, deciders: Deciders) -> Capability | None:
-    """Return the engine's declaration for a parameter by its wire name; None if it leaves the parameter to core."""
+def _declared(name: str, ruled: Capability, deciders: Deciders) -> Capability:
+    """Return the engine's declaration for a parameter by its wire name, or the rule's if it leaves it to core."""
     engine = deciders.info.engine
     if name in engine.refused:
         return Capability("refused", engine.refused[name])
     if name in engine.native:
-        return Capability("native", f"by {deciders.info.backend}")
-    return None
+        return evolve(ruled, support="native", reason=f"by {deciders.info.backend}")
+    return ruled
 
 
 def _by_server(_: Row, __: Deciders) -> Capability:
@@ -222,7 +260,7 @@ def _by_counting(_: Row, __: Deciders) -> Capability:
 def _by_engine(row: Row, deciders: Deciders) -> Capability:
     """Sampling, stopping and reporting: native where the engine says so, otherwise emulated by core."""
     name = row.member.rpartition(".")[2]
-    return _said_by_engine(name, deciders) or Capability("emulated", "by core, the same on every backend")
+    return _declared(name, Capability("emulated", "by core, the same on every backend"), deciders)
 
 
 def _by_plugin(field: RequestField, deciders: Deciders) -> Capability:
@@ -253,21 +291,43 @@ def _by_tools(_: Row, deciders: Deciders) -> Capability:
     return Capability("emulated", f"described in the prompt; {formats.tool_parser!r} parses the calls")
 
 
+def _by_called_tools(row: Row, deciders: Deciders) -> Capability:
+    """Tools that may be called; strict ones need enforced calls."""
+    tools, refuses = _by_tools(row, deciders), {}
+    if problem := _composition_problem(deciders):
+        refuses = {"strict": problem, "composition": problem}
+    elif deciders.formats.strict_problem and not deciders.info.engine.takes_messages:
+        refuses = {"strict": deciders.formats.strict_problem}
+    return evolve(tools, refuses=refuses)
+
+
 def _by_tool_constraint(row: Row, deciders: Deciders) -> Capability:
     tools, engine = _by_tools(row, deciders), deciders.info.engine
     if tools.support == "refused":
         return tools
-    if "composition" not in engine.constraint_kinds:
+    if problem := _composition_problem(deciders):
         reason = f"'auto' and 'none' only: {engine.constraint_problem or 'its engine enforces no calls'}"
-        return Capability("emulated", reason)
+        return Capability("emulated", reason, {"required": problem})
     return Capability("emulated", "enforced by a grammar")
+
+
+def _composition_problem(deciders: Deciders) -> str:
+    """Return why core cannot enforce tool calls for the model; "" if it can, or if the engine gets the tools itself."""
+    engine = deciders.info.engine
+    if engine.takes_messages or "composition" in engine.constraint_kinds:
+        return ""
+    return f"{engine.constraint_problem or 'its engine enforces no calls'} (composition)"
 
 
 def _by_constraint(row: Row, deciders: Deciders) -> Capability:
     engine = deciders.info.engine
+    problem = engine.constraint_problem or "its engine enforces no constraints"
     if not set(row.kinds) & set(engine.constraint_kinds):
-        return Capability("refused", engine.constraint_problem or "its engine enforces no constraints")
-    return Capability("emulated", "enforced token by token by a structured decoder")
+        return Capability("refused", problem)
+    refuses = {kind: f"{problem} ({kind})" for kind in row.kinds if kind not in engine.constraint_kinds}
+    if composition := _composition_problem(deciders):
+        refuses["composition"] = composition
+    return Capability("emulated", "enforced token by token by a structured decoder", refuses)
 
 
 def _by_reasoning(_: Row, deciders: Deciders) -> Capability:
@@ -320,7 +380,8 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "template": _by_template,
         "template_variables": _by_template_variables,
         "tool_choice": _by_tool_constraint,
-        "tools": _by_tools,
+        "tools": _by_called_tools,
+        "parallel_tool_calls": _by_tools,
     }
 )
 """The rules that rows name (``Row.by``)."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import (
     Constraint,
@@ -23,9 +22,8 @@ from enginehouse.pipeline.capabilities import (
     Capability,
     Deciders,
     capabilities_of,
-    check_parameters,
     find_unsupported,
-    without_parameter,
+    without_parameters,
 )
 from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.plugins import PluginRegistry
@@ -160,17 +158,67 @@ def test_what_is_refused_is_named_with_the_reason(param: str, fields: dict[str, 
     request = GenerateRequest(request_id="r", model=None, **fields)
     refused = {param: Capability("refused", "for a reason")}
 
-    with pytest.raises(UnsupportedParameter, match=f"^{param}: for a reason$") as caught:
-        check_parameters(request, refused)
-    assert caught.value.param == param
-    check_parameters(request, {param: Capability("emulated")})
-    check_parameters(GenerateRequest(request_id="r", model=None), refused)
+    assert find_unsupported(request, refused) == ((param, "for a reason"),)
+    assert find_unsupported(request, {param: Capability("emulated")}) == ()
+    assert find_unsupported(GenerateRequest(request_id="r", model=None), refused) == ()
+
+
+LENIENT, STRICT = (
+    Tool(name="f", parameters={}, definition={}, strict=strict, param="tools[0].function") for strict in (False, True)
+)
+ANSWER = Constraint(kind="json_object", param="response_format")
+LARK = Constraint(kind="lark", text="start: /a/", param="structured_outputs.grammar")
+
+
+@pytest.mark.parametrize(
+    ("fields", "unsupported"),
+    [
+        ({"tool_use": ToolUse(tools=(LENIENT,))}, []),
+        ({"tool_use": ToolUse(tools=(LENIENT,), choice="required")}, ["tool_choice"]),
+        ({"tool_use": ToolUse(tools=(STRICT,))}, ["tools[0].function.strict"]),
+        ({"tool_use": ToolUse(tools=(STRICT,), choice="required")}, ["tool_choice", "tools[0].function.strict"]),
+        ({"tool_use": ToolUse(tools=(STRICT,), choice="none"), "constraint": ANSWER}, []),
+        ({"tool_use": ToolUse(tools=(LENIENT,)), "constraint": ANSWER}, ["response_format"]),
+        ({"constraint": ANSWER}, []),
+        ({"constraint": LARK}, ["structured_outputs.grammar"]),
+    ],
+)
+def test_decoder_that_enforces_answers_but_no_calls(fields: dict[str, Any], unsupported: list[str]) -> None:
+    """Everything that the engine would refuse is found before it is asked."""
+    kinds = ("json_object", "json_schema", "choice")
+    known = capabilities(EngineCapabilities(constraint_kinds=kinds, constraint_problem="no decoder"), TOOLS)
+    request = GenerateRequest(request_id="r", model=None, **fields)
+
+    found = find_unsupported(request, known)
+    assert [param for param, _ in found] == unsupported
+    assert all(reason in ("no decoder (composition)", "no decoder (lark)") for _, reason in found)
+    assert find_unsupported(request, capabilities(template=TOOLS)) == ()
+
+
+def test_format_that_cannot_check_calls_of_the_model_s_own_choice() -> None:
+    """A call that looks like text cannot be told from an answer: its arguments are enforced in required calls only."""
+    known = capabilities(template="<|python_start|>{{ tools }}<|python_end|>")
+    strict, required = (
+        GenerateRequest(request_id="r", model=None, tool_use=ToolUse(tools=(STRICT,), choice=choice))
+        for choice in ("auto", "required")
+    )
+
+    ((param, reason),) = find_unsupported(strict, known)
+    assert param == "tools[0].function.strict" and reason.startswith("this model's calls can only be checked")
+    assert find_unsupported(required, known) == ()
+
+
+def test_engine_that_takes_messages_gets_strict_tools() -> None:
+    engine = EngineCapabilities(takes_messages=True, native=("tools", "tool_choice", "response_format"))
+    use = ToolUse(tools=(STRICT,), choice="required")
+
+    assert find_unsupported(GenerateRequest(request_id="r", model=None, tool_use=use), capabilities(engine)) == ()
 
 
 # -- leaving out --------------------------------------------------------------------------------------
 
-STRICT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
-LENIENT = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
+STRICT_USE = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
+LENIENT_USE = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
 SCHEMA = Constraint(kind="json_object", param="response_format")
 
 
@@ -201,21 +249,27 @@ def required(use: ToolUse) -> ToolUse:
             {"thinking": Thinking(enabled=True)},
             "thinking_budget",
         ),
-        ({"tool_use": LENIENT}, "tools", {}, "tools"),
-        ({"tool_use": required(LENIENT)}, "tool_choice", {"tool_use": LENIENT}, "tool_choice"),
-        ({"tool_use": STRICT}, "tools[0].function.strict", {"tool_use": LENIENT}, "tools[0].function.strict"),
+        ({"tool_use": LENIENT_USE}, "tools", {}, "tools"),
+        ({"tool_use": required(LENIENT_USE)}, "tool_choice", {"tool_use": LENIENT_USE}, "tool_choice"),
+        ({"tool_use": STRICT_USE}, "tools[0].function.strict", {"tool_use": LENIENT_USE}, "tools[0].function.strict"),
         (
-            {"tool_use": ToolUse(tools=LENIENT.tools, parallel=False)},
+            {"tool_use": ToolUse(tools=LENIENT_USE.tools, parallel=False)},
             "parallel_tool_calls",
-            {"tool_use": LENIENT},
+            {"tool_use": LENIENT_USE},
             "parallel_tool_calls",
         ),
-        # The two make one constraint, which is named after the tools.
-        ({"tool_use": LENIENT, "constraint": SCHEMA}, "tool_choice", {"tool_use": LENIENT}, "response_format"),
     ],
 )
 def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left_out: str) -> None:
-    assert without_parameter(request(**before), param) == (request(**after), left_out)
+    assert without_parameters(request(**before), [param]) == (request(**after), (left_out,))
+
+
+def test_without_several() -> None:
+    before = request(constraint=SCHEMA, sampling={"min_p": 0.1}, tool_use=required(STRICT_USE))
+    after = request(tool_use=LENIENT_USE)
+    params = ("min_p", "tool_choice", "tools[0].function.strict", "response_format.json_schema")
+
+    assert without_parameters(before, params) == (after, (*params[:3], "response_format"))
 
 
 @pytest.mark.parametrize(
@@ -224,24 +278,24 @@ def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left
         ({}, "messages[0].content[1]"),
         ({}, "prompt"),
         ({}, "min_p"),
-        ({"tool_use": LENIENT}, "tool_choice"),
-        ({"tool_use": LENIENT}, "parallel_tool_calls"),
-        ({"tool_use": LENIENT}, "tools[0].function.strict"),
+        ({"tool_use": LENIENT_USE}, "tool_choice"),
+        ({"tool_use": LENIENT_USE}, "parallel_tool_calls"),
+        ({"tool_use": LENIENT_USE}, "tools[0].function.strict"),
     ],
 )
 def test_what_cannot_be_left_out(fields: dict[str, Any], param: str) -> None:
-    """None, and no loop: whoever leaves out again and again must come to an end."""
-    assert without_parameter(request(**fields), param) is None
+    assert without_parameters(request(**fields), [param]) == (request(**fields), ())
 
 
-def given(asked: GenerateRequest) -> list[str]:
-    """The names that a model which honours nothing would refuse."""
+def given(asked: GenerateRequest) -> set[str]:
+    """The names that a model would refuse which honours nothing, or nothing but tools."""
     nothing = dict.fromkeys(capabilities(), Capability("refused", "why"))
-    return [name for name, reason in find_unsupported(asked, nothing) if reason == "why"]
+    but_tools = nothing | {"tools": Capability("emulated")}
+    return {name for known in (nothing, but_tools) for name, _ in find_unsupported(asked, known)}
 
 
 def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() -> None:
-    use = ToolUse(tools=LENIENT.tools, choice="required", parallel=False)
+    use = ToolUse(tools=LENIENT_USE.tools, choice="required", parallel=False)
     asked = request(
         tool_use=use,
         template_variables={"a": 1},
@@ -250,7 +304,7 @@ def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() 
         prediction="x",
     )
 
-    assert set(given(asked)) == {
+    assert given(asked) == {
         "tools",
         "tool_choice",
         "parallel_tool_calls",
@@ -264,7 +318,7 @@ def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() 
 
 
 def test_hidden_tools_are_not_given() -> None:
-    hidden = ToolUse(tools=LENIENT.tools, choice="none")
+    hidden = ToolUse(tools=LENIENT_USE.tools, choice="none")
 
-    assert given(request(tool_use=hidden)) == []
-    assert given(request(tool_use=LENIENT)) == ["tools"]
+    assert given(request(tool_use=hidden)) == set()
+    assert given(request(tool_use=LENIENT_USE)) == {"tools"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 
@@ -141,6 +140,8 @@ def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: st
         "system_fingerprint": card.fingerprint,
         "parsers": {"tools": card.formats.tool_parser, "reasoning": card.formats.reasoning_parser},
         "parameters": dict(sorted(parameters.items())),
-        "capabilities": {name: attrs.asdict(capability) for name, capability in all_capabilities(card).items()},
+        "capabilities": {
+            name: {"support": one.support, "reason": one.reason} for name, one in all_capabilities(card).items()
+        },
         "metadata": info.metadata,
     }
