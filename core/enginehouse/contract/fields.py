@@ -121,15 +121,15 @@ class ParameterFields:
     samplers: tuple[str, ...] | None = _parameter(
         "Names of the steps that draw a token, in order; a step that is not listed does not run."
     )
-    seed: int | None = _parameter("The same seed gives the same text.", check=int64)
+    seed: int | None = _parameter("The same seed, a signed 64-bit integer, gives the same text.", check=int64)
     stop: str | tuple[str, ...] | None = _parameter(
-        "One or several strings before which the text ends.",
+        f"One or several strings before which the text ends; none empty, each of at most {MAX_STOP_CHARS} characters.",
         check=_check_stop,
         schema={"anyOf": [_STOP, {"type": "array", "items": _STOP}, {"type": "null"}]},
         limit=("maxItems", "max_stop"),
     )
     stop_token_ids: tuple[int, ...] | None = _parameter(
-        "Tokens that end the text, like the model's own end tokens; never shown.",
+        f"Tokens that end the text, like the model's own end tokens; never shown; at most {MAX_STOP_TOKENS}.",
         check=_check_stop_token_ids,
         schema={"items": shapes.TOKEN_ID, "maxItems": MAX_STOP_TOKENS},
     )
@@ -166,7 +166,7 @@ _GRAMMAR_KINDS = ("lark", "gbnf")
 
 def _constraint(text: str, *kinds: str, **known: Any) -> Any:
     """Return the row of a field that constrains the output."""
-    return row(text, by="constraint", kinds=kinds, **known)
+    return row(text, by="constraint", kinds=kinds, prompt="shapes", **known)
 
 
 @frozen(kw_only=True)
@@ -204,7 +204,7 @@ class ConstraintFields(ParameterFields):
 class GenerationFields(RequestOptions, ConstraintFields):
     """Fields of both generating endpoints."""
 
-    model: str | None = row("A name or alias of `/models`; the first configured model without it.")
+    model: str | None = row("A name or alias of `/models`; the first configured model without it.", prompt="shapes")
     n: int = row("Number of choices.", default=1, least=1, limit=("maximum", "max_choices"))
     stream: bool = row("Send the answer as events, while it is made.", default=False)
     stream_options: StreamOptions | None = row("Only with `stream`.")
@@ -255,7 +255,11 @@ class ChatFields(GenerationFields):
     """Fields of chats."""
 
     messages: tuple[MessageBody, ...] | None = row(
-        "The chat; either this or `prompt`.", by="template", schema={"minItems": 1}, limit=("maxItems", "max_messages")
+        "The chat; either this or `prompt`.",
+        by="template",
+        prompt="shapes",
+        schema={"minItems": 1},
+        limit=("maxItems", "max_messages"),
     )
     prompt: str | None = row("Raw text without a chat template, instead of `messages`.", schema={"minLength": 1})
     max_completion_tokens: int | None = row(
@@ -279,6 +283,7 @@ class ChatFields(GenerationFields):
         "Functions that the model may call.",
         default=(),
         by="tools",
+        prompt="template",
         schema={"maxItems": MAX_TOOLS},
         keeps_nulls=True,
         off=([],),
@@ -286,23 +291,29 @@ class ChatFields(GenerationFields):
     tool_choice: Any = row(
         "`none`, `auto`, `required`, or an object that names a function.",
         by="tool_choice",
+        prompt="template",
         schema=shapes.TOOL_CHOICE,
         off=("none", "auto"),
     )
     parallel_tool_calls: bool | None = row(
-        "Whether one answer may hold several calls.", by="parallel_tool_calls", off=(True, False)
+        "Whether one answer may hold several calls.", by="parallel_tool_calls", prompt="shapes", off=(True, False)
     )
     enable_thinking: bool | None = row(
-        "Enable or disable reasoning, for models that support both.", by="reasoning_switch", member="thinking.enabled"
+        "Enable or disable reasoning, for models that support both.",
+        by="reasoning_switch",
+        prompt="template",
+        member="thinking.enabled",
     )
     reasoning_effort: Effort | None = row(
         "How hard to think, for templates that know efforts; `none` is not at all.",
         by="effort",
+        prompt="template",
         member="thinking.effort",
     )
     thinking_budget: int | None = row(
         "Maximum tokens of reasoning; 0 means no reasoning, -1 no limit.",
         by="reasoning",
+        prompt="template",
         member="thinking.budget",
         least=-1,
         most=2**31 - 1,
@@ -311,6 +322,7 @@ class ChatFields(GenerationFields):
         "Further variables of the chat template.",
         default=attrs.Factory(dict),
         by="template_variables",
+        prompt="template",
         member="template_variables",
         keeps_nulls=True,
         off=({},),

@@ -8,7 +8,7 @@ declare theirs as an attrs class, with the metadata ``description``. Does not kn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import field, frozen
@@ -35,6 +35,8 @@ class Row:
             ``constraint``.
         member: place of the value in :class:`enginehouse.contract.types.GenerateRequest`, such as ``thinking.budget``,
             from which it can be removed; "" if no model lacks the field or nothing could be answered without it.
+        prompt: ``template`` if only chat templates and their parsers read the field, ``shapes`` if the prompt of a chat
+            depends on it otherwise.
         step: core's sampling step that the field controls, if any.
         schema: keywords of the JSON Schema that the annotation does not express.
         limit: keyword of the JSON Schema, and the attribute of the server's limits that it takes.
@@ -46,6 +48,7 @@ class Row:
     by: str = "server"
     kinds: tuple[str, ...] = ()
     member: str = ""
+    prompt: Literal["", "shapes", "template"] = ""
     step: str = ""
     schema: JsonSchema = field(factory=dict)
     limit: tuple[str, str] | None = None

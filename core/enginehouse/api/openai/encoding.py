@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.types import GenerateRequest, TokenLogprob
 
 __all__ = [
@@ -25,9 +26,6 @@ __all__ = [
 
 encode_json = msgspec.json.Encoder().encode
 """Encodes plain data to JSON bytes."""
-
-_LOWEST_LOGPROB = -9999.0
-"""Represents minus infinity, which JSON does not have; OpenAI's value."""
 
 _LINE_BREAKS = (
     ("\u2028".encode(), b"\\u2028"),
@@ -69,7 +67,7 @@ def legacy_top_logprobs(entry: TokenLogprob) -> dict[str, float]:
 
 def finite_logprob(value: float) -> float:
     """Return a log-probability as a JSON number; minus infinity is replaced."""
-    return value if value > _LOWEST_LOGPROB else _LOWEST_LOGPROB
+    return value if value > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -38,27 +38,7 @@ _C = TypeVar("_C", bound=ChatBody)
 
 _MANY_TOKENS = 20_000  # written in about 10 ms
 
-_SHAPES_PROMPT = frozenset(
-    {
-        "chat_template_kwargs",
-        "enable_thinking",
-        "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "json_schema",
-        "messages",
-        "model",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "response_format",
-        "structured_outputs",
-        "thinking_budget",
-        "tool_choice",
-        "tools",
-    }
-)
+_SHAPES_PROMPT = frozenset(name for name, row in FIELDS.items() if row.prompt)
 """Fields of a chat request that the prompt depends on."""
 
 

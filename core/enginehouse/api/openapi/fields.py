@@ -35,11 +35,11 @@ class ClassSchemas:
     """Builds schemas of classes; nested ones become components.
 
     Attributes:
-        limits: of the server; they bound some fields.
+        limits: of the server; they bound some fields. None shows none of them.
         components: name to schema; filled by the methods.
     """
 
-    limits: LimitsSettings
+    limits: LimitsSettings | None = None
     components: dict[str, JsonSchema] = field(factory=dict)
 
     def object_schema(self, cls: type[Any], *, drops_nulls: bool = True) -> JsonSchema:
@@ -74,7 +74,7 @@ class ClassSchemas:
     def _limited(self, value: JsonSchema, row: Row) -> JsonSchema:
         """Return a field's schema with the limit of the server, if one bounds it."""
         keyword, name = row.limit or ("", "")
-        limit = getattr(self.limits, name) if name else None
+        limit = getattr(self.limits, name) if name and self.limits is not None else None
         if limit is None:
             return value
         if "anyOf" not in value:
