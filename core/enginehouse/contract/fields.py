@@ -266,10 +266,7 @@ class ChatFields(GenerationFields):
         "Another name of `max_tokens`.", least=1, most=INT64_MAX, limit=("maximum", "max_tokens")
     )
     logprobs: bool = row(
-        "Report how probable each token of the answer was.",
-        default=False,
-        by="engine",
-        member="sampling.num_logprobs",
+        "Report how probable each token of the answer was.", default=False, by="engine", member="sampling.num_logprobs"
     )
     top_logprobs: int | None = row(
         "Alternatives to report per token; only with `logprobs`.",

@@ -51,11 +51,7 @@ _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = 
     ("use enable_thinking, reasoning_effort or thinking_budget", True, {"reasoning": ({},), "thinking": ()}),
     ("this server searches nothing", True, {"web_search_options": (), "documents": ([],)}),
     ("this server judges no texts", True, {"moderation": ()}),
-    (
-        "models of this server read and write text only",
-        True,
-        {"modalities": (["text"],), "audio": (), "input": ()},
-    ),
+    ("models of this server read and write text only", True, {"modalities": (["text"],), "audio": (), "input": ()}),
     ("this server loads no adapters yet", True, {"peft": ({},), "lora": ([],)}),
     (
         "the template is the server's: a model's own, or the one that its settings name",

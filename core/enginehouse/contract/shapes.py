@@ -54,11 +54,7 @@ _MESSAGE_TEXT_PART = _object(
 _REFUSAL_PART = _object({"type": {"const": "refusal"}, "refusal": _TEXT}, "type", "refusal")
 _ARGUMENTS: JsonSchema = {"type": ["string", "object", "null"], "description": "JSON text, or an object."}
 _TOOL_CALL = _object(
-    {
-        "id": _TEXT,
-        "type": {"const": "function"},
-        "function": _object({"name": _TEXT, "arguments": _ARGUMENTS}, "name"),
-    },
+    {"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _ARGUMENTS}, "name")},
     "function",
 )
 _NAMED_TOOL = _object({"type": {"const": "function"}, "function": _object({"name": _NAME}, "name")}, "type", "function")
@@ -66,10 +62,7 @@ _ALLOWED_TOOLS = _object(
     {
         "type": {"const": "allowed_tools"},
         "allowed_tools": _object(
-            {
-                "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _NAMED_TOOL, "minItems": 1},
-            },
+            {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED_TOOL, "minItems": 1}},
             "mode",
             "tools",
         ),
@@ -113,11 +106,7 @@ PREDICTION = _object(
 )
 _RATIO: JsonSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}
 COMPRESSION: JsonSchema = {
-    "anyOf": [
-        {"type": "boolean"},
-        _object({"method": {"type": ["string", "null"]}, "ratio": _RATIO}),
-        {"type": "null"},
-    ]
+    "anyOf": [{"type": "boolean"}, _object({"method": {"type": ["string", "null"]}, "ratio": _RATIO}), {"type": "null"}]
 }
 PROMPT: JsonSchema = {
     "oneOf": [
@@ -160,9 +149,7 @@ class MessageBody:
     refusal: str | None = None
     annotations: Any = None
     audio: Any = None
-    compress: bool | None = row(
-        "False excludes this message from compression; likewise in a part of its content.",
-    )
+    compress: bool | None = row("False excludes this message from compression; likewise in a part of its content.")
 
 
 @frozen(kw_only=True)
