@@ -11,7 +11,7 @@ from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
 from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
-from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.rows import RequestField
 from enginehouse.pipeline.model_card import release
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.profiles import PROFILES
@@ -69,16 +69,16 @@ _DETAILS = {
 
 
 def build_document(
-    samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings, root_path: str = ""
+    plugin_fields: Mapping[str, RequestField], limits: LimitsSettings, root_path: str = ""
 ) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document as plain data.
 
     Args:
-        samplers: plugins whose request fields are included with those of core.
+        plugin_fields: fields of plugins, by name; they are included with those of core.
         limits: limits of this server.
         root_path: path prefix under which a proxy exposes this server.
     """
-    document = _document(samplers, limits)
+    document = _document(plugin_fields, limits)
     for holder in (document, *document["paths"].values()):
         if "servers" in holder:
             urls = [root_path + server["url"] for server in holder["servers"]]
@@ -86,7 +86,7 @@ def build_document(
     return document
 
 
-def _document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, Any]:
+def _document(plugin_fields: Mapping[str, RequestField], limits: LimitsSettings) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Enginehouse", "version": release(), "description": _DESCRIPTION},
@@ -99,7 +99,7 @@ def _document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> 
             **admin_paths(),
         },
         "components": {
-            "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
+            "schemas": {**request_schemas(plugin_fields, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
             "responses": {str(status): _error_response(status) for status in _EXAMPLES_OF_ERRORS},
             "parameters": {"Details": _DETAILS},
             "headers": {

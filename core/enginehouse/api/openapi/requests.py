@@ -10,14 +10,14 @@ from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.api.openai.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
-from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.rows import RequestField, classes_of
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["request_schemas"]
 
 
-def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, JsonSchema]:
-    """Return component name to schema for every request body and its parts. Sampler plugins add their fields."""
+def request_schemas(plugin_fields: Mapping[str, RequestField], limits: LimitsSettings) -> dict[str, JsonSchema]:
+    """Return component name to schema for every request body and its parts. Plugins add their fields."""
     schemas = ClassSchemas(limits)
     bodies = {
         "ChatCompletionRequest": schemas.object_schema(ChatBody),
@@ -27,8 +27,8 @@ def request_schemas(samplers: Mapping[str, SamplerPlugin], limits: LimitsSetting
         "DetokenizeRequest": schemas.object_schema(DetokenizeBody),
         "ApplyTemplateRequest": schemas.object_schema(ApplyTemplateBody),
     }
-    for name, sampler in samplers.items():
-        declared = schemas.object_schema(sampler.request_fields)["properties"]
+    for name, fields_class in classes_of(plugin_fields.values()).items():
+        declared = schemas.object_schema(fields_class)["properties"]
         for field_schema in declared.values():
             field_schema["x-plugin"] = name
         for body in ("ChatCompletionRequest", "CompletionRequest", "RouteRequest"):

@@ -23,7 +23,7 @@ def schema_route(state: ApiState) -> HTTPRouteHandler:
     @functools.cache
     def encoded() -> bytes:
         return encode_json(
-            build_document(state.registry.samplers, state.settings.limits, state.settings.server.root_path)
+            build_document(state.registry.request_fields, state.settings.limits, state.settings.server.root_path)
         )
 
     @get(["/schema", "/schema/openapi.json"])

@@ -150,7 +150,7 @@ def test_limits_of_the_server_are_shown() -> None:
 
 def test_plugins_fields_are_shown() -> None:
     settings = Settings(plugins=PluginsSettings(allow=("samplers",)))
-    document = build_document(PluginRegistry.for_settings(settings).samplers, LIMITS)
+    document = build_document(PluginRegistry.for_settings(settings).request_fields, LIMITS)
 
     for request in ("ChatCompletionRequest", "CompletionRequest"):
         declared = document["components"]["schemas"][request]["properties"]["xtc_probability"]
@@ -281,6 +281,6 @@ def test_error_in_a_stream_is_as_shown(tmp_path) -> None:
 def test_plugins_of_these_tests_are_those_of_the_server(fake: Endpoints) -> None:
     """The served document has the plugins' fields, too."""
     settings = Settings(plugins=PluginsSettings(allow=PLUGINS))
-    document = build_document(PluginRegistry.for_settings(settings).samplers, LIMITS)
+    document = build_document(PluginRegistry.for_settings(settings).request_fields, LIMITS)
 
     assert fake.client.get("/schema").json() == json.loads(json.dumps(document))
