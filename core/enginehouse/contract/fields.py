@@ -82,33 +82,30 @@ def _parameter(text: str, **known: Any) -> Any:
 class ParameterFields:
     """Sampling and stopping parameters. None means not given; settings can give them defaults."""
 
-    temperature: float | None = _parameter("Divides the logits. 0 is greedy.", step="temperature", least=0, most=2)
+    temperature: float | None = _parameter("Divides the logits. 0 is greedy.", step="temperature", bounds=(0, 2))
     top_p: float | None = _parameter(
         "Keep the most probable tokens that together reach this probability, at least one. 1 is off.",
         step="top_p",
-        least=0,
-        most=1,
+        bounds=(0, 1),
     )
     top_k: int | None = _parameter(
-        "Keep this many of the most probable tokens. -1 and 0 are off.", step="top_k", least=-1, most=2**31 - 1
+        "Keep this many of the most probable tokens. -1 and 0 are off.", step="top_k", bounds=(-1, 2**31 - 1)
     )
     min_p: float | None = _parameter(
         "Keep tokens with at least this share of the most probable token's probability. 0 is off.",
         step="min_p",
-        least=0,
-        most=1,
+        bounds=(0, 1),
     )
     repetition_penalty: float | None = _parameter(
         "Divides positive and multiplies negative logits of tokens seen so far. 1 is off.",
         step="penalties",
-        least=0.001,  # smaller ones make logits infinite
-        most=1000.0,
+        bounds=(0.001, 1000.0),  # smaller ones make logits infinite
     )
     presence_penalty: float | None = _parameter(
-        "Subtracted once from tokens that the answer already holds. 0 is off.", step="penalties", least=-2, most=2
+        "Subtracted once from tokens that the answer already holds. 0 is off.", step="penalties", bounds=(-2, 2)
     )
     frequency_penalty: float | None = _parameter(
-        "Subtracted for each time that the answer holds a token. 0 is off.", step="penalties", least=-2, most=2
+        "Subtracted for each time that the answer holds a token. 0 is off.", step="penalties", bounds=(-2, 2)
     )
     logit_bias: dict[str, float] | None = _parameter(
         "Token id to a value added to its logit; -100 bans a token, 100 forces it.",
@@ -134,10 +131,10 @@ class ParameterFields:
         schema={"items": shapes.TOKEN_ID, "maxItems": MAX_STOP_TOKENS},
     )
     max_tokens: int | None = _parameter(
-        "Most tokens of the answer.", least=1, most=INT64_MAX, limit=("maximum", "max_tokens")
+        "Most tokens of the answer.", bounds=(1, INT64_MAX), limit=("maximum", "max_tokens")
     )
     min_tokens: int | None = _parameter(
-        "No token ends the text before this many; stop strings may.", least=0, most=INT64_MAX
+        "No token ends the text before this many; stop strings may.", bounds=(0, INT64_MAX)
     )
     ignore_eos: bool | None = _parameter("Go on after the model's end tokens.")
 
@@ -205,7 +202,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
     """Fields of both generating endpoints."""
 
     model: str | None = row("A name or alias of `/models`; the first configured model without it.", prompt="shapes")
-    n: int = row("Number of choices.", default=1, least=1, limit=("maximum", "max_choices"))
+    n: int = row("Number of choices.", default=1, bounds=(1, None), limit=("maximum", "max_choices"))
     stream: bool = row("Send the answer as events, while it is made.", default=False)
     stream_options: StreamOptions | None = row("Only with `stream`.")
     cache_salt: str = row(
@@ -225,8 +222,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
         "Report how probable the prompt's tokens are, with this many alternatives.",
         by="engine",
         member="num_prompt_logprobs",
-        least=0,
-        most=20,
+        bounds=(0, 20),
     )
     loglikelihood: bool = row(
         "Report the log-probabilities of the prompt's tokens, except the first.",
@@ -263,7 +259,7 @@ class ChatFields(GenerationFields):
     )
     prompt: str | None = row("Raw text without a chat template, instead of `messages`.", schema={"minLength": 1})
     max_completion_tokens: int | None = row(
-        "Another name of `max_tokens`.", least=1, most=INT64_MAX, limit=("maximum", "max_tokens")
+        "Another name of `max_tokens`.", bounds=(1, INT64_MAX), limit=("maximum", "max_tokens")
     )
     logprobs: bool = row(
         "Report how probable each token of the answer was.", default=False, by="engine", member="sampling.num_logprobs"
@@ -272,8 +268,7 @@ class ChatFields(GenerationFields):
         "Alternatives to report per token; only with `logprobs`.",
         by="engine",
         member="sampling.num_logprobs",
-        least=0,
-        most=20,
+        bounds=(0, 20),
         off=(0,),
     )
     tools: tuple[ToolBody, ...] = row(
@@ -312,8 +307,7 @@ class ChatFields(GenerationFields):
         by="reasoning",
         prompt="template",
         member="thinking.budget",
-        least=-1,
-        most=2**31 - 1,
+        bounds=(-1, 2**31 - 1),
     )
     chat_template_kwargs: dict[str, Any] = row(
         "Further variables of the chat template.",
@@ -357,19 +351,17 @@ class CompletionFields(GenerationFields):
         "Number of alternatives to report per token; 0 reports the sampled token only.",
         by="engine",
         member="sampling.num_logprobs",
-        least=0,
-        most=20,
+        bounds=(0, 20),
     )
     best_of: int | None = row(
         "Sample this many completions and return the `n` with the highest mean token log-probability.",
-        least=1,
+        bounds=(1, None),
         limit=("maximum", "max_choices"),
         off=(1,),
     )
     max_tokens: int | None = _parameter(
         "At least 1; with `echo` also 0, which only reports the prompt.",
-        least=0,
-        most=INT64_MAX,
+        bounds=(0, INT64_MAX),
         limit=("maximum", "max_tokens"),
     )
 

@@ -60,10 +60,8 @@ def row(
     text: str = "",
     *,
     default: Any = None,
-    least: float | None = None,
-    most: float | None = None,
+    bounds: tuple[float | None, float | None] = (None, None),
     check: Callable[..., Any] | None = None,
-    convert: Callable[[Any], Any] | None = None,
     **known: Any,
 ) -> Any:
     """Return an attrs attribute that is a row of the table.
@@ -71,19 +69,19 @@ def row(
     Args:
         text: effect of the field.
         default: value if the field is not given; ``attrs.NOTHING`` makes the field required.
-        least: lower bound, inclusive; None is no bound.
-        most: upper bound, inclusive.
+        bounds: lower and upper bound, inclusive; None is no bound.
         check: a further attrs validator; not called with None.
-        convert: changes the value before it is validated.
         known: the other attributes of :class:`Row`.
     """
-    bounds = [] if least is None else [ge(least)]
-    bounds += [] if most is None else [le(most)]
-    validators: list[Any] = [*bounds, *([] if check is None else [check])]
+    least, most = bounds
+    validators: list[Any] = [
+        *([] if least is None else [ge(least)]),
+        *([] if most is None else [le(most)]),
+        *([] if check is None else [check]),
+    ]
     return field(
         default=default,
         validator=optional(validators) if validators and default is None else validators or None,
-        converter=convert,
         metadata={"row": Row(text=text, **known)},
     )
 

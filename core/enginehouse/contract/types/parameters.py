@@ -20,7 +20,7 @@ class RequestOptions:
     Request bodies, :class:`GenerateRequest` and :class:`EngineRequest` inherit them.
     """
 
-    priority: int = row("Lower numbers are served earlier.", default=0, least=-(2**31), most=2**31 - 1)
+    priority: int = row("Lower numbers are served earlier.", default=0, bounds=(-(2**31), 2**31 - 1))
     cache_prompt: bool = row(
         "Reuse cached prefixes, and add the tokens of this request to the prefix cache.", default=True, by="cache"
     )
