@@ -18,12 +18,12 @@ from enginehouse.api.admin.reload import reload_route
 from enginehouse.api.admin.requests import request_routes
 from enginehouse.api.admin.slots import slot_route
 from enginehouse.api.http.access import AccessRecord, record_of
-from enginehouse.api.http.callers import Callers, caller_of
+from enginehouse.api.http.callers import Callers
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.health import health_route
 from enginehouse.api.http.listeners import request_ended
 from enginehouse.api.http.permissions import API_PREFIXES, may_manage, open_doors
-from enginehouse.api.http.security import Guard, note_outcome
+from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.metrics.server_metrics import metrics_route
 from enginehouse.api.openai.chat import chat_route
@@ -91,5 +91,6 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
     note_outcome(request.scope, answer.code)
     headers = dict(answer.headers)
-    body = answer.body(caller_of(request.scope).profile)
-    return Response(body, status_code=answer.status, media_type="application/json", headers=headers)
+    return Response(
+        written_error(answer, request.scope), status_code=answer.status, media_type="application/json", headers=headers
+    )

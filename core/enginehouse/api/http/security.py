@@ -13,22 +13,24 @@ import re
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
 from enginehouse.api.http.callers import CALLER_KEY, Caller, Callers, ExpiredKey, caller_of, split_compat
-from enginehouse.api.http.errors import BodyTooLarge, ErrorAnswer, describe, http_error
+from enginehouse.api.http.errors import BodyTooLarge, describe, error_body, for_client, http_error
 from enginehouse.api.http.headers import REQUEST_ID_HEADER, rate_headers, sent_request_id
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.http.permissions import PUBLIC, ticket_of
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.identity import Identity
+from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.config import Settings, is_loopback
-from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
 
-__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome"]
+__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome", "written_error"]
 
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""
@@ -40,6 +42,12 @@ _MAX_SHOWN_CHARS = 100
 def note_outcome(scope: Scope, outcome: str) -> None:
     """Set the outcome in the access record of a request."""
     record_of(scope).outcome = outcome
+
+
+def written_error(answer: ErrorAnswer, scope: Scope) -> bytes:
+    """Return the body of an error, with the codes of the caller's profile; the caller may not be known yet."""
+    profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
+    return msgspec.json.encode(error_body(for_client(answer, profile)))
 
 
 class Guard:
@@ -305,7 +313,7 @@ def _head_only(send: Send) -> Send:
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
-    body = answer.body(caller_of(scope).profile)
+    body = written_error(answer, scope)
     fields = [
         ("content-type", "application/json"),
         ("content-length", str(len(body))),

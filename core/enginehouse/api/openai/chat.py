@@ -15,8 +15,8 @@ from litestar.types import ASGIApp
 from enginehouse.api.http.body import KEEPS_NULLS, read_body
 from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly, Dialect
-from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions, HeldUsage
+from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
 from enginehouse.api.openai.decoding import BodyDecoder, GenerationBody
 from enginehouse.api.openai.generation import GenerationResponse
 from enginehouse.api.openai.messages import MessageBody, find_ignored_in_messages, read_messages
@@ -33,6 +33,7 @@ from enginehouse.api.openai.tools import (
     read_tool_use,
 )
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.surface import Assembler
 from enginehouse.pipeline.parameters import INT64_MAX
 from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
@@ -175,18 +176,15 @@ def chat_route(state: ApiState) -> HTTPRouteHandler:
         decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
         request_id = f"{profile.chat_id}{uuid.uuid4().hex}"
 
-        def dialect(assembly: Assembly) -> Dialect:
-            body, own_chunk = decoded.body, profile.usage_in_streams == "own_chunk"
+        def assembler(assembly: Assembly) -> Assembler:
             options = ChatOptions(
-                num_choices=body.n,
-                usage_chunk=body.include_usage and own_chunk,
+                usage=profile.usage_in_streams if decoded.body.include_usage else None,
                 profile=profile,
                 reasoning_field=server.reasoning_field,
             )
-            chat = ChatDialect(request_id, assembly, options)
-            return HeldUsage(chat) if body.include_usage and not own_chunk else chat
+            return ChatDialect(request_id, assembly, options)
 
         request_made = await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
-        return GenerationResponse(state=state, decoded=decoded, requests=[request_made], dialect=dialect)
+        return GenerationResponse(state=state, decoded=decoded, requests=[request_made], assembler=assembler)
 
     return create_chat_completion

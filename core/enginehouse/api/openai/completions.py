@@ -137,12 +137,12 @@ def completion_route(state: ApiState) -> HTTPRouteHandler:
             if decoded.body.echo:
                 echoes.extend(await asyncio.gather(*(read_echo(state.pipeline, one) for one in running)))
 
-        def dialect(assembly: Assembly) -> CompletionDialect:
+        def assembler(assembly: Assembly) -> CompletionDialect:
             return CompletionDialect(request_id, assembly, decoded.body, echoes)
 
         most = max(1, settings.limits.max_queue)
         requests = await aside(decoded.is_large, lambda: _requests(decoded, request_id, most))
-        return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect, prepare=prepare)
+        return GenerationResponse(state=state, decoded=decoded, requests=requests, assembler=assembler, prepare=prepare)
 
     return create_completion
 

@@ -16,22 +16,22 @@ from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import EventStream
+from enginehouse.api.http.sse import ResponseStream
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly, Dialect, event_batches
+from enginehouse.api.openai.answer import Assembly, event_batches
 from enginehouse.api.openai.compression import compression_headers
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.details import (
     AnswerDetails,
-    DetailedDialect,
     asks_for_details,
     optimization_headers,
     routed_headers,
 )
-from enginehouse.api.openai.encoding import log_prompts
+from enginehouse.api.openai.encoding import encode_json, log_prompts
 from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.contract.surface import SSE, Assembler
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import aside
@@ -50,14 +50,14 @@ class GenerationResponse:
 
     Attributes:
         requests: one per prompt.
-        dialect: creates the writer of this response, once every prompt has been accepted.
+        assembler: creates the writer of this response, once every prompt has been accepted.
         prepare: awaited before that, with the accepted requests.
     """
 
     state: ApiState
     decoded: Decoded[GenerationBody]
     requests: Sequence[GenerateRequest]
-    dialect: Callable[[Assembly], Dialect]
+    assembler: Callable[[Assembly], Assembler]
     prepare: Callable[[Sequence[RunningRequest]], Awaitable[None]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,35 +109,30 @@ class GenerationResponse:
         record.model, record.parameters = running[0].model.name, running[0].parameters
         if self.decoded.body.log_prompt and server.log_prompts:
             log_prompts(self.requests)
-        assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
+        body = self.decoded.body
+        assembly = answer.assembly = Assembly(
+            running, body.num_choices, record, body.stream, asks_for_details(scope["headers"], server.details)
+        )
         if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
             assembly.scores = PromptScores(self.decoded.body, len(running))
-        dialect = self._open_dialect(assembly, scope)
+        assembler = self.assembler(assembly)
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.decoded.caller.profile
         headers = self.decoded.headers(left_out) + routed_headers(running, profile)
         headers += compression_headers(running, profile)
-        if self.decoded.body.stream:
-            include_usage = self.decoded.body.include_usage
-            stream = EventStream(
-                send,
-                exchange,
-                dialect,
-                include_usage=include_usage,
-                profile=self.decoded.caller.profile,
-                headers=headers,
-            )
-            await stream.write(assembly, _batches(assembly))
+        details = self._details(assembly, scope)
+        if body.stream:
+            stream = ResponseStream(send, exchange, SSE, assembler, profile=profile, headers=headers)
+            await stream.write(assembly, _batches(assembly), details)
             return
-        choices = await assembly.fold(_batches(assembly))
+        await assembly.fold(_batches(assembly), assembler)
         if exchange.is_ended:
             _give_up(exchange, record)
             return
         assembly.complete()
-        headers += optimization_headers(assembly, self.decoded.caller.profile)
-        usage = assembly.usage()
-        body = await aside(_is_long(assembly), lambda: dialect.whole(choices, usage))
-        await _send_json(send, body, headers)
+        headers += optimization_headers(assembly, profile)
+        written = await aside(_is_long(assembly), lambda: _whole(assembly, assembler, details))
+        await _send_json(send, written, headers)
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Store everything known before submission in the access record."""
@@ -148,13 +143,13 @@ class GenerationResponse:
         record.num_choices = len(self.requests) * self.decoded.body.num_choices
         return record
 
-    def _open_dialect(self, assembly: Assembly, scope: Scope) -> Dialect:
-        dialect, server = self.dialect(assembly), self.state.settings.server
-        if not asks_for_details(scope["headers"], server.details):
-            return dialect
+    def _details(self, assembly: Assembly, scope: Scope) -> AnswerDetails | None:
+        """Return the writer of the extension member, if the response has it."""
+        if not assembly.has_details:
+            return None
+        server = self.state.settings.server
         shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=foreign_sign(scope) is None)
-        details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
-        return DetailedDialect(dialect, details)
+        return AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
 
     async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
         """Submit every prompt to the engine; returns None if the exchange ended meanwhile."""
@@ -206,6 +201,11 @@ def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
     batches = event_batches(assembly.running)
     predicted = assembly.running[0].prediction_token_ids
     return batches if predicted is None else assembly.counting(batches, PredictionCount(predicted))
+
+
+def _whole(assembly: Assembly, assembler: Assembler, details: AnswerDetails | None) -> bytes:
+    """Return a response that is not streamed."""
+    return encode_json(assembler.whole(assembly.usage(), None if details is None else details.to_plain()))
 
 
 async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]) -> None:
