@@ -8,23 +8,31 @@ sockets, keys, engines or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
-from enginehouse.contract.types import TokenLogprob
+from enginehouse.contract.identity import Scope
+from enginehouse.contract.types import GenerateRequest, TokenLogprob
 
 __all__ = [
     "NDJSON",
     "SSE",
+    "Answer",
     "Assembler",
+    "Call",
     "CallPiece",
     "Chunk",
     "ErrorAnswer",
     "Frame",
+    "GenerationRoute",
     "Piece",
+    "Route",
+    "Surface",
+    "new_id",
 ]
 
 Chunk = dict[str, Any]
@@ -107,6 +115,39 @@ NDJSON = Frame(media_type="application/x-ndjson")
 """One JSON object per line; empty lines in between are ignored."""
 
 
+class Call(Protocol):
+    """A request that has passed keys, scopes and limits, with its decoded body."""
+
+    @property
+    def body(self) -> Any:
+        """An instance of the route's body class."""
+        ...
+
+
+class Answer(Protocol):
+    """The response to requests that their model has accepted."""
+
+    @property
+    def id(self) -> str:
+        """Id of the first request."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Name of the model for the client."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        ...
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if the chunks of the assembler are sent, False if its whole response is."""
+        ...
+
+
 class Assembler(Protocol):
     """The state machine that writes one response; created per request, used on the event loop.
 
@@ -138,3 +179,72 @@ class Assembler(Protocol):
     def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
         """Return the response that is not streamed, once every piece was pushed; may run in a thread."""
         ...
+
+
+@frozen(kw_only=True)
+class Route:
+    """An address of a surface.
+
+    Attributes:
+        path: such as ``/v1/messages``; ``{name:str}`` and ``{name:path}`` are parameters.
+        name: identifies the operation in the OpenAPI document, like ``summary`` and the schemas.
+        body: attrs class of the request body, decoded strictly: values are never coerced, and unknown members are
+            listed in the header ``X-Enginehouse-Ignored``. None: the request has no body.
+        scope: permission that the caller's key needs.
+        limits: limits of the caller that count a request: ``all``, ``concurrency`` or none.
+        request_schema: JSON Schema of the body; None derives it from ``body``.
+        response_schema: JSON Schema of the response.
+    """
+
+    method: Literal["GET", "POST"] = "POST"
+    path: str
+    name: str
+    summary: str
+    body: type[Any] | None = None
+    scope: Scope = "infer"
+    limits: Literal["all", "concurrency"] | None = "concurrency"
+    request_schema: Mapping[str, Any] | None = None
+    response_schema: Mapping[str, Any] = field(factory=lambda: {"type": "object"})
+
+
+@frozen(kw_only=True)
+class GenerationRoute(Route):
+    """An address whose requests generate. All limits count them.
+
+    Attributes:
+        body: has an attribute ``stream``: True if the response is streamed.
+        requests: returns one request per prompt, all for the same model. Core sets the caller's permissions, profile
+            and namespace; a ``namespace`` set here is kept within the caller's. Raises RequestError if the body is
+            invalid; called in a thread for large bodies.
+        assemble: returns the writer of the response, once every prompt is accepted; cancelled if the client leaves.
+        frame: format of streams.
+        chunk_schema: JSON Schema of the chunks of a stream.
+    """
+
+    body: type[Any]
+    requests: Callable[[Any], Sequence[GenerateRequest]]
+    assemble: Callable[[Any, Any], Awaitable[Assembler]]
+    limits: Literal["all"] = "all"
+    frame: Frame = SSE
+    chunk_schema: Mapping[str, Any] = field(factory=lambda: {"type": "object"})
+
+
+class Surface(Protocol):
+    """An API that clients speak; ``name`` is listed in the setting ``server.surfaces``.
+
+    ``requests`` of a route gets a :class:`Call`, ``assemble`` a :class:`Call` and an :class:`Answer`. An address, and
+    every one below it, belongs to the surface: its errors have the surface's body there, whoever raises them.
+    """
+
+    name: str
+    api_version: int
+    routes: Sequence[Route]
+
+    def error(self, error: ErrorAnswer) -> Chunk:
+        """Return the body of a response that reports an error; core sets its status and headers."""
+        ...
+
+
+def new_id(prefix: str) -> str:
+    """Return an id for a request that no other one has."""
+    return f"{prefix}{uuid.uuid4().hex}"

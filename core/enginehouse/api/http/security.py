@@ -26,7 +26,7 @@ from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflig
 from enginehouse.api.http.permissions import PUBLIC, ticket_of
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.identity import Identity
-from enginehouse.contract.surface import ErrorAnswer
+from enginehouse.contract.surface import ErrorAnswer, Surface
 from enginehouse.settings.config import Settings, is_loopback
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
 
@@ -34,6 +34,9 @@ __all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome", "written_
 
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""
+
+SURFACE_KEY = "enginehouse.surface"
+"""Key of the surface of a request's address in its ASGI scope."""
 
 _MAX_TRACE_BYTES = 512
 _MAX_SHOWN_CHARS = 100
@@ -44,10 +47,12 @@ def note_outcome(scope: Scope, outcome: str) -> None:
     record_of(scope).outcome = outcome
 
 
-def written_error(answer: ErrorAnswer, scope: Scope) -> bytes:
-    """Return the body of an error, with the codes of the caller's profile; the caller may not be known yet."""
+def written_error(answer: ErrorAnswer, scope: Any) -> bytes:
+    """Return the body of an error, written by the surface of the address, with the codes of the caller's profile."""
     profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
-    return msgspec.json.encode(error_body(for_client(answer, profile)))
+    surface: Surface | None = scope.get(SURFACE_KEY)
+    write = error_body if surface is None else surface.error
+    return msgspec.json.encode(write(for_client(answer, profile)))
 
 
 class Guard:
@@ -56,6 +61,7 @@ class Guard:
     Args:
         callers: authenticates callers.
         admission: closes the tickets of requests, and counts the bytes of their bodies.
+        find_surface: returns the surface of an address, which writes the bodies of errors there.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
@@ -68,12 +74,15 @@ class Guard:
         settings: Settings,
         callers: Callers,
         admission: Admission,
+        *,
+        find_surface: Callable[[str], Surface | None],
         on_end: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self.app = app
         self._on_end = on_end
         self._callers = callers
         self._admission = admission
+        self._find_surface = find_surface
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
@@ -166,6 +175,7 @@ class Guard:
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
         scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]
+        scope[SURFACE_KEY] = self._find_surface(scope["path"])  # type: ignore[literal-required]
         if key is not None:
             record_of(scope).key = key.name
 

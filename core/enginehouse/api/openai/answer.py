@@ -18,7 +18,7 @@ from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.openai.choice_parser import ChoiceParser, call_piece
 from enginehouse.api.openai.compression import compression_figures
 from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.api.openai.prompt_scores import PromptScores, ScoreFields
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.surface import Assembler, CallPiece, Piece
 from enginehouse.contract.types import (
@@ -34,7 +34,7 @@ from enginehouse.contract.types import (
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "WholeCall", "event_batches", "model_name"]
+__all__ = ["Assembly", "Choice", "WholeCall", "event_batches"]
 
 
 @define
@@ -100,6 +100,7 @@ class Assembly:
     """Output of all prompts of one API call; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
 
     Attributes:
+        id: that of the first request, and of the response.
         running: one accepted request per prompt.
         is_streamed: True if pieces are sent as they arrive.
         has_details: True if the response has the extension member.
@@ -114,6 +115,7 @@ class Assembly:
         ended: choices that have ended, by index.
     """
 
+    id: str
     running: Sequence[RunningRequest]
     num_choices: int
     record: AccessRecord
@@ -141,9 +143,27 @@ class Assembly:
                 self.choices.append(Choice(index))
 
     @property
+    def model(self) -> str:
+        """The model name for responses: its own name, or in some profiles the requested one."""
+        running = self.running[0]
+        asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
+        return asked or running.model.name
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts, as counted when they were accepted."""
+        return sum(running.generation.num_prompt_tokens for running in self.running)
+
+    @property
     def num_prompts(self) -> int:
         """Number of requests that must end."""
         return len(self.running)
+
+    def score_prompts(self, fields: ScoreFields) -> None:
+        """Report the log-probabilities of the prompts' tokens, if ``fields`` ask for them and the model honours it."""
+        is_asked = fields.loglikelihood or fields.prompt_logprobs is not None
+        if is_asked and self.running[0].request.num_prompt_logprobs is not None:
+            self.scores = PromptScores(fields, self.num_prompts)
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces that ``event`` adds, possibly none."""
@@ -227,7 +247,7 @@ class Assembly:
     def break_off(self) -> None:
         """Record the cost and the number of replays so far of a response that ends before it is complete."""
         record = self.record
-        record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
+        record.prompt_tokens = self.num_prompt_tokens
         record.completion_tokens = self.num_tokens
         record.replays = self._num_replays()
         self._note_figures()
@@ -284,12 +304,6 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
-
-
-def model_name(running: RunningRequest) -> str:
-    """Return the model name for responses: its own name, or in some profiles the requested one."""
-    asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
-    return asked or running.model.name
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from enginehouse.api.http.errors import error_body
-from enginehouse.api.openai.answer import Assembly, Choice, model_name
+from enginehouse.api.openai.answer import Assembly, Choice
 from enginehouse.api.openai.encoding import chat_logprobs, held_chunks, with_details
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.types import TokenLogprob
@@ -42,16 +42,16 @@ class ChatOptions:
 class ChatDialect:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
-    def __init__(self, request_id: str, assembly: Assembly, options: ChatOptions) -> None:
+    def __init__(self, assembly: Assembly, options: ChatOptions) -> None:
         profile, running = options.profile, assembly.running[0]
         self._profile = profile
         self._assembly = assembly
         self._usage = options.usage
         self._reasoning_fields = _REASONING_FIELDS[profile.reasoning_field or options.reasoning_field]
         self._head = {
-            "id": request_id,
+            "id": assembly.id,
             "created": int(time.time()),
-            "model": model_name(running),
+            "model": assembly.model,
             "system_fingerprint": running.card.fingerprint,
         }
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from enginehouse.api.http.errors import error_body
-from enginehouse.api.openai.answer import Assembly, Choice, model_name
+from enginehouse.api.openai.answer import Assembly, Choice
 from enginehouse.api.openai.encoding import LegacyLogprobs, held_chunks, with_details
 from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
@@ -42,15 +42,13 @@ class CompletionDialect:
         echoes: one per prompt if prompts are echoed, else empty.
     """
 
-    def __init__(
-        self, request_id: str, assembly: Assembly, options: CompletionOptions, echoes: Sequence[Echo] = ()
-    ) -> None:
+    def __init__(self, assembly: Assembly, options: CompletionOptions, echoes: Sequence[Echo] = ()) -> None:
         model = assembly.running[0].model
         self._head = {
-            "id": request_id,
+            "id": assembly.id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model_name(assembly.running[0]),
+            "model": assembly.model,
             "system_fingerprint": assembly.running[0].card.fingerprint,
         }
         self._assembly = assembly

@@ -173,8 +173,10 @@ _log = logging.getLogger("enginehouse.prompts")
 
 
 def log_prompts(requests: Iterable[GenerateRequest]) -> None:
-    """Log the prompt of each request: its id and, as JSON, its messages, text or token ids."""
+    """Log the prompt of each request that allows it: its id and, as JSON, its messages, text or token ids."""
     for request in requests:
+        if not request.log_prompt:
+            continue
         prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
         line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"
         if request.suffix is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ from enginehouse.api.http.sse import ResponseStream
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, event_batches
 from enginehouse.api.openai.compression import compression_headers
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
+from enginehouse.api.openai.decoding import Decoded
 from enginehouse.api.openai.details import (
     AnswerDetails,
     asks_for_details,
@@ -30,8 +31,7 @@ from enginehouse.api.openai.details import (
 from enginehouse.api.openai.encoding import encode_json, log_prompts
 from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.prompt_scores import PromptScores
-from enginehouse.contract.surface import SSE, Assembler
+from enginehouse.contract.surface import Assembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import aside
@@ -44,21 +44,28 @@ _LOGPROB_BYTES = 256
 _MANY_LOGPROBS = 500  # with twenty alternatives each, written in about 10 ms
 
 
-@frozen(eq=False, kw_only=True)
+@frozen(eq=False)
 class GenerationResponse:
     """An ASGI response. Refusals are raised before its first byte.
 
     Attributes:
         requests: one per prompt.
-        assembler: creates the writer of this response, once every prompt has been accepted.
-        prepare: awaited before that, with the accepted requests.
     """
 
     state: ApiState
-    decoded: Decoded[GenerationBody]
+    route: GenerationRoute
+    call: Decoded[Any]
     requests: Sequence[GenerateRequest]
-    assembler: Callable[[Assembly], Assembler]
-    prepare: Callable[[Sequence[RunningRequest]], Awaitable[None]] | None = None
+
+    @classmethod
+    async def make(cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]) -> GenerationResponse:
+        """Return the response to a call; prepares the requests of a large one off the event loop.
+
+        Raises:
+            RequestError: the body is invalid.
+        """
+        requests = await aside(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
+        return cls(state, route, call, requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the request, and send the response as it is generated; stops as soon as the client disconnects."""
@@ -88,15 +95,15 @@ class GenerationResponse:
             RequestError: the caller may not use the model or the priority.
             RateLimited: it has used up its tokens.
         """
-        caller, body = self.decoded.caller, self.decoded.body
-        if not self.state.pipeline.is_routed(body.model):  # a router only considers allowed models
-            check_model(caller, body.model, self.state.manager)
-        check_priority(caller, body.priority)
-        num_tokens = await aside(self.decoded.is_large, lambda: estimate_tokens(self.requests))
+        caller, first = self.call.caller, self.requests[0]
+        if not self.state.pipeline.is_routed(first.model):  # a router only considers allowed models
+            check_model(caller, first.model, self.state.manager)
+        check_priority(caller, first.priority)
+        num_tokens = await aside(self.call.is_large, lambda: estimate_tokens(self.requests))
         await self.state.admission.reserve(ticket, num_tokens)
 
     def _timeouts(self) -> Timeouts:
-        model = self.state.manager.find(self.state.pipeline.usual_model(self.decoded.body.model))
+        model = self.state.manager.find(self.state.pipeline.usual_model(self.requests[0].model))
         return timeouts_of(self.state.settings.limits, model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
@@ -107,22 +114,23 @@ class GenerationResponse:
             _give_up(exchange, record)
             return
         record.model, record.parameters = running[0].model.name, running[0].parameters
-        if self.decoded.body.log_prompt and server.log_prompts:
+        if server.log_prompts:
             log_prompts(self.requests)
-        body = self.decoded.body
-        assembly = answer.assembly = Assembly(
-            running, body.num_choices, record, body.stream, asks_for_details(scope["headers"], server.details)
-        )
-        if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
-            assembly.scores = PromptScores(self.decoded.body, len(running))
-        assembler = self.assembler(assembly)
+        has_details = asks_for_details(scope["headers"], server.details)
+        first = self.requests[0]
+        assembly = Assembly(first.request_id, running, first.num_choices, record, self.call.body.stream, has_details)
+        assembler = await exchange.until_ended(self.route.assemble(self.call, assembly))
+        if exchange.is_ended:
+            _give_up(exchange, record)
+            return
+        answer.assembly = assembly
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
-        profile = self.decoded.caller.profile
-        headers = self.decoded.headers(left_out) + routed_headers(running, profile)
+        profile = self.call.caller.profile
+        headers = self.call.headers(left_out) + routed_headers(running, profile)
         headers += compression_headers(running, profile)
         details = self._details(assembly, scope)
-        if body.stream:
-            stream = ResponseStream(send, exchange, SSE, assembler, profile=profile, headers=headers)
+        if assembly.is_streamed:
+            stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)
             await stream.write(assembly, _batches(assembly), details)
             return
         await assembly.fold(_batches(assembly), assembler)
@@ -139,8 +147,8 @@ class GenerationResponse:
         record, request = record_of(scope), self.requests[0]
         record.answer_id = request.request_id
         record.request_id = record.request_id or request.request_id
-        record.stream, record.asked_model = self.decoded.body.stream, request.model
-        record.num_choices = len(self.requests) * self.decoded.body.num_choices
+        record.stream, record.asked_model = self.call.body.stream, request.model
+        record.num_choices = len(self.requests) * request.num_choices
         return record
 
     def _details(self, assembly: Assembly, scope: Scope) -> AnswerDetails | None:
@@ -148,8 +156,8 @@ class GenerationResponse:
         if not assembly.has_details:
             return None
         server = self.state.settings.server
-        shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=foreign_sign(scope) is None)
-        return AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
+        shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
+        return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
     async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
         """Submit every prompt to the engine; returns None if the exchange ended meanwhile."""
@@ -171,9 +179,6 @@ class GenerationResponse:
                 same = [evolve(request, model=submitted[0].model.name) for request in others]
                 rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
                 submitted = None if rest is None else [*submitted, *rest]
-        if submitted is not None and self.prepare is not None:
-            await exchange.until_ended(self.prepare(submitted))
-            return None if exchange.is_ended else submitted
         return submitted
 
 
