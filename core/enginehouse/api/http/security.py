@@ -9,6 +9,7 @@ the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticat
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -38,6 +39,8 @@ CONNECTION_KEY = "enginehouse.connection"
 SURFACE_KEY = "enginehouse.surface"
 """Key of the surface of a request's address in its ASGI scope."""
 
+_log = logging.getLogger("enginehouse.server")
+
 _MAX_TRACE_BYTES = 512
 _MAX_SHOWN_CHARS = 100
 
@@ -51,8 +54,13 @@ def written_error(answer: ErrorAnswer, scope: Any) -> bytes:
     """Return the body of an error, written by the surface of the address, with the codes of the caller's profile."""
     profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
     surface: Surface | None = scope.get(SURFACE_KEY)
-    write = error_body if surface is None else surface.error
-    return msgspec.json.encode(write(for_client(answer, profile)))
+    answer = for_client(answer, profile)
+    if surface is not None:
+        try:
+            return msgspec.json.encode(surface.error(answer))
+        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
+            _log.exception("the surface %r could not write an error", surface.name)
+    return msgspec.json.encode(error_body(answer))
 
 
 class Guard:
