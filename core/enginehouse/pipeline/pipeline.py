@@ -13,7 +13,13 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Generation
-from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
 from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.capabilities import Capability, check_parameters
@@ -210,6 +216,8 @@ class Pipeline:
     async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
+        if model.info.task != "generate":
+            raise UnsupportedTask(model.name, model.info.task, "generate")
         timeouts = timeouts_of(self._settings.limits, model.settings)
         backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
         if backlog is not None:

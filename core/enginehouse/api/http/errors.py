@@ -43,6 +43,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
     TotalTimeout,
     UnsupportedParameter,
+    UnsupportedTask,
 )
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.profiles import Profile
@@ -110,6 +111,7 @@ _log = logging.getLogger("enginehouse.server")
 # Most specific first: status, type, code.
 _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (UnsupportedParameter, 400, "invalid_request_error", "unsupported_parameter"),
+    (UnsupportedTask, 400, "invalid_request_error", "unsupported_task"),
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (RenderError, 400, "invalid_request_error", "template_error"),
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),

@@ -107,6 +107,7 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
         "backend": status.backend,
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
+        "task": info.task if info else None,
         **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile.name)),
     }
 
@@ -138,6 +139,7 @@ def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "backend": None,
         "num_restarts": 0,
         "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
+        "task": "generate",
         **_UNKNOWN,
     }
 
