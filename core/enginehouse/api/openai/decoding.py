@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 from cattrs import Converter
 
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
@@ -94,9 +94,10 @@ class GenerationBody(RequestBody, GenerationFields):
         return 0 if self.loglikelihood and self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
-    def asks_for_scores(self) -> bool:
-        """True if the response includes log-probabilities of the prompt."""
-        return self.loglikelihood or self.prompt_logprobs is not None
+    def namespace(self) -> str:
+        """The prefix-cache namespace within the caller's own."""
+        # The same text may be written in two ways, but only with the salt, known only to those who share it.
+        return f"{self.cache_salt}\0{self.prompt_cache_key}" if self.prompt_cache_key else self.cache_salt
 
     @property
     def num_choices(self) -> int:
@@ -139,17 +140,26 @@ class Decoded(Generic[_B_co]):
             num_choices=body.num_choices,
             sampling=body.sampling(),
             stopping=body.stopping(),
-            extensions=self.extensions,
             constraint=body.constraint(),
             num_prompt_logprobs=body.num_prompt_logprobs,
             compression=read_compression(body.compression),
-            namespace=self.caller.namespace(body.cache_salt, body.prompt_cache_key),
-            profile=self.caller.profile.name,
-            caller=self.caller.name,
-            allowed_models=self.caller.allowed_models,
-            is_large=self.is_large,
+            namespace=body.namespace,
+            log_prompt=body.log_prompt,
             **body.options(),
             **prompt,
+        )
+
+    def identify(self, request: GenerateRequest) -> GenerateRequest:
+        """Return a request of the body with what core knows of its caller, and the plugins' fields."""
+        caller = self.caller
+        return evolve(
+            request,
+            extensions=self.extensions,
+            namespace=caller.namespace(request.namespace),
+            profile=caller.profile.name,
+            caller=caller.name,
+            allowed_models=caller.allowed_models,
+            is_large=self.is_large,
         )
 
     def headers(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -221,12 +231,13 @@ class BodyDecoder(Generic[_B_co]):
         except (InvalidRequest, RecursionError) as error:
             raise InvalidRequest(str(error)) from error
         structured, extensions = self._structure(known, unsupported)
+        inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
         return Decoded(
             body=structured,
             caller=caller,
             extensions=extensions,
             given=frozenset(known),
-            ignored=(*self._find_ignored(data), *self._body_class.find_ignored(known)),
+            ignored=(*self._find_ignored(data), *inner),
             unsupported=tuple(unsupported),
             is_large=len(body) >= _LARGE_BYTES,
         )
@@ -242,7 +253,8 @@ class BodyDecoder(Generic[_B_co]):
             except Exception as error:
                 raise decode_problem(error) from error
             try:
-                structured.check(self._limits)
+                if isinstance(structured, RequestBody):
+                    structured.check(self._limits)
             except UnsupportedParameter as error:
                 if self._rejects or error.param is None or not _leave_out(known, error.param):
                     raise

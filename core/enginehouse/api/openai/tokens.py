@@ -6,26 +6,25 @@ model's worker.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import NOTHING, evolve, frozen
-from litestar import Request, Response, post
-from litestar.handlers import HTTPRouteHandler
+from litestar import Request, Response
 
 from enginehouse.api.http.access import RECORD_KEY
-from enginehouse.api.http.body import read_body
-from enginehouse.api.http.callers import caller_of, check_model
-from enginehouse.api.http.state import ApiState
+from enginehouse.api.http.callers import check_model
+from enginehouse.api.http.state import ApiState, HandlerRoute
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.decoding import MAX_TOKEN_IDS, BodyDecoder, Decoded, RequestBody
+from enginehouse.api.openai.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
 from enginehouse.api.openai.encoding import encode_json, token_text
 from enginehouse.api.openai.raw_prompt import read_token_ids
+from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.rows import row
 from enginehouse.contract.shapes import TOKEN_ID, MessageBody
+from enginehouse.contract.surface import Route, new_id
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
@@ -35,6 +34,7 @@ from enginehouse.settings.config import LimitsSettings
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
 
 _C = TypeVar("_C", bound=ChatBody)
+_Request = Request[Any, Any, Any]
 
 _MANY_TOKENS = 20_000  # written in about 10 ms
 
@@ -124,58 +124,68 @@ class DetokenizeBody(RequestBody):
     )
 
 
-def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """Return the routes, relative to the mount prefix of the API."""
-    settings, replays = state.settings, state.pipeline.replays
-    shared = (state.registry.request_fields, settings.limits, settings.server.unsupported_parameters)
-    tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
-    detokenize_decoder = BodyDecoder(DetokenizeBody, *shared)
-    template_decoder = BodyDecoder(ApplyTemplateBody, *shared)
+def token_routes(state: ApiState) -> list[Route]:
+    """Return the routes, without a prefix."""
+    replays = state.pipeline.replays
 
-    async def read(request: Request[Any, Any, Any]) -> bytes:
-        return await read_body(request.receive, settings.limits.max_body_bytes)
-
-    @post("/tokenize", status_code=200)
-    async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Return the token ids of a text or a chat."""
-        decoded = await tokenize_decoder.read(await read(request), caller_of(request.scope))
-        body = decoded.body
-        check_model(decoded.caller, body.model, state.manager)
+    async def tokenize(request: _Request, call: Decoded[TokenizeBody]) -> Response[bytes]:
+        body = call.body
+        check_model(call.caller, body.model, state.manager)
         async with state.manager.use(body.model) as model:
-            prompt = await _tokenized_prompt(state, decoded, model)
-            token_ids = await prompt.tokenize(replays, decoded.caller.name)
+            prompt = await _tokenized_prompt(state, call, model)
+            token_ids = await prompt.tokenize(replays, call.caller.name)
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
-                pieces = await replays.pieces(model, token_ids, decoded.caller.name)
+                pieces = await replays.pieces(model, token_ids, call.caller.name)
         written = await aside(
             len(token_ids) > _MANY_TOKENS,
             lambda: encode_json(_tokenized(body, token_ids, pieces, model.info.max_context)),
         )
-        return _answer(request, decoded, model, written, prompt.unsupported)
+        return _answer(request, call, model, written, prompt.unsupported)
 
-    @post("/detokenize", status_code=200)
-    async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Return the text of token ids, with control tokens by name."""
-        decoded = await detokenize_decoder.read(await read(request), caller_of(request.scope))
-        token_ids = await aside(
-            decoded.is_large, lambda: read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
-        )
-        check_model(decoded.caller, decoded.body.model, state.manager)
-        async with state.manager.use(decoded.body.model) as model:
-            text = await replays.detokenize(model, token_ids, decoded.caller.name)
-        return _answer(request, decoded, model, encode_json({"content": text, "prompt": text}))
+    async def detokenize(request: _Request, call: Decoded[DetokenizeBody]) -> Response[bytes]:
+        token_ids = await aside(call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True))
+        check_model(call.caller, call.body.model, state.manager)
+        async with state.manager.use(call.body.model) as model:
+            text = await replays.detokenize(model, token_ids, call.caller.name)
+        return _answer(request, call, model, encode_json({"content": text, "prompt": text}))
 
-    @post("/apply-template", status_code=200)
-    async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Return the prompt that a chat request produces."""
-        decoded = await template_decoder.read(await read(request), caller_of(request.scope))
-        check_model(decoded.caller, decoded.body.model, state.manager)
-        async with state.manager.use(decoded.body.model) as model:
-            prompt = await state.pipeline.prompt(await _chat(decoded), model)
+    async def apply_template(request: _Request, call: Decoded[ApplyTemplateBody]) -> Response[bytes]:
+        check_model(call.caller, call.body.model, state.manager)
+        async with state.manager.use(call.body.model) as model:
+            prompt = await state.pipeline.prompt(await _chat(call), model)
         text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, decoded, model, encode_json({"prompt": text}), prompt.unsupported)
+        return _answer(request, call, model, encode_json({"prompt": text}), prompt.unsupported)
 
-    return [tokenize, detokenize, apply_template]
+    return [
+        HandlerRoute(
+            path="/tokenize",
+            name="tokenize",
+            summary="Token ids of a text or a chat",
+            body=TokenizeBody,
+            handle=tokenize,
+            request_schema=reference("TokenizeRequest"),
+            response_schema=reference("Tokens"),
+        ),
+        HandlerRoute(
+            path="/detokenize",
+            name="detokenize",
+            summary="The text of token ids",
+            body=DetokenizeBody,
+            handle=detokenize,
+            request_schema=reference("DetokenizeRequest"),
+            response_schema=reference("DetokenizedText"),
+        ),
+        HandlerRoute(
+            path="/apply-template",
+            name="apply_template",
+            summary="The prompt that a chat makes",
+            body=ApplyTemplateBody,
+            handle=apply_template,
+            request_schema=reference("ApplyTemplateRequest"),
+            response_schema=reference("RenderedPrompt"),
+        ),
+    ]
 
 
 async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
@@ -191,8 +201,9 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], mod
 
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
     """Return the body's chat as a request."""
-    request_id = f"prompt-{uuid.uuid4().hex}"
-    return await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
+    return await aside(
+        decoded.is_large, lambda: decoded.identify(decoded.request(new_id("prompt-"), **decoded.body.chat()))
+    )
 
 
 def _tokenized(

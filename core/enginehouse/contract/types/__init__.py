@@ -10,7 +10,7 @@ choice; a *step* is one scheduler iteration; a *batch* is the sequences of one f
 from __future__ import annotations
 
 from enginehouse.contract.types.chats import Chat, Image, MediaPart, Message, Thinking, Tool, ToolCall, ToolUse
-from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo
+from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo, Task
 from enginehouse.contract.types.events import (
     CacheMiss,
     CallDelta,
@@ -73,6 +73,7 @@ __all__ = [
     "SamplingParams",
     "Segment",
     "StopParams",
+    "Task",
     "TextDelta",
     "Thinking",
     "TokenLogprob",

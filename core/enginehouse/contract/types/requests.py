@@ -138,6 +138,7 @@ class GenerateRequest(RequestOptions):
         caller: name of the caller; callers take turns.
         allowed_models: names of the models that the caller may use; None is all.
         is_large: preparing the request may take long, so it is done outside the event loop.
+        log_prompt: the client allows the server to log the prompt.
     """
 
     request_id: str
@@ -162,3 +163,4 @@ class GenerateRequest(RequestOptions):
     caller: str = ""
     allowed_models: frozenset[str] | None = None
     is_large: bool = False
+    log_prompt: bool = False
