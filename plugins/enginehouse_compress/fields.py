@@ -15,26 +15,24 @@ NAME = "compression"
 
 @frozen(kw_only=True)
 class CompressionBody:
-    """``compression`` as an object.
+    """``compression`` as an object."""
 
-    Attributes:
-        method: name of a compressor.
-        ratio: share of the compressible tokens that is kept.
-    """
-
-    method: str | None = None
-    ratio: float | None = field(default=None, validator=optional([gt(0), le(1)]))
+    method: str | None = field(default=None, metadata={"description": "Name of a compressor."})
+    ratio: float | None = field(
+        default=None,
+        validator=optional([gt(0), le(1)]),
+        metadata={"description": "Share of the compressible tokens that is kept."},
+    )
 
 
 @frozen(kw_only=True)
 class CompressionFields:
-    """Fields of the request body.
+    """Fields of the request body."""
 
-    Attributes:
-        compression: shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
-    """
-
-    compression: bool | CompressionBody | None = None
+    compression: bool | CompressionBody | None = field(
+        default=None,
+        metadata={"description": "Shorten the prompt: false, true, or an object with `method` and `ratio`."},
+    )
 
 
 def asked_compression(request: GenerateRequest) -> bool | CompressionBody | None:

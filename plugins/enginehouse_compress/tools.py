@@ -113,10 +113,9 @@ class EngineTools:
             num_prompt_logprobs=0,
             sampling=SamplingParams(temperature=0.0, seed=0),
             stopping=StopParams(max_tokens=1),
-            priority=self._request.priority,
             namespace=self._request.namespace,
-            cache_prompt=self._request.cache_prompt,
             caller=self._request.caller,
+            **self._request.options(),
         )
         generation = await self._scorer.submit(request)
         self.num_scored_tokens += generation.num_prompt_tokens

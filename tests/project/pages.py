@@ -35,7 +35,7 @@ from enginehouse_otel.options import OtelOptions
 from .error_codes import code_table
 from .parameters import parameter_table
 from .repository import ROOT
-from .sampling_fields import field_table, step_table
+from .sampling_fields import body_tables, field_table, step_table
 
 __all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
 
@@ -45,7 +45,7 @@ COMMAND = "cd tests && python -m project.pages"
 def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
-        "docs/api.md": {"parameters": parameter_table()},
+        "docs/api.md": {"parameters": parameter_table(), **body_tables()},
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),

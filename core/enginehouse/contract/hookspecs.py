@@ -37,6 +37,7 @@ from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.server_events import ServerEvent
 from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.surface import Surface
 
 __all__ = [
     "API_VERSION",
@@ -56,6 +57,7 @@ __all__ = [
     "register_routers",
     "register_samplers",
     "register_structured_decoders",
+    "register_surfaces",
     "register_tool_parsers",
 ]
 
@@ -268,6 +270,24 @@ def register_compressors(register: Callable[[Compressor], None], options: Any, a
         @enginehouse.hookimpl
         def register_compressors(register):
             register(MyCompressor())
+    """
+
+
+@hookspec
+def register_surfaces(register: Callable[[Surface], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Register surfaces, the APIs that clients speak (see ``enginehouse.contract.surface``).
+
+    The setting ``server.surfaces`` names those that are on; all are by default. Core serves the routes of a surface,
+    with keys, limits, queues, cancellation, metrics and the log; two surfaces with one address stop the start.
+
+    ``requests`` and ``assemble`` of a route are called once per request, the methods of an assembler for each piece of
+    its output, on the event loop: they must not block. An exception in them fails that request only.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_surfaces(register):
+            register(MySurface())
     """
 
 

@@ -12,10 +12,16 @@ from collections.abc import Mapping, Sequence
 from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.backend import Generation
-from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
 from enginehouse.contract.types import GenerateRequest, ModelInfo, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse.pipeline.capabilities import Capability, find_unsupported
+from enginehouse.pipeline.capabilities import Capability, find_unsupported, without_parameters
 from enginehouse.pipeline.chat_formats import ChatFormats
 from enginehouse.pipeline.media import MediaReader
 from enginehouse.pipeline.model_card import ModelCard, ModelCards
@@ -26,7 +32,6 @@ from enginehouse.pipeline.preparing import Preparers, Reports
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
-from enginehouse.pipeline.request_parameters import without_parameters
 from enginehouse.pipeline.routing import (
     OnDiscarded,
     Plan,
@@ -207,6 +212,8 @@ class Pipeline:
         """Start the request if the model's queue has a place for it."""
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
+        if model.info.task != "generate":
+            raise UnsupportedTask(model.name, model.info.task, "generate")
         backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
         if backlog is not None:
             backlog.check(request.caller, request.priority, timeouts_of(self._settings.limits, model.settings).queue_s)

@@ -59,11 +59,10 @@ def engine_request(prepared: Prepared, queue_s: float | None) -> EngineRequest:
         reasoning=prompt.reasoning,
         constraint=plan.constraint if plan is not None else request.constraint,
         prediction_token_ids=tuple(prepared.prediction_token_ids or ()),
-        priority=request.priority,
         namespace=request.namespace,
-        cache_prompt=request.cache_prompt,
         caller=request.caller,
         queue_timeout_s=queue_s,
+        **request.options(),
     )
 
 

@@ -9,9 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.preparer import Preparer
-from enginehouse.contract.request_fields import RequestField
-from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.kinds import PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.records import PluginRecord
@@ -32,11 +30,6 @@ class PluginRegistry(PluginObjects):
 
     request_fields: Mapping[str, RequestField]
     plugins: Sequence[PluginRecord]
-
-    @property
-    def field_owners(self) -> Mapping[str, SamplerPlugin | Preparer]:
-        """The objects that declare request fields, by name: the key of their fields in a request's ``extensions``."""
-        return {**self.samplers, **self.preparers}
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:

@@ -74,6 +74,7 @@ class ServerSettings:
         unsupported_parameters: ``reject`` answers 400 to a known field that is not supported, ``report`` serves the
             request and lists the field in a response header.
         profile: the API profile (defaults, names and shapes), unless the request path or the key selects another.
+        surfaces: names of the APIs that this server speaks; unset means all: ``openai`` and those of installed plugins.
         log_format: ``text`` writes human-readable log lines, ``json`` one JSON object per line.
         show_prompts: show the prompts of running requests to keys with the scope ``admin``, and include in the details
             of their answers the cached token at which a prompt diverges from the prefix cache. Without keys, show them
@@ -105,6 +106,7 @@ class ServerSettings:
     insecure: bool = False
     unsupported_parameters: Literal["reject", "report"] = "reject"
     profile: ProfileName = "openai"
+    surfaces: tuple[str, ...] | None = None
     log_format: Literal["text", "json"] = "text"
     show_prompts: bool = False
     key_metrics: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from attrs import evolve
 
 from enginehouse.contract.backend import Progress
 from enginehouse.contract.errors import (
@@ -283,7 +284,7 @@ class WorkerEngine:
         self._check_room()
         if resume is not None:
             # A request that has once started must not time out in the queue again.
-            request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
+            request = evolve(request, request_id=link_id, queue_timeout_s=None)
         self._connection.send(Submit(request, resume))
         self._requests.add(link_id, generation)
         self.backlog.enter(generation.request_id, request.caller, request.priority)

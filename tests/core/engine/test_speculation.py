@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -244,7 +243,7 @@ def test_drafts_leave_nothing_behind(
         request = EngineRequest(
             request_id=f"q{index}", sampling=sampling, stopping=stopping, num_choices=one["num_choices"]
         )
-        unending = msgspec.structs.replace(request, stopping=StopParams(max_tokens=80, ignore_eos=True))
+        unending = attrs.evolve(request, stopping=StopParams(max_tokens=80, ignore_eos=True))
         prompt = prompt_of(index, one["length"])
         requests.append((request, prompt))
         endless.append((unending, prompt))

@@ -282,8 +282,9 @@ def test_hook_register_preparers(install: Install) -> None:
 
     registry = load(allow=("one",))
 
-    assert registry.preparers == registry.field_owners == {"hasty": hasty}
-    assert (registry.request_fields["haste"].sampler, registry.request_fields["haste"].plugin) == ("", "one")
+    haste = registry.request_fields["haste"]
+    assert registry.preparers == {"hasty": hasty}
+    assert (haste.owner, haste.plugin, haste.is_sampled) == ("hasty", "one", False)
     assert "the request field 'haste' is taken by 'one'" in (record_of(registry, "one").error or "")
 
 
@@ -351,7 +352,7 @@ def test_hook_register_samplers(install: Install) -> None:
 
     assert registry.samplers["spice"] is spice
     field = registry.request_fields["spiciness"]
-    assert (field.sampler, field.plugin, field.attribute.type) == ("spice", "one", float)
+    assert (field.owner, field.plugin, field.attribute.type) == ("spice", "one", float)
 
 
 def test_hook_register_logits_processors(install: Install) -> None:
@@ -370,7 +371,7 @@ def test_hook_register_logits_processors(install: Install) -> None:
 
     assert registry.logits_processors["calmer"] is calmer
     assert role_of(registry.samplers["calmer"]) == "processor"
-    assert registry.request_fields["calm"].sampler == "calmer"
+    assert registry.request_fields["calm"].owner == "calmer"
     assert "is taken" in (record_of(registry, "one").error or "")
 
 

@@ -7,7 +7,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
+import attrs
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,7 +222,7 @@ class Client:
             await question.answer()
             return
         stopping = StopParams(max_tokens=self.length)
-        request = msgspec.structs.replace(request, stopping=stopping, constraint=self.constraint)
+        request = attrs.evolve(request, stopping=stopping, constraint=self.constraint)
         generation = ReplayedGeneration(request, place, 3600.0, (self.text,))
         place.add(model, generation)  # type: ignore[arg-type]
         try:

@@ -1,24 +1,25 @@
 """Assembly of engine events into choices, shared by streamed and whole responses.
 
 An :class:`Assembly` turns events into pieces, through a parser if the output may contain reasoning or tool calls. A
-stream encodes each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire
-formats are in ``chat`` and ``completions``, which implement :class:`Dialect`.
+stream sends each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire formats
+are those of a surface's :class:`~enginehouse.contract.surface.Assembler`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import define, field
 
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.openai.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
+from enginehouse.api.openai.choice_parser import ChoiceParser, call_piece
 from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.api.openai.prompt_scores import PromptScores, ScoreFields
 from enginehouse.api.openai.reports import report_figures
 from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.surface import Assembler, CallPiece, Piece
 from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
@@ -32,7 +33,7 @@ from enginehouse.contract.types import (
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]
+__all__ = ["Assembly", "Choice", "WholeCall", "event_batches"]
 
 
 @define
@@ -93,36 +94,15 @@ class Choice:
         return "".join(self.reasonings)
 
 
-class Dialect(Protocol):
-    """Wire format of one endpoint's response; created per request."""
-
-    def opening(self) -> bytes:
-        """Return the events before the first piece, possibly none."""
-        ...
-
-    def event(self, piece: Piece) -> bytes:
-        """Return one server-sent event."""
-        ...
-
-    def flush(self) -> bytes:
-        """Return the events that were held back, at the end of a stream without a usage event."""
-        ...
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the event with the token counts."""
-        ...
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """Return the JSON of a response that is not streamed."""
-        ...
-
-
 @define
 class Assembly:
     """Output of all prompts of one API call; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
 
     Attributes:
+        id: that of the first request, and of the response.
         running: one accepted request per prompt.
+        is_streamed: True if pieces are sent as they arrive.
+        has_details: True if the response has the extension member.
         choices: output of each choice so far; for a stream, without log-probabilities.
         prompt_logprobs: per prompt, its tokens except the first, if requested; complete before the first piece of that
             prompt.
@@ -134,9 +114,12 @@ class Assembly:
         ended: choices that have ended, by index.
     """
 
+    id: str
     running: Sequence[RunningRequest]
     num_choices: int
     record: AccessRecord
+    is_streamed: bool = False
+    has_details: bool = False
     finished: list[RequestFinished] = field(factory=list)
     choices: list[Choice] = field(factory=list)
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
@@ -159,9 +142,27 @@ class Assembly:
                 self.choices.append(Choice(index))
 
     @property
+    def model(self) -> str:
+        """The model name for responses: its own name, or in some profiles the requested one."""
+        running = self.running[0]
+        asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
+        return asked or running.model.name
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts, as counted when they were accepted."""
+        return sum(running.generation.num_prompt_tokens for running in self.running)
+
+    @property
     def num_prompts(self) -> int:
         """Number of requests that must end."""
         return len(self.running)
+
+    def score_prompts(self, fields: ScoreFields) -> None:
+        """Report the log-probabilities of the prompts' tokens, if ``fields`` ask for them and the model honours it."""
+        is_asked = fields.loglikelihood or fields.prompt_logprobs is not None
+        if is_asked and self.running[0].request.num_prompt_logprobs is not None:
+            self.scores = PromptScores(fields, self.num_prompts)
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces that ``event`` adds, possibly none."""
@@ -201,8 +202,8 @@ class Assembly:
         else:
             pieces += parser.finish(event.finish_reason)
 
-    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> list[Choice]:
-        """Return every complete choice once the last one has ended."""
+    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler) -> None:
+        """Collect every choice for a whole response, until the last one has ended."""
         mark = self.record.pace.mark
         async for prompt, events in batches:
             pieces: list[Piece] = []
@@ -213,7 +214,7 @@ class Assembly:
             for piece in pieces:
                 if piece.scores is None:
                     self.choices[piece.index].add(piece)
-        return self.choices
+                assembler.push(piece)
 
     def sent(self, pieces: Sequence[Piece]) -> None:
         """Record the time and content of pieces that a stream has sent."""
@@ -245,7 +246,7 @@ class Assembly:
     def break_off(self) -> None:
         """Record the cost and the number of replays so far of a response that ends before it is complete."""
         record = self.record
-        record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
+        record.prompt_tokens = self.num_prompt_tokens
         record.completion_tokens = self.num_tokens
         record.replays = self._num_replays()
         self._note_figures()
@@ -302,12 +303,6 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
-
-
-def model_name(running: RunningRequest) -> str:
-    """Return the model name for responses: its own name, or in some profiles the requested one."""
-    asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
-    return asked or running.model.name
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

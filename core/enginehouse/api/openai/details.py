@@ -9,13 +9,11 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from enginehouse.api.openai.answer import Assembly, Choice, Dialect
-from enginehouse.api.openai.choice_parser import Piece
+from enginehouse.api.openai.answer import Assembly
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.encoding import encode_json, encode_line
 from enginehouse.api.openai.reports import shown_reports
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.request_fields import RequestField
+from enginehouse.contract.rows import RequestField
 from enginehouse.pipeline.parameters import Origin, Parameters
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.pipeline.routing import Routed
@@ -24,7 +22,6 @@ from enginehouse.settings.profiles import Profile
 __all__ = [
     "DETAILS_HEADER",
     "AnswerDetails",
-    "DetailedDialect",
     "asks_for_details",
     "optimization_headers",
     "routed_headers",
@@ -72,8 +69,8 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         for name in group.__struct_fields__
         if name not in ("extensions", "num_logprobs")
     }
-    for field in (one for one in plugin_fields if one.sampler):
-        value = sampling.extensions.get(field.sampler, {}).get(field.name, _default(field))
+    for field in (one for one in plugin_fields if one.is_sampled):
+        value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
         shown[field.name] = _shown(value, field.name, origins)
     return shown
 
@@ -112,7 +109,6 @@ def _shown(value: Any, name: str, origins: Mapping[str, Origin]) -> dict[str, An
 
 
 DETAILS_HEADER = b"x-enginehouse-details"
-_EVENT_END = b"}\n\n"
 _VALUES = {b"true": True, b"1": True, b"false": False, b"0": False}
 
 
@@ -205,47 +201,6 @@ def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str
     if saved["drafted_tokens"]:
         saved["speculative"] = "true"
     return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
-
-
-class DetailedDialect:
-    """Wraps a dialect and adds the member to the last object that it writes."""
-
-    def __init__(self, dialect: Dialect, details: AnswerDetails) -> None:
-        self._dialect = dialect
-        self._details = details
-        self._held = b""  # the end of a choice, possibly the last chunk
-
-    def opening(self) -> bytes:
-        """Return the dialect's opening."""
-        return self._dialect.opening()
-
-    def event(self, piece: Piece) -> bytes:
-        """Return the events that can be sent now."""
-        ready, self._held = self._held, self._dialect.event(piece)
-        if piece.finish_reason is None:
-            ready, self._held = ready + self._held, b""
-        return ready
-
-    def flush(self) -> bytes:
-        """Return what was held back, with the member if the response is complete."""
-        ready = self._held + self._dialect.flush()
-        self._held = b""
-        return self._with_details(ready) if self._details.assembly.is_complete else ready
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the dialect's usage event, with the member."""
-        ready, self._held = self._held, b""
-        return self._with_details(ready + self._dialect.usage_event(usage))
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """Return the dialect's whole response, with the member."""
-        body = self._dialect.whole(choices, usage)
-        return body.removesuffix(b"}") + b',"enginehouse":' + encode_json(self._details.to_plain()) + b"}"
-
-    def _with_details(self, events: bytes) -> bytes:
-        """Add the member to the last of the events, a JSON object on one line."""
-        member = b',"enginehouse":' + encode_line(self._details.to_plain())
-        return events.removesuffix(_EVENT_END) + member + _EVENT_END if events else events
 
 
 def _optimizations(assembly: Assembly) -> dict[str, int]:

@@ -183,6 +183,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         error=_TEXT_OR_NULL,
         backend=_TEXT_OR_NULL,
         max_context={"type": ["integer", "null"]},
+        task={"enum": ["generate", "embed", "rerank", "classify", None]},
         num_restarts=_COUNT,
         quantization=_TEXT_OR_NULL,
         template_hash=_TEXT_OR_NULL,
