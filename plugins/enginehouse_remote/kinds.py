@@ -19,7 +19,7 @@ _OPENAI = (
 )
 _TEMPLATE = "chat_template_kwargs enable_thinking"
 
-_BY_CORE = ("server", "cache", "caller", "compressor")
+_BY_CORE = ("server", "cache", "caller")
 ALL_PARAMETERS = frozenset(
     (
         "n",

@@ -22,9 +22,10 @@ from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.limits import ByteCount, MemoryBudget
-from enginehouse.settings.optimisations import CompressorSettings, DrafterSettings, ExitPolicySettings
+from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
 from enginehouse.settings.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
+from enginehouse_compress.settings import CompressorSettings
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
@@ -155,7 +156,7 @@ def _type(kind: Any) -> str:
         return "table"
     tables = {
         ByteCount: "bytes or text",
-        CompressorSettings: "string or table",
+        Any: "string or table",
         ExitPolicySettings: "string or table",
         MemoryBudget: "bytes, text or table",
     }

@@ -230,12 +230,6 @@ class GenerationFields(RequestOptions, ConstraintFields):
         by="engine",
         member="num_prompt_logprobs",
     )
-    compression: Any = row(
-        "Shorten the prompt: false, true, or an object with `method` and `ratio`.",
-        by="compressor",
-        member="compression",
-        schema=shapes.COMPRESSION,
-    )
     log_prompt: bool = row("Allow the server to log the prompt, if its settings allow it as well.", default=False)
     user: str | None = row(NO_EFFECT, by="caller")
     metadata: dict[str, str] | None = row(NO_EFFECT, by="caller")

@@ -32,6 +32,7 @@ from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.server_events import ServerEvent
@@ -51,6 +52,7 @@ __all__ = [
     "register_exit_policies",
     "register_logits_processors",
     "register_model_sources",
+    "register_preparers",
     "register_reasoning_parsers",
     "register_routers",
     "register_samplers",
@@ -257,8 +259,9 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
 def register_compressors(register: Callable[[Compressor], None], options: Any, add_plugin: AddPlugin) -> None:
     """Register compressors, which shorten prompts (see ``enginehouse.contract.compressor``).
 
-    A model's ``compressor`` setting, or the ``compression`` of a request, names the compressor in use. It is called
-    before the prompt is rendered, on one of several threads for this purpose, so it may block and ask a model.
+    The plugin ``compress`` uses them: a model's ``compressor`` setting, or the ``compression`` of a request, names the
+    one in use. It is called before the prompt is rendered, on one of several threads for this purpose, so it may block
+    and ask a model.
 
     An exception while compressing is logged with the compressor's name, and the prompt stays uncompressed.
 
@@ -285,6 +288,24 @@ def register_surfaces(register: Callable[[Surface], None], options: Any, add_plu
         @enginehouse.hookimpl
         def register_surfaces(register):
             register(MySurface())
+    """
+
+
+@hookspec
+def register_preparers(register: Callable[[Preparer], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Register preparers, which change requests before their prompts are rendered (see ``preparer``).
+
+    A preparer is bound to the settings of the models once per configuration. Its ``prepare_request`` is called for each
+    request, on the event loop, and a second time with the number of tokens that must go if the prompt turns out to be
+    too long. What it did is shown in the details of the response.
+
+    An exception in ``prepare_request`` fails that request only and names the preparer.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_preparers(register):
+            register(MyPreparer())
     """
 
 

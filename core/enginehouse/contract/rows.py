@@ -8,13 +8,24 @@ declare theirs as an attrs class, with the metadata ``description``. Does not kn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 from attrs import field, frozen
 from attrs.validators import and_, ge, le, optional
 
-__all__ = ["INT64_MAX", "JsonSchema", "RequestField", "Row", "classes_of", "fields_of", "int64", "row", "row_of"]
+__all__ = [
+    "INT64_MAX",
+    "JsonSchema",
+    "RequestField",
+    "Row",
+    "classes_of",
+    "details_class",
+    "fields_of",
+    "int64",
+    "row",
+    "row_of",
+]
 
 JsonSchema = dict[str, Any]
 
@@ -100,6 +111,7 @@ class RequestField:
         name: the field in the request body.
         owner: name of the plugin object that uses it; the key of its fields in ``GenerateRequest.extensions``.
         plugin: name of the plugin that registered the object.
+        in_engine: the owner is a sampler, which runs in the engine; otherwise it is a preparer, in the server.
         attribute: its type, default and validator.
         declared_by: the attrs class with all fields of the owner.
     """
@@ -109,9 +121,10 @@ class RequestField:
     plugin: str
     attribute: attrs.Attribute[Any]
     declared_by: type[Any]
+    in_engine: bool = True
 
 
-def fields_of(fields_class: type[Any], owner: str, plugin: str) -> list[RequestField]:
+def fields_of(fields_class: type[Any], owner: str, plugin: str, *, in_engine: bool = True) -> list[RequestField]:
     """Return the request fields that ``fields_class`` declares.
 
     Raises:
@@ -124,10 +137,17 @@ def fields_of(fields_class: type[Any], owner: str, plugin: str) -> list[RequestF
         if attribute.default is attrs.NOTHING:
             raise ValueError(f"the request field {attribute.name!r} needs a default that means off")
     return [
-        RequestField(attribute.name, owner, plugin, attribute, fields_class) for attribute in attrs.fields(fields_class)
+        RequestField(attribute.name, owner, plugin, attribute, fields_class, in_engine)
+        for attribute in attrs.fields(fields_class)
     ]
 
 
 def classes_of(fields: Iterable[RequestField]) -> Mapping[str, type[Any]]:
     """Return the attrs classes that declare these fields, by owner."""
     return {declared.owner: declared.declared_by for declared in fields}
+
+
+def details_class(kind: Any) -> type[Any] | None:
+    """Return the class in ``bool | SomeAttrsClass | None``, the type of a switch with details; None for other types."""
+    options = get_args(kind)
+    return next(filter(attrs.has, options), None) if bool in options else None

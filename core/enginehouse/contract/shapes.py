@@ -14,7 +14,6 @@ from enginehouse.contract.rows import JsonSchema, row
 
 __all__ = [
     "CHOICES",
-    "COMPRESSION",
     "JSON_SCHEMA",
     "NO_EFFECT",
     "PREDICTION",
@@ -104,10 +103,6 @@ PREDICTION = _object(
     "type",
     "content",
 )
-_RATIO: JsonSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}
-COMPRESSION: JsonSchema = {
-    "anyOf": [{"type": "boolean"}, _object({"method": {"type": ["string", "null"]}, "ratio": _RATIO}), {"type": "null"}]
-}
 PROMPT: JsonSchema = {
     "oneOf": [
         _TEXT,

@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.rows import RequestField, Row
-from enginehouse.contract.types import Compression, GenerateRequest, ModelInfo, ToolUse
+from enginehouse.contract.types import GenerateRequest, ModelInfo, ToolUse
 from enginehouse.pipeline.chat_formats import ModelFormats
 from enginehouse.pipeline.prompt.infill import NO_INFILL, find_infill_tokens
 
@@ -55,7 +55,7 @@ class Deciders:
 
     Attributes:
         has_template: the model has a chat template; otherwise a plain fallback is used.
-        plugin_fields: parameters added by sampler plugins, by name.
+        plugin_fields: parameters added by plugins, by name.
     """
 
     info: ModelInfo
@@ -118,7 +118,7 @@ def _given(request: GenerateRequest) -> Iterator[_Given]:
             named.add(row.member)
             yield _Given(name)
     for fields in request.extensions.values():
-        yield from map(_Given, fields)
+        yield from (_Given(name) for name, value in fields.items() if value is not False)
     uses_tools = request.tool_use is not None and bool(request.tool_use.callable)
     if request.tool_use is not None and uses_tools:
         yield from _of_tools(request.tool_use, has_constraint=request.constraint is not None)
@@ -148,7 +148,7 @@ def _is_given(request: GenerateRequest, member: str) -> bool:
     holder, name = _held(request, member)
     if isinstance(holder, Mapping):
         return name in holder
-    return getattr(holder, name) not in (None, {}, Compression(is_on=False))
+    return getattr(holder, name) not in (None, {})
 
 
 def _held(request: GenerateRequest, member: str) -> tuple[Any, str]:
@@ -264,10 +264,18 @@ def _by_engine(row: Row, deciders: Deciders) -> Capability:
 
 
 def _by_plugin(field: RequestField, deciders: Deciders) -> Capability:
+    if not field.in_engine:
+        return _by_preparer(field, deciders)
     at_work = deciders.info.engine.samplers
     if at_work is not None and field.owner not in at_work:
         return Capability("refused", f"the sampler {field.owner!r} is not installed where this model runs")
     return Capability("emulated", f"by the plugin {field.plugin}, the same on every backend")
+
+
+def _by_preparer(field: RequestField, deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("refused", "the engine behind this model renders its prompts itself")
+    return Capability("emulated", f"before the prompt is rendered, by {field.plugin!r}")
 
 
 def _by_template(_: Row, deciders: Deciders) -> Capability:
@@ -352,12 +360,6 @@ def _by_effort(row: Row, deciders: Deciders) -> Capability:
     return _by_reasoning(row, deciders)
 
 
-def _by_compressor(_: Row, deciders: Deciders) -> Capability:
-    if deciders.info.engine.takes_messages:
-        return Capability("refused", "the engine behind this model tells no tokens of a text")
-    return Capability("emulated", "by a compressor, before the prompt is rendered")
-
-
 def _by_infill(_: Row, deciders: Deciders) -> Capability:
     if find_infill_tokens(deciders.info) is None:
         return Capability("refused", NO_INFILL)
@@ -368,7 +370,6 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
     {
         "cache": _by_cache,
         "caller": _by_caller,
-        "compressor": _by_compressor,
         "constraint": _by_constraint,
         "counting": _by_counting,
         "effort": _by_effort,

@@ -14,6 +14,7 @@ from cattrs import Converter
 
 from enginehouse.contract.errors import ConfigError, InvalidRequest
 from enginehouse.contract.fields import FIELDS, ParameterFields, StopField
+from enginehouse.contract.rows import details_class
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import GenerateRequest, SamplingParams, StopParams
 from enginehouse.settings.config import LimitsSettings
@@ -200,7 +201,14 @@ def request_converter() -> Converter:
             raise TypeError("must be a string or a list of strings")
         return value if isinstance(value, str) else strings(value, tuple[str, ...])
 
+    def structure_switch(value: Any, kind: Any) -> Any:
+        if not isinstance(value, bool | dict):
+            raise TypeError("must be true, false or an object")
+        details: Any = details_class(kind)
+        return value if isinstance(value, bool) else converter.structure(value, details)
+
     converter.register_structure_hook_func(lambda kind: kind == StopField, structure_stop)
+    converter.register_structure_hook_func(lambda kind: details_class(kind) is not None, structure_switch)
     return converter
 
 

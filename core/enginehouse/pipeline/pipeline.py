@@ -19,15 +19,16 @@ from enginehouse.contract.errors import (
     UnsupportedParameter,
     UnsupportedTask,
 )
-from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
+from enginehouse.contract.types import GenerateRequest, ModelInfo, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.capabilities import Capability, find_unsupported, without_parameters
 from enginehouse.pipeline.chat_formats import ChatFormats
-from enginehouse.pipeline.compressing import Compressed, PromptCompressor
 from enginehouse.pipeline.media import MediaReader
 from enginehouse.pipeline.model_card import ModelCard, ModelCards
 from enginehouse.pipeline.model_defaults import ModelDefaults
 from enginehouse.pipeline.parameters import Layer, Parameters, effective_parameters, read_defaults
+from enginehouse.pipeline.prepared import Prepared, engine_request
+from enginehouse.pipeline.preparing import Preparers, Reports
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
@@ -48,35 +49,10 @@ from enginehouse.settings.profiles import PROFILES
 from enginehouse.settings.timeouts import timeouts_of
 from enginehouse.workers.queue_estimate import Backlog
 
-__all__ = ["Pipeline", "Prepared", "RunningRequest"]
+__all__ = ["Pipeline", "RunningRequest"]
 
 _ANSWER_TOKENS = 256
 """Tokens reserved for the answer when a prompt is compressed until it fits and the request gives no limit."""
-
-
-@frozen(eq=False, kw_only=True)
-class Prepared:
-    """A request that is ready to start on a model.
-
-    Attributes:
-        asked: the request without what the model does not support.
-        request: the same as rendered: shortened if so requested, its media read.
-        card: profile of the model.
-        prompt: the rendered prompt.
-        prediction_token_ids: of the predicted answer; None without one.
-        unsupported: parameters that were dropped because the model cannot honour them.
-        compressed: result of prompt compression, if attempted.
-    """
-
-    asked: GenerateRequest
-    request: GenerateRequest
-    model: LoadedModel
-    card: ModelCard
-    parameters: Parameters
-    prompt: Prompt
-    prediction_token_ids: Sequence[int] | None = None
-    unsupported: tuple[str, ...] = ()
-    compressed: Compressed | None = None
 
 
 @frozen(eq=False, kw_only=True)
@@ -91,7 +67,7 @@ class RunningRequest:
         tokenize_s: seconds from then until the engine had tokenized and accepted it.
         unsupported: parameters that were dropped because the model cannot honour them.
         routed: routing result, where there was a choice of models.
-        compressed: result of prompt compression, if attempted.
+        reports: what preparers of plugins did to the request, by name.
     """
 
     request: GenerateRequest
@@ -105,7 +81,7 @@ class RunningRequest:
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
     routed: Routed | None = None
-    compressed: Compressed | None = None
+    reports: Reports
 
 
 class Pipeline:
@@ -115,8 +91,8 @@ class Pipeline:
         replays: of an earlier pipeline whose requests may still run; None creates new ones.
 
     Raises:
-        ConfigError: the defaults of a model are wrong, its parsers or its compressor do not exist, its chat template
-            file cannot be read, or there is no such router.
+        ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
+            a preparer refuses its settings, or there is no such router.
     """
 
     def __init__(
@@ -139,7 +115,7 @@ class Pipeline:
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
         self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
-        self._compressor = PromptCompressor(settings.models, registry.compressors, manager, self.replays)
+        self._preparers = Preparers(settings.models, registry, manager, self.replays)
         self._media = MediaReader(settings.media)
         self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
         self._leaves_out = settings.server.unsupported_parameters == "report"
@@ -212,7 +188,8 @@ class Pipeline:
             request, unsupported = without_parameters(request, [param for param, _ in lacking])
         too_long: Mapping[str, ContextLengthExceeded] = {}
         if counts_named or self.is_routed(request.model):
-            names = self._planner.named_by(request)
+            named = self._planner.named_by(request)
+            names = [name for name in named if not self._preparers.may_prepare(request, name)]
             too_long = await find_too_long(request, names, self._manager, self._count_tokens)
         return request, self._planner.plan(request, too_long), unsupported
 
@@ -267,10 +244,12 @@ class Pipeline:
         card = self._cards.of(model.name, model.info)
         asked, unsupported = self._check(request, card.capabilities, may_drop=may_drop)
         layers = self._layers(asked, model.name, model.info)
-        parameters = effective_parameters(asked, layers, model.info.vocab_size, self._settings.limits, self._samplers)
+        of_samplers = {name: fields for name, fields in asked.extensions.items() if name in self._samplers}
+        sampled = evolve(asked, extensions=of_samplers)
+        parameters = effective_parameters(sampled, layers, model.info.vocab_size, self._settings.limits, self._samplers)
         prediction = await self._prediction(asked, model)
-        shortened, compressed = await self._compressor.compress(asked, model)
-        rendered = await self._with_media(shortened, model)
+        changed, reports = await self._preparers.prepare(asked, model)
+        rendered = await self._with_media(changed, model)
         return Prepared(
             asked=asked,
             request=rendered,
@@ -280,7 +259,7 @@ class Pipeline:
             prompt=await self._prompts.make(rendered, model),
             prediction_token_ids=prediction,
             unsupported=unsupported,
-            compressed=compressed,
+            reports=reports,
         )
 
     def _check(
@@ -304,20 +283,19 @@ class Pipeline:
         """Return the request with a shorter prompt, after its engine refused the whole one; None if it may not be."""
         answer = prepared.parameters.stopping.max_tokens or _ANSWER_TOKENS
         room = error.max_context - min(answer, error.max_context // 4)
-        shorter, compressed = await self._compressor.make_room(
-            prepared.asked, prepared.model, error.num_prompt_tokens - room
-        )
+        num_excess = error.num_prompt_tokens - room
+        shorter, reports = await self._preparers.prepare(prepared.asked, prepared.model, num_excess)
         if shorter is prepared.asked:
             return None
         rendered = await self._with_media(shorter, prepared.model)
         prompt = await self._prompts.make(rendered, prepared.model)
-        return evolve(prepared, request=rendered, prompt=prompt, compressed=compressed)
+        return evolve(prepared, request=rendered, prompt=prompt, reports=reports)
 
     async def _start(self, prepared: Prepared) -> RunningRequest:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
         queue_s = timeouts_of(self._settings.limits, prepared.model.settings).queue_s
         try:
-            generation = await self.replays.submit(prepared.model, _engine_request(prepared, queue_s), prompt.written)
+            generation = await self.replays.submit(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -335,7 +313,7 @@ class Pipeline:
             render_s=prompt.render_s,
             tokenize_s=time.perf_counter() - began,
             unsupported=prepared.unsupported,
-            compressed=prepared.compressed,
+            reports=prepared.reports,
         )
 
     async def _prediction(self, request: GenerateRequest, model: LoadedModel) -> Sequence[int] | None:
@@ -412,39 +390,3 @@ class _Attempts:
         may_drop = model in (self._plan.named, self._plan.route.attempts[-1].model)
         self.started[model] = await self._pipeline._lease(model, request, may_drop=may_drop)
         return self.started[model].generation
-
-
-def _engine_request(prepared: Prepared, queue_s: float | None) -> EngineRequest:
-    request, parameters, prompt = prepared.request, prepared.parameters, prepared.prompt
-    plan = prompt.plan
-    return EngineRequest(
-        request_id=request.request_id,
-        chat=_chat(request) if prompt.model.info.engine.takes_messages else None,
-        segments=prompt.segments,
-        token_ids=prompt.token_ids,
-        add_special=prompt.add_special,
-        num_prompt_logprobs=request.num_prompt_logprobs,
-        num_choices=request.num_choices,
-        sampling=parameters.sampling,
-        stopping=parameters.stopping,
-        shown_tokens=plan.shown_tokens if plan is not None else (),
-        reasoning=prompt.reasoning,
-        constraint=plan.constraint if plan is not None else request.constraint,
-        prediction_token_ids=tuple(prepared.prediction_token_ids or ()),
-        namespace=request.namespace,
-        caller=request.caller,
-        queue_timeout_s=queue_s,
-        **request.options(),
-    )
-
-
-def _chat(request: GenerateRequest) -> Chat | None:
-    """Return the chat as requested; None for a raw prompt."""
-    if request.messages is None:
-        return None
-    return Chat(
-        messages=request.messages,
-        tool_use=request.tool_use,
-        thinking=request.thinking,
-        template_variables=request.template_variables,
-    )

@@ -23,6 +23,7 @@ from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
@@ -137,6 +138,7 @@ class PluginObjects:
     surfaces: Mapping[str, Surface] = _kind("surface", check=_check_routes)
     routers: Mapping[str, Router] = _kind("router", "router_contract:RouterContract")
     compressors: Mapping[str, Compressor] = _kind("compressor", "compressor_contract:CompressorContract")
+    preparers: Mapping[str, Preparer] = _kind("preparer")
     tool_parsers: Mapping[str, ToolParser] = _kind("tool parser", "tool_parser_contract:ToolParserContract")
     reasoning_parsers: Mapping[str, ReasoningParser] = _kind(
         "reasoning parser", "reasoning_parser_contract:ReasoningParserContract"

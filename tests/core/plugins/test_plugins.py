@@ -264,6 +264,30 @@ def test_hook_register_compressors(install: Install) -> None:
     assert record_of(registry, "one").error == "the compressor 'lame' lacks is_idempotent"
 
 
+def test_hook_register_preparers(install: Install) -> None:
+    """Preparers are known by name, and so are the request fields that they declare; no sampler may have them, too."""
+
+    @frozen
+    class Fields:
+        haste: bool = False
+
+    members = {"api_version": API_VERSION, "request_fields": Fields, "bind": lambda self, settings, objects: self}
+    hasty, twin = (type("Hasty", (), {"name": name, **members})() for name in ("hasty", "twin"))
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for preparer in (hasty, twin):
+            register(preparer)
+
+    install_hook(install, "one", "register_preparers", implementation)
+
+    registry = load(allow=("one",))
+
+    field = registry.request_fields["haste"]
+    assert registry.preparers == {"hasty": hasty}
+    assert (field.owner, field.plugin, field.in_engine) == ("hasty", "one", False)
+    assert "the request field 'haste' is taken by 'one'" in (record_of(registry, "one").error or "")
+
+
 def test_hook_register_commands(install: Install) -> None:
     """A command is known by name; core's own names and taken ones are refused, and nothing is imported."""
     mine, again, own = (

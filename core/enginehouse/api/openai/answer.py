@@ -8,7 +8,6 @@ are those of a surface's :class:`~enginehouse.contract.surface.Assembler`.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from attrs import define, field
 
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.openai.choice_parser import ChoiceParser, call_piece
-from enginehouse.api.openai.compression import compression_figures
 from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.prompt_scores import PromptScores, ScoreFields
+from enginehouse.api.openai.reports import report_figures
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.surface import Assembler, CallPiece, Piece
 from enginehouse.contract.types import (
@@ -257,7 +256,7 @@ class Assembly:
 
     def _note_figures(self) -> None:
         """Record the metrics of optimisations for this response, over all prompts."""
-        figures: Counter[str] = Counter(compression_figures(self.running))
+        figures = report_figures(self.running)
         for event in self.finished:
             figures["loaded_prompt_tokens"] += event.num_loaded_tokens
             figures["forced_tokens"] += event.num_forced_tokens

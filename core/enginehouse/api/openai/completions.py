@@ -37,8 +37,6 @@ class CompletionBody(GenerationBody, CompletionFields):
         self._check_best_of(limits)
         if self.max_tokens == 0:
             self._check_scoring()
-        if self.compression and self.echo:
-            raise InvalidRequest("echo: not allowed together with compression", "echo")
         if self.suffix and self.echo:
             raise InvalidRequest("echo: not allowed together with suffix", "echo")
 
@@ -94,6 +92,9 @@ def completion_route(state: ApiState) -> GenerationRoute:
     max_prompts = max(1, state.settings.limits.max_queue)
 
     def requests(call: Decoded[CompletionBody]) -> list[GenerateRequest]:
+        changing = [name for name in state.registry.preparers if any(call.extensions.get(name, {}).values())]
+        if call.body.echo and changing:
+            raise InvalidRequest(f"echo: not allowed together with {changing[0]}", "echo")
         return _requests(call, new_id("cmpl-"), max_prompts)
 
     async def assemble(call: Decoded[CompletionBody], assembly: Assembly) -> CompletionDialect:

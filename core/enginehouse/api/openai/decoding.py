@@ -15,13 +15,16 @@ from cattrs import Converter
 
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.openai.compression import find_ignored_in_compression, read_compression
-from enginehouse.api.openai.constraints import check_members, find_ignored_in_constraints, read_constraint
+from enginehouse.api.openai.constraints import (
+    check_members,
+    find_ignored_in_constraints,
+    read_constraint,
+)
 from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import GenerationFields
 from enginehouse.contract.refusals import REFUSED, refuse
-from enginehouse.contract.rows import RequestField, classes_of, row_of
+from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
 from enginehouse.contract.shapes import StreamOptions
 from enginehouse.contract.types import Constraint, GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
@@ -72,7 +75,6 @@ class GenerationBody(RequestBody, GenerationFields):
         check_members(self)
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
-        read_compression(self.compression)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
 
@@ -81,7 +83,6 @@ class GenerationBody(RequestBody, GenerationFields):
         """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
-        yield from find_ignored_in_compression(data.get("compression"))
         yield from find_ignored_in_constraints(data)
 
     def constraint(self) -> Constraint | None:
@@ -116,7 +117,7 @@ class Decoded(Generic[_B_co]):
 
     Attributes:
         caller: the sender.
-        extensions: plugin name to that plugin's request fields.
+        extensions: name of a sampler or preparer to its request fields.
         given: the fields of the body and of plugins that the client sent.
         ignored: paths of unknown fields.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
@@ -142,7 +143,6 @@ class Decoded(Generic[_B_co]):
             stopping=body.stopping(),
             constraint=body.constraint(),
             num_prompt_logprobs=body.num_prompt_logprobs,
-            compression=read_compression(body.compression),
             namespace=body.namespace,
             log_prompt=body.log_prompt,
             **body.options(),
@@ -199,7 +199,7 @@ class BodyDecoder(Generic[_B_co]):
         self._converter: Converter = request_converter()
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
-        self._declared = frozenset(plugin_fields)
+        self._declared = {name: field.attribute.type for name, field in plugin_fields.items()}
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
@@ -282,6 +282,9 @@ class BodyDecoder(Generic[_B_co]):
         for name in data:
             if not self._is_known(name) and name not in REFUSED:
                 yield name
+            if isinstance(data[name], dict) and (details := details_class(self._declared.get(name))) is not None:
+                members = {attribute.name for attribute in attrs.fields(details)}
+                yield from (f"{name}.{member}" for member in data[name] if member not in members)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
             yield "log_prompt"
 

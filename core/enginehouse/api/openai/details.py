@@ -10,8 +10,8 @@ import attrs
 from attrs import frozen
 
 from enginehouse.api.openai.answer import Assembly
-from enginehouse.api.openai.compression import shown_compressed
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
+from enginehouse.api.openai.reports import shown_reports
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import RequestField
 from enginehouse.pipeline.parameters import Origin, Parameters
@@ -69,20 +69,22 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         for name in group.__struct_fields__
         if name not in ("extensions", "num_logprobs")
     }
-    for field in plugin_fields:
+    for field in (one for one in plugin_fields if one.in_engine):
         value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
         shown[field.name] = _shown(value, field.name, origins)
     return shown
 
 
 def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
-    """Return the other fields of a body, except those without value and default.
+    """Return the other fields of a body and of plugins, except those without value and default.
 
     Structures and longer texts are the client's own: only their origin is shown.
     """
     shown: dict[str, dict[str, Any]] = {}
-    for attribute in attrs.fields(type(decoded.body)):
-        name, value = attribute.name, getattr(decoded.body, attribute.name)
+    values = {attribute.name: getattr(decoded.body, attribute.name) for attribute in attrs.fields(type(decoded.body))}
+    for fields in decoded.extensions.values():
+        values |= fields
+    for name, value in values.items():
         given = name in decoded.given
         if name in _CONTENT or (value is None and not given):
             continue
@@ -150,7 +152,7 @@ class AnswerDetails:
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
             "optimizations": _optimizations(self.assembly),
-            "compression": shown_compressed(self.assembly.running),
+            **shown_reports(self.assembly.running),
             "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
             "ignored": list(decoded.ignored),

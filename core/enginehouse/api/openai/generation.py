@@ -20,7 +20,6 @@ from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.sse import ResponseStream
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, event_batches
-from enginehouse.api.openai.compression import compression_headers
 from enginehouse.api.openai.decoding import Decoded
 from enginehouse.api.openai.details import (
     AnswerDetails,
@@ -31,6 +30,7 @@ from enginehouse.api.openai.details import (
 from enginehouse.api.openai.encoding import encode_json, log_prompts
 from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.openai.prediction import PredictionCount
+from enginehouse.api.openai.reports import report_headers
 from enginehouse.contract.surface import Assembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
@@ -127,7 +127,7 @@ class GenerationResponse:
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.call.caller.profile
         headers = self.call.headers(left_out) + routed_headers(running, profile)
-        headers += compression_headers(running, profile)
+        headers += report_headers(running, profile)
         details = self._details(assembly, scope)
         if assembly.is_streamed:
             stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)

@@ -10,6 +10,7 @@ from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.errors import NotThinking, RequestNotRunning
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.reports import num_read_tokens
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import InvalidRequest, RequestCancelled
 from enginehouse.contract.inspection import Inspectable
@@ -103,12 +104,11 @@ def estimate_tokens(requests: Sequence[GenerateRequest]) -> int:
 
 
 def used_tokens(answer: OpenAnswer) -> int:
-    """Return the tokens of prompts and completions, plus discarded tokens and those read by a compressor's scorer."""
+    """Return the tokens of prompts and completions, plus discarded tokens and those read to prepare requests."""
     assembly = answer.assembly
     if assembly is None:
         return answer.num_discarded_tokens
-    num_scored = sum(one.compressed.scored_tokens for one in assembly.running if one.compressed is not None)
-    return answer.num_discarded_tokens + num_scored + _answered(assembly)
+    return answer.num_discarded_tokens + num_read_tokens(assembly.running) + _answered(assembly)
 
 
 def _answered(assembly: Assembly) -> int:

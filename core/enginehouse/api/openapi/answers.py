@@ -101,16 +101,6 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
         tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         optimizations={"type": "object", "additionalProperties": _COUNT},
-        compression=_nullable(
-            object_of(
-                method=_TEXT,
-                tokens_before=_COUNT,
-                tokens_after=_COUNT,
-                scored_tokens=_COUNT,
-                ms={"type": "number", "minimum": 0},
-                failed=_TEXT_OR_NULL,
-            )
-        ),
         prefix_cache=object_of(
             loaded_tokens=_COUNT,
             first_difference=_nullable(object_of({"expected": _TEXT_OR_NULL}, index=_COUNT, got=_TEXT)),

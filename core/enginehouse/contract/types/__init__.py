@@ -35,7 +35,6 @@ from enginehouse.contract.types.parameters import (
     StopParams,
 )
 from enginehouse.contract.types.requests import (
-    Compression,
     EngineRequest,
     GenerateRequest,
     Resume,
@@ -48,7 +47,6 @@ __all__ = [
     "CallDelta",
     "Chat",
     "ChoiceFinished",
-    "Compression",
     "Constraint",
     "ConstraintKind",
     "EngineCapabilities",

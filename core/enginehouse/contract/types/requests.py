@@ -17,7 +17,7 @@ from enginehouse.contract.types.parameters import (
     StopParams,
 )
 
-__all__ = ["Compression", "EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segment"]
+__all__ = ["EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segment"]
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -101,21 +101,6 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 
 
 @frozen(kw_only=True)
-class Compression:
-    """Prompt compression options of a request. None is "not given".
-
-    Attributes:
-        is_on: False leaves the prompt unchanged, regardless of the settings.
-        method: name of a compressor.
-        ratio: share of the compressible tokens that is kept; above 0, at most 1.
-    """
-
-    is_on: bool = True
-    method: str | None = None
-    ratio: float | None = None
-
-
-@frozen(kw_only=True)
 class GenerateRequest(RequestOptions):
     """One API call after decoding, before the model is chosen and the prompt rendered. None means "not given".
 
@@ -126,12 +111,11 @@ class GenerateRequest(RequestOptions):
         request_id: shown to the client as the response id and in the log.
         sampling: :class:`SamplingParams` field name to value.
         stopping: :class:`StopParams` field name to value.
-        extensions: plugin name to that plugin's request fields.
+        extensions: name of a sampler or preparer to its request fields.
         constraint: constraint on every answer; with tools, on answers without a call.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
         prediction: the answer that the caller expects; its tokens are counted; it does not change the answer.
-        compression: prompt compression options; None uses the settings.
         suffix: text after the generated text, for models that support infilling; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         profile: the API of the client; its defaults apply after the model's.
@@ -155,7 +139,6 @@ class GenerateRequest(RequestOptions):
     thinking: Thinking = field(factory=Thinking)
     template_variables: dict[str, Any] = field(factory=dict)
     prediction: str | None = None
-    compression: Compression | None = None
     suffix: str | None = None
     num_prompt_logprobs: int | None = None
     namespace: str = ""

@@ -1,0 +1,37 @@
+"""The request field ``compression``."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from attrs.validators import and_, gt, le
+
+from enginehouse.contract.rows import row
+from enginehouse.contract.types import GenerateRequest
+
+__all__ = ["NAME", "CompressionBody", "CompressionFields", "asked_compression"]
+
+NAME = "compression"
+"""Name of the preparer."""
+
+
+@frozen(kw_only=True)
+class CompressionBody:
+    """``compression`` as an object."""
+
+    method: str | None = row("Name of a compressor.")
+    ratio: float | None = row("Share of the compressible tokens that is kept.", check=and_(gt(0), le(1)))
+
+
+@frozen(kw_only=True)
+class CompressionFields:
+    """Fields of the request body."""
+
+    compression: bool | CompressionBody | None = row(
+        "Shorten the prompt: false, true, or an object with `method` and `ratio`."
+    )
+
+
+def asked_compression(request: GenerateRequest) -> bool | CompressionBody | None:
+    """Return the field of a request; None if it is not given."""
+    found: bool | CompressionBody | None = request.extensions.get(NAME, {}).get("compression")
+    return found
