@@ -18,16 +18,21 @@ NAME = "compression"
 class CompressionBody:
     """``compression`` as an object."""
 
-    method: str | None = row("Name of a compressor.")
-    ratio: float | None = row("Share of the compressible tokens that is kept.", check=and_(gt(0), le(1)))
+    method: str | None = field(default=None, metadata={"description": "Name of a compressor."})
+    ratio: float | None = field(
+        default=None,
+        validator=optional([gt(0), le(1)]),
+        metadata={"description": "Share of the compressible tokens that is kept."},
+    )
 
 
 @frozen(kw_only=True)
 class CompressionFields:
     """Fields of the request body."""
 
-    compression: bool | CompressionBody | None = row(
-        "Shorten the prompt: false, true, or an object with `method` and `ratio`."
+    compression: bool | CompressionBody | None = field(
+        default=None,
+        metadata={"description": "Shorten the prompt: false, true, or an object with `method` and `ratio`."},
     )
 
 

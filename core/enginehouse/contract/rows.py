@@ -114,6 +114,7 @@ class RequestField:
         in_engine: the owner is a sampler, which runs in the engine; otherwise it is a preparer, in the server.
         attribute: its type, default and validator.
         declared_by: the attrs class with all fields of the owner.
+        is_sampled: a sampler uses it, in the engine; False for a preparer's field, which does not reach the engine.
     """
 
     name: str
@@ -121,10 +122,10 @@ class RequestField:
     plugin: str
     attribute: attrs.Attribute[Any]
     declared_by: type[Any]
-    in_engine: bool = True
+    is_sampled: bool = True
 
 
-def fields_of(fields_class: type[Any], owner: str, plugin: str, *, in_engine: bool = True) -> list[RequestField]:
+def fields_of(fields_class: type[Any], owner: str, plugin: str, *, is_sampled: bool = True) -> list[RequestField]:
     """Return the request fields that ``fields_class`` declares.
 
     Raises:
@@ -137,7 +138,7 @@ def fields_of(fields_class: type[Any], owner: str, plugin: str, *, in_engine: bo
         if attribute.default is attrs.NOTHING:
             raise ValueError(f"the request field {attribute.name!r} needs a default that means off")
     return [
-        RequestField(attribute.name, owner, plugin, attribute, fields_class, in_engine)
+        RequestField(attribute.name, owner, plugin, attribute, fields_class, is_sampled)
         for attribute in attrs.fields(fields_class)
     ]
 

@@ -264,7 +264,7 @@ def _by_engine(row: Row, deciders: Deciders) -> Capability:
 
 
 def _by_plugin(field: RequestField, deciders: Deciders) -> Capability:
-    if not field.in_engine:
+    if not field.is_sampled:
         return _by_preparer(field, deciders)
     at_work = deciders.info.engine.samplers
     if at_work is not None and field.owner not in at_work:

@@ -48,7 +48,7 @@ class Registration:
             other, make = kind.also
             self.register(KINDS[other], plugin, make(candidate))
         elif "request_fields" in kind.protocol.__annotations__:
-            self._add_request_fields(kind, plugin, candidate)
+            self._add_request_fields(plugin, candidate, is_sampled=kind.name == "samplers")
         self.objects[kind.name][candidate.name] = candidate
 
     def register_function(self, kind: Kind, plugin: str, name: str, function: Callable[..., Any]) -> None:
@@ -63,9 +63,8 @@ class Registration:
             raise PluginError(f"the {kind.noun} {name!r} must be a function", plugin)
         self.objects[kind.name][name] = function
 
-    def _add_request_fields(self, kind: Kind, plugin: str, candidate: Any) -> None:
-        in_engine = kind.name == "samplers"
-        declared = fields_of(candidate.request_fields, candidate.name, plugin, in_engine=in_engine)
+    def _add_request_fields(self, plugin: str, candidate: Any, *, is_sampled: bool) -> None:
+        declared = fields_of(candidate.request_fields, candidate.name, plugin, is_sampled=is_sampled)
         for declaration in declared:
             if declaration.name in NAMES:
                 raise PluginError(f"the request field {declaration.name!r} is core's own", plugin)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from attrs import evolve, field, frozen
+from enginehouse.contract.rows import fields_of
 
 from enginehouse.contract.errors import ContextLengthExceeded, ModelNotReady, PluginError
 from enginehouse.contract.preparer import ModelAccess, Preparation, Report
-from enginehouse.contract.rows import fields_of
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
@@ -75,7 +75,7 @@ async def opened(folder: Path, preparer: Cutting) -> AsyncIterator[Pipeline]:
     registry = evolve(
         PluginRegistry.for_settings(settings),
         preparers={preparer.name: preparer},
-        request_fields={one.name: one for one in fields_of(CutFields, preparer.name, "cuts", in_engine=False)},
+        request_fields={one.name: one for one in fields_of(CutFields, preparer.name, "cuts", is_sampled=False)},
     )
     manager, renderer = ModelManager(settings, registry), Renderer(20, 10_000)
     await manager.start()

@@ -282,9 +282,9 @@ def test_hook_register_preparers(install: Install) -> None:
 
     registry = load(allow=("one",))
 
-    field = registry.request_fields["haste"]
+    haste = registry.request_fields["haste"]
     assert registry.preparers == {"hasty": hasty}
-    assert (field.owner, field.plugin, field.in_engine) == ("hasty", "one", False)
+    assert (haste.owner, haste.plugin, haste.is_sampled) == ("hasty", "one", False)
     assert "the request field 'haste' is taken by 'one'" in (record_of(registry, "one").error or "")
 
 

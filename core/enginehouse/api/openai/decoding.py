@@ -15,11 +15,7 @@ from cattrs import Converter
 
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.openai.constraints import (
-    check_members,
-    find_ignored_in_constraints,
-    read_constraint,
-)
+from enginehouse.api.openai.constraints import check_members, find_ignored_in_constraints, read_constraint
 from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import GenerationFields
@@ -199,7 +195,7 @@ class BodyDecoder(Generic[_B_co]):
         self._converter: Converter = request_converter()
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
-        self._declared = {name: field.attribute.type for name, field in plugin_fields.items()}
+        self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
@@ -282,7 +278,8 @@ class BodyDecoder(Generic[_B_co]):
         for name in data:
             if not self._is_known(name) and name not in REFUSED:
                 yield name
-            if isinstance(data[name], dict) and (details := details_class(self._declared.get(name))) is not None:
+            details = self._declared.get(name)
+            if details is not None and isinstance(data[name], dict):
                 members = {attribute.name for attribute in attrs.fields(details)}
                 yield from (f"{name}.{member}" for member in data[name] if member not in members)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):

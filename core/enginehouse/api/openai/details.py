@@ -69,7 +69,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         for name in group.__struct_fields__
         if name not in ("extensions", "num_logprobs")
     }
-    for field in (one for one in plugin_fields if one.in_engine):
+    for field in (one for one in plugin_fields if one.is_sampled):
         value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
         shown[field.name] = _shown(value, field.name, origins)
     return shown
