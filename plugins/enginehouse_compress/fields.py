@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-from attrs.validators import and_, gt, le
+from attrs import field, frozen
+from attrs.validators import gt, le, optional
 
-from enginehouse.contract.rows import row
 from enginehouse.contract.types import GenerateRequest
 
 __all__ = ["NAME", "CompressionBody", "CompressionFields", "asked_compression"]

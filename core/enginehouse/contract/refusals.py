@@ -70,7 +70,6 @@ _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = 
         },
     ),
     ("use logit_bias, stop or a constraint", False, {"bad_words": ([],), "allowed_token_ids": ()}),
-    ("the plugin 'compress' is not loaded", False, {"compression": (False,)}),
     ("no code of clients runs here", True, {"logits_processors": ([],)}),
     ("the plugin 'compress' is not loaded", False, {"compression": (False,)}),
     (

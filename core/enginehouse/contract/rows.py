@@ -111,7 +111,6 @@ class RequestField:
         name: the field in the request body.
         owner: name of the plugin object that uses it; the key of its fields in ``GenerateRequest.extensions``.
         plugin: name of the plugin that registered the object.
-        in_engine: the owner is a sampler, which runs in the engine; otherwise it is a preparer, in the server.
         attribute: its type, default and validator.
         declared_by: the attrs class with all fields of the owner.
         is_sampled: a sampler uses it, in the engine; False for a preparer's field, which does not reach the engine.
