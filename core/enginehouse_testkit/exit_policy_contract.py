@@ -155,8 +155,8 @@ class ExitPolicyContract:
         engine.close()
         early = [layer for layer in layers if layer is not None and layer < _NUM_LAYERS]
 
-        assert len(layers) == finished.num_completion_tokens == 60
+        assert len(layers) == finished.usage.completion_tokens == 60
         assert layers[0] == _NUM_LAYERS, "the first token belongs to the prompt"
         assert set(early) <= set(bound.layers)
-        assert finished.num_early_exit_tokens == len(early)
-        assert finished.num_skipped_layers == sum(_NUM_LAYERS - layer for layer in early)
+        assert finished.usage.early_exit_tokens == len(early)
+        assert finished.usage.skipped_layers == sum(_NUM_LAYERS - layer for layer in early)

@@ -22,6 +22,7 @@ from enginehouse.contract.types import (
     TokenLogprob,
     TopLogprob,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.constraints import ReasoningGate
 from enginehouse.engine.text.text_stream import Detokenizer, Piece, TextStream
 from enginehouse_testkit.script import Script
@@ -80,7 +81,7 @@ class Replay:
         self._max_tokens = rest if limit is None else min(limit, rest)
         stop = request.stopping.stop
         self._streams = {n: TextStream(tape.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
-        self._num_tokens: dict[int, int] = {}
+        self._usage: dict[int, Usage] = {}
         self._position = 0  # in the script; all choices advance together
         self._num_made = 0  # tokens per running choice
         self._reasoning: ReasoningGate | None = None
@@ -140,9 +141,8 @@ class Replay:
 
     def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
         """Return the final event."""
-        return RequestFinished(
-            self._num_prompt_tokens, 0, sum(self._num_tokens.values()), queue_s=queue_s, decode_s=decode_s
-        )
+        own = Usage(prompt_tokens=self._num_prompt_tokens, queue_s=queue_s, decode_s=decode_s)
+        return RequestFinished(sum(self._usage.values(), own))
 
     def _peek(self) -> Entry | None:
         entries = self._tape.entries
@@ -184,9 +184,9 @@ class Replay:
         self, choice: int, reason: Literal["stop", "length"], stop_reason: str | None, events: list[Event]
     ) -> None:
         del self._streams[choice]
-        self._num_tokens[choice] = self._num_made
         num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
-        events.append(ChoiceFinished(choice, reason, self._num_made, stop_reason, num_reasoning))
+        usage = self._usage[choice] = Usage(completion_tokens=self._num_made, reasoning_tokens=num_reasoning)
+        events.append(ChoiceFinished(choice, reason, usage, stop_reason))
 
     def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
         if piece.text or piece.token_ids:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 from enginehouse.contract.types import EngineStats
+from enginehouse.contract.usage import Usage
 
 __all__ = [
     "BATCH_SIZES",
@@ -50,13 +51,11 @@ class SequenceView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, array_like=True):
-    """A request in the engine, with those of its choices that have not ended. Times in seconds."""
+    """A request in the engine, with those of its choices that have not ended. ``usage`` has its counts so far."""
 
     request_id: str
     age_s: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_completion_tokens: int
+    usage: Usage
     sequences: tuple[SequenceView, ...]
 
 

@@ -33,8 +33,6 @@ def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
     """
     for sequence, told in zip(owner.sequences, resume.choices, strict=True):
         _restore(sequence, told, is_thinking_stopped=resume.is_thinking_stopped)
-        owner.num_completion_tokens += len(told.token_ids)
-        owner.num_forced_tokens += sequence.num_forced
         if told.token_ids:
             owner.first_token_s = now_s
         if sequence.choice == 0:

@@ -223,8 +223,8 @@ class StepEngine:
             sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
         exit_layer = sequence.exit_layer
         if exit_layer is not None and exit_layer < self._num_layers:
-            sequence.owner.num_early_exit_tokens += 1
-            sequence.owner.num_skipped_layers += self._num_layers - exit_layer
+            sequence.owner.usage.early_exit_tokens += 1
+            sequence.owner.usage.skipped_layers += self._num_layers - exit_layer
         if self._take(sequence, sampled.token_id, exit_layer):
             self._take_forced(sequence)
 
@@ -232,7 +232,6 @@ class StepEngine:
         """Append all forced tokens, whatever the logits are; the next step computes them in one span."""
         while forced := sequence.forced_token_ids():
             for token_id in forced:
-                sequence.owner.num_forced_tokens += 1
                 sequence.num_forced += 1
                 if not self._take(sequence, token_id):
                     return
@@ -243,7 +242,6 @@ class StepEngine:
         sequence.pending_exits.append(exit_layer)
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
-        owner.num_completion_tokens += 1
         piece = sequence.advance(token_id)
         if piece is None:
             return self._finish(sequence, sequence.text.flush(), "stop", token_id)
@@ -266,11 +264,9 @@ class StepEngine:
         self._emit(sequence, piece)
         owner = sequence.owner
         request_id = owner.request.request_id
-        num_reasoning = sequence.reasoning.num_tokens if sequence.reasoning is not None else 0
-        finished = ChoiceFinished(
-            sequence.choice, reason, sequence.num_generated, stop_reason, num_reasoning, sequence.num_forced
-        )
-        self._outputs.append((request_id, finished))
+        usage = sequence.usage()
+        owner.usage += usage
+        self._outputs.append((request_id, ChoiceFinished(sequence.choice, reason, usage, stop_reason)))
         self._speculation.close(sequence)
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1

@@ -19,8 +19,8 @@ from enginehouse.contract.types import (
     TextDelta,
     TokenLogprob,
     TopLogprob,
-    WorkCounts,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.sampling.candidates import LogitRow, RawLogprobs
 from enginehouse.engine.sampling.sampler import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -76,7 +76,7 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     exits = tuple(sequence.pending_exits.popleft() for _ in piece.token_ids)
     if not any(exits):
         exits = ()
-    work = _work(sequence.owner)
+    work = sequence.owner.usage.work()
     if not sequence.text.num_pending and not sequence.untold:
         return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits, work=work)
     held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
@@ -85,30 +85,9 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits, work)
 
 
-def _work(owner: ActiveRequest) -> WorkCounts | None:
-    if not (owner.num_drafted_tokens or owner.num_early_exit_tokens):
-        return None
-    return WorkCounts(
-        owner.num_drafted_tokens, owner.num_accepted_tokens, owner.num_early_exit_tokens, owner.num_skipped_layers
-    )
-
-
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
     """Return the last event of a request."""
     started_s = owner.started_s if owner.started_s is not None else now_s
     first_s = owner.first_token_s if owner.first_token_s is not None else now_s
-    return RequestFinished(
-        num_prompt_tokens=len(owner.prompt),
-        num_cached_tokens=owner.num_cached_tokens or 0,
-        num_completion_tokens=owner.num_completion_tokens,
-        num_forced_tokens=owner.num_forced_tokens,
-        num_drafted_tokens=owner.num_drafted_tokens,
-        num_accepted_tokens=owner.num_accepted_tokens,
-        num_early_exit_tokens=owner.num_early_exit_tokens,
-        num_skipped_layers=owner.num_skipped_layers,
-        num_loaded_tokens=owner.num_loaded_tokens,
-        cache_miss=owner.cache_miss,
-        queue_s=started_s - owner.received_s,
-        prefill_s=first_s - started_s,
-        decode_s=now_s - first_s,
-    )
+    times = Usage(queue_s=started_s - owner.received_s, prefill_s=first_s - started_s, decode_s=now_s - first_s)
+    return RequestFinished(times + owner.usage, owner.cache_miss)

@@ -13,10 +13,11 @@ from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define, field
+from attrs import Factory, define, field
 from numpy.typing import NDArray
 
 from enginehouse.contract.types import CacheMiss, EngineRequest, TokenLogprob
+from enginehouse.contract.usage import Tally, Usage
 from enginehouse.engine.constraints import ConstraintState, ReasoningGate, TokenMask
 from enginehouse.engine.disk import StateRead
 from enginehouse.engine.sampling.sampler import SequenceSampler
@@ -33,7 +34,12 @@ _MAX_SCORED_LOGITS = 1 << 24
 
 @define(eq=False)
 class ActiveRequest:
-    """A request in the engine, from ``add`` to its last event. Times are ``time.monotonic`` seconds."""
+    """A request in the engine, from ``add`` to its last event. Times are ``time.monotonic`` seconds.
+
+    Attributes:
+        usage: counts so far; those of a choice are added when it ends.
+        has_source: True once the prefix cache was searched for its prompt, so that the cached tokens are known.
+    """
 
     request: EngineRequest
     prompt: NDArray[np.int32]  # (num_prompt_tokens,)
@@ -41,14 +47,8 @@ class ActiveRequest:
     received_s: float
     sequences: list[Sequence] = field(factory=list)
     num_unfinished: int = 0
-    num_cached_tokens: int | None = None
-    num_completion_tokens: int = 0
-    num_forced_tokens: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_early_exit_tokens: int = 0
-    num_skipped_layers: int = 0
-    num_loaded_tokens: int = 0
+    usage: Tally = field(default=Factory(lambda self: Tally(prompt_tokens=len(self.prompt)), takes_self=True))
+    has_source: bool = False
     cache_miss: CacheMiss | None = None
     started_s: float | None = None
     first_token_s: float | None = None
@@ -130,6 +130,13 @@ class Sequence:
     def num_generated(self) -> int:
         """Number of tokens generated so far."""
         return self.length - len(self.owner.prompt)
+
+    def usage(self) -> Usage:
+        """Return the counts of its generated tokens."""
+        num_reasoning = self.reasoning.num_tokens if self.reasoning is not None else 0
+        return Usage(
+            completion_tokens=self.num_generated, reasoning_tokens=num_reasoning, forced_tokens=self.num_forced
+        )
 
     @property
     def num_remaining(self) -> int:
@@ -240,4 +247,4 @@ class Sequence:
             self.num_computed += 1
             self.num_surplus -= 1
             self.num_confirmed += 1
-            self.owner.num_accepted_tokens += 1
+            self.owner.usage.accepted_draft_tokens += 1

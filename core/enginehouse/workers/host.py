@@ -155,8 +155,7 @@ class WorkerHost:
         return runner, engine
 
     def _report_started(self, request: ActiveRequest) -> None:
-        request_id, num_cached = request.request.request_id, request.num_cached_tokens or 0
-        self._send(Started(request_id, num_cached, request.num_loaded_tokens, request.cache_miss))
+        self._send(Started(request.request.request_id, request.usage.snapshot(), request.cache_miss))
 
     def _report(self, share: float, text: str) -> None:
         """Forward load progress to the server, but only if the text changes or the share changes by 1 %."""

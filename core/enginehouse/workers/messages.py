@@ -21,6 +21,7 @@ from enginehouse.contract.types import (
     Resume,
     Segment,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 
 __all__ = [
@@ -292,14 +293,12 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """The request has left the queue; sent before anything of it is computed.
 
     Attributes:
-        num_cached_tokens: prompt tokens that are in the prefix cache and need not be computed.
-        num_loaded_tokens: the part of them that was loaded from disk.
+        usage: has the prompt tokens that are in the prefix cache and need not be computed.
         cache_miss: reason why there are no more.
     """
 
     request_id: str
-    num_cached_tokens: int
-    num_loaded_tokens: int = 0
+    usage: Usage
     cache_miss: CacheMiss | None = None
 
 

@@ -104,14 +104,14 @@ def test_each_token_tells_how_many_layers_it_ran_through(device_sampling: bool) 
     deltas, finished = answer(EveryOther(), device_sampling=device_sampling)
 
     assert layers_of(deltas) == [8, *[2, 8] * 9, 2]
-    assert (finished.num_early_exit_tokens, finished.num_skipped_layers) == (10, 60)
+    assert (finished.usage.early_exit_tokens, finished.usage.skipped_layers) == (10, 60)
 
 
 def test_without_a_policy_nothing_is_told() -> None:
     deltas, finished = answer(None)
 
     assert layers_of(deltas) == []
-    assert (finished.num_early_exit_tokens, finished.num_skipped_layers) == (0, 0)
+    assert (finished.usage.early_exit_tokens, finished.usage.skipped_layers) == (0, 0)
 
 
 def test_tokens_and_layers_stay_together_where_text_is_held_back() -> None:
@@ -132,7 +132,7 @@ def test_tokens_that_were_told_before_are_not_told_again() -> None:
     deltas, finished = answer(EveryOther(), resume)
 
     assert sum(len(delta.token_ids) for delta in deltas) == sum(len(delta.exit_layers) for delta in deltas)
-    assert finished.num_early_exit_tokens == layers_of(deltas).count(2) > 0
+    assert finished.usage.early_exit_tokens == layers_of(deltas).count(2) > 0
 
 
 class SpansKept(FakeRunner):
@@ -166,8 +166,8 @@ def test_a_text_that_is_computed_again_runs_through_all_layers_token_by_token_to
 def test_forced_tokens_ran_through_no_layers_of_their_own() -> None:
     deltas, finished = answer(EveryOther(), constraint=Constraint(kind="regex", text="forced text"))
 
-    assert finished.num_forced_tokens > 0
-    assert finished.num_early_exit_tokens == layers_of(deltas).count(2)
+    assert finished.usage.forced_tokens > 0
+    assert finished.usage.early_exit_tokens == layers_of(deltas).count(2)
 
 
 @pytest.mark.parametrize("broken", ["raises", "shape", "kind"])
@@ -177,7 +177,7 @@ def test_a_policy_that_fails_is_switched_off(broken: str, caplog: pytest.LogCapt
         deltas, finished = answer(GuardedExitPolicy("moody", EveryOther(broken)))
 
     assert layers_of(deltas) == [8, 2, 8, 8, *[8] * 16]
-    assert finished.num_completion_tokens == 20
+    assert finished.usage.completion_tokens == 20
     assert [record.getMessage() for record in caplog.records] == [
         "the exit policy 'moody' failed and is off until the model is loaded again"
     ]

@@ -26,8 +26,8 @@ from enginehouse.contract.types import (
     SamplingParams,
     StopParams,
     TextDelta,
-    WorkCounts,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
@@ -259,8 +259,8 @@ def test_drafts_leave_nothing_behind(
             continue
         assert expected.summary is not None
         assert seen_of(result) == seen_of(expected)
-        assert result.summary.num_completion_tokens == expected.summary.num_completion_tokens
-        assert result.summary.num_accepted_tokens <= result.summary.num_drafted_tokens
+        assert result.summary.usage.completion_tokens == expected.summary.usage.completion_tokens
+        assert result.summary.usage.accepted_draft_tokens <= result.summary.usage.drafted_tokens
     assert not oracle.open_sessions
 
 
@@ -293,9 +293,9 @@ def test_right_drafts_save_steps_and_are_counted() -> None:
 
     assert result.summary is not None
     assert engine.stats().num_steps < 25
-    assert result.summary.num_accepted_tokens > 40
-    assert result.summary.num_drafted_tokens >= result.summary.num_accepted_tokens
-    assert result.summary.num_completion_tokens == 60
+    assert result.summary.usage.accepted_draft_tokens > 40
+    assert result.summary.usage.drafted_tokens >= result.summary.usage.accepted_draft_tokens
+    assert result.summary.usage.completion_tokens == 60
 
 
 class UntilThere(Oracle):
@@ -328,7 +328,7 @@ def test_where_the_device_draws_tokens_are_read_at_once_only_while_there_are_dra
         ahead |= {sequence.length: sequence.num_pending > 0 for sequence in engine._scheduler.running}
 
     assert result.token_ids[0] == text[len(prompt) :]
-    assert result.summary is not None and result.summary.num_accepted_tokens > 30
+    assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 30
     assert not any(is_ahead for length, is_ahead in ahead.items() if 20 < length < 60)
     if is_free:  # one that costs and seems to pay is asked again and again
         assert all(is_ahead for length, is_ahead in ahead.items() if 90 < length < 200)
@@ -340,8 +340,8 @@ def test_drafts_that_are_always_wrong_are_soon_not_computed_any_more() -> None:
     (result,) = run(counting_engine(oracle), [(request, prompt)])
 
     assert result.summary is not None
-    assert result.summary.num_accepted_tokens <= 5  # the wrong token is the right one now and then
-    assert result.summary.num_drafted_tokens < 60
+    assert result.summary.usage.accepted_draft_tokens <= 5  # the wrong token is the right one now and then
+    assert result.summary.usage.drafted_tokens < 60
 
 
 def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
@@ -358,7 +358,7 @@ def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
     late = Late(oracle.texts)
     (result,) = run(counting_engine(late), [(request, prompt)])
 
-    assert result.summary is not None and result.summary.num_accepted_tokens > 100
+    assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 100
 
 
 @pytest.mark.parametrize("run_length", [1, 3, 10, 40])
@@ -509,9 +509,11 @@ def test_events_tell_what_was_drafted_so_far() -> None:
     summary = events[-1]
 
     assert isinstance(summary, RequestFinished)
-    assert summary.num_drafted_tokens > 0
+    assert summary.usage.drafted_tokens > 0
     assert counts[0] is None, "nothing was drafted yet"
-    assert counts[-1] == WorkCounts(summary.num_drafted_tokens, summary.num_accepted_tokens)
+    assert counts[-1] == Usage(
+        drafted_tokens=summary.usage.drafted_tokens, accepted_draft_tokens=summary.usage.accepted_draft_tokens
+    )
 
 
 def test_requests_that_wait_hold_no_session() -> None:

@@ -134,7 +134,7 @@ class GenerationResponse:
             _give_up(exchange, record)
             return
         assembly.complete()
-        headers += optimization_headers(assembly, self.decoded.caller.profile)
+        headers += optimization_headers(assembly.total(), self.decoded.caller.profile)
         usage = assembly.usage()
         body = await aside(_is_long(assembly), lambda: dialect.whole(choices, usage))
         await _send_json(send, body, headers)

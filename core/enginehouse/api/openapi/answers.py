@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.contract.usage import USAGE_FIELDS
 from enginehouse.pipeline.capabilities import Support
 from enginehouse.pipeline.parameters import Origin
 from enginehouse.serving import ModelState
@@ -20,6 +21,10 @@ def object_of(optional: dict[str, JsonSchema] | None = None, /, **members: JsonS
 def reference(name: str) -> JsonSchema:
     """Return a reference to the component of that name."""
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _usage_group(group: str) -> JsonSchema:
+    return object_of(**{name: _COUNT for name, shown in USAGE_FIELDS.items() if shown.group == group})
 
 
 def _list_of(items: JsonSchema) -> JsonSchema:
@@ -80,10 +85,8 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         prompt_tokens=_COUNT,
         completion_tokens=_COUNT,
         total_tokens=_COUNT,
-        prompt_tokens_details=object_of(cached_tokens=_COUNT),
-        completion_tokens_details=object_of(
-            reasoning_tokens=_COUNT, accepted_prediction_tokens=_COUNT, rejected_prediction_tokens=_COUNT
-        ),
+        prompt_tokens_details=_usage_group("prompt_tokens_details"),
+        completion_tokens_details=_usage_group("completion_tokens_details"),
     ),
     "Details": object_of(
         model=_TEXT,

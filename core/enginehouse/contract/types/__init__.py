@@ -25,7 +25,6 @@ from enginehouse.contract.types.events import (
     TextDelta,
     TokenLogprob,
     TopLogprob,
-    WorkCounts,
 )
 from enginehouse.contract.types.parameters import (
     Constraint,
@@ -79,5 +78,4 @@ __all__ = [
     "ToolCall",
     "ToolUse",
     "TopLogprob",
-    "WorkCounts",
 ]
