@@ -143,13 +143,14 @@ class ExitPolicyContract:
         bound = self._bind(exit_policy)
         runner.use_exit_policy(bound)
         engine = StepEngine(runner, EngineSettings(), {})
-        sampling, stopping = SamplingParams(temperature=0), StopParams(max_tokens=60, ignore_eos=True)
-        engine.add(EngineRequest(request_id="r", sampling=sampling, stopping=stopping), _PROMPT)
+        sampling, stopping = SamplingParams(temperature=0, num_logprobs=0), StopParams(max_tokens=60, ignore_eos=True)
+        request = EngineRequest(request_id="r", sampling=sampling, stopping=stopping, token_details=True)
+        engine.add(request, _PROMPT)
         layers: list[int | None] = []
         while engine.has_work():
             for _, event in engine.step():
                 if isinstance(event, TextDelta):
-                    layers += event.exit_layers or [None] * len(event.token_ids)
+                    layers += [entry.details and entry.details.exit_layer for entry in event.logprobs or ()]
                 elif isinstance(event, RequestFinished):
                     finished = event
         engine.close()

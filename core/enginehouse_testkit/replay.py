@@ -19,6 +19,7 @@ from enginehouse.contract.types import (
     PromptLogprobs,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
 )
@@ -81,6 +82,7 @@ class Replay:
         self._max_tokens = rest if limit is None else min(limit, rest)
         stop = request.stopping.stop
         self._streams = {n: TextStream(tape.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
+        self._details = TokenDetails() if request.token_details else None
         self._usage: dict[int, Usage] = {}
         self._position = 0  # in the script; all choices advance together
         self._num_made = 0  # tokens per running choice
@@ -192,10 +194,11 @@ class Replay:
         if piece.text or piece.token_ids:
             logprobs = None
             if self._num_logprobs is not None:
-                logprobs = tuple(self._logprob(token_id, self._num_logprobs) for token_id in piece.token_ids)
+                num_top, details = self._num_logprobs, self._details
+                logprobs = tuple(self._logprob(token_id, num_top, details) for token_id in piece.token_ids)
             events.append(TextDelta(choice, piece.text, piece.token_ids, logprobs))
 
-    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+    def _logprob(self, token_id: int, num_top: int, details: TokenDetails | None = None) -> TokenLogprob:
         """Return a made-up distribution: the replayed token has probability 1/2, single bytes share the rest."""
         token_bytes = self._tape.token_bytes
         others = [other for other in range(num_top) if other != token_id][: max(0, num_top - 1)]
@@ -203,4 +206,4 @@ class Replay:
         top = tuple(
             TopLogprob(other, token_bytes[other], -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked)
         )
-        return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top)
+        return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top, details)

@@ -20,8 +20,8 @@ _TEMPLATE = "chat_template_kwargs enable_thinking"
 
 ALL_PARAMETERS = frozenset(
     f"{_OPENAI} {_TEMPLATE} reasoning_effort thinking_budget top_k min_p repetition_penalty samplers stop_token_ids "
-    "min_tokens ignore_eos num_prompt_logprobs prompt_logprobs loglikelihood prediction suffix json_schema grammar "
-    "guided_json guided_regex guided_choice guided_grammar structured_outputs".split()
+    "min_tokens ignore_eos num_prompt_logprobs prompt_logprobs loglikelihood token_details prediction suffix "
+    "json_schema grammar guided_json guided_regex guided_choice guided_grammar structured_outputs".split()
 )
 """All parameters for which a remote engine must declare a capability."""
 
@@ -62,7 +62,8 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
     {
         "openai": KindOfServer(parameters=_names(f"{_OPENAI} reasoning_effort json_schema guided_json")),
         "enginehouse": KindOfServer(
-            parameters=ALL_PARAMETERS - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood prediction"),
+            parameters=ALL_PARAMETERS
+            - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details prediction"),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,
         ),

@@ -75,6 +75,7 @@ CORE_FIELDS = frozenset(
         "suffix",
         "temperature",
         "thinking_budget",
+        "token_details",
         "tool_choice",
         "tools",
         "top_k",

@@ -11,21 +11,20 @@ from types import MappingProxyType
 from typing import Annotated, Literal, Self, get_type_hints
 
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 from msgspec.structs import astuple
 
 __all__ = ["USAGE_FIELDS", "Shown", "Tally", "Usage"]
 
 
-@frozen(kw_only=True)
+@frozen
 class Shown:
     """Metadata of a field of :class:`Usage`; its name in the log, in responses and in headers is the field's own.
 
     Attributes:
         help: one sentence.
-        when: in the log, in metrics and in spans: ``always``, only of ``complete`` responses, or if it is ``nonzero``;
-            None is never.
-        metric: name of its family, without the prefix: a counter, or for times a histogram.
+        when: in the log, in metrics and in spans: always, only of complete responses, if it is not zero, or never.
+        metric: name of its family, without the prefix: a counter, or for times a histogram; empty is the field's name.
         group: member of OpenAI's ``usage`` object that has it.
         is_optimization: measured saving, in the response details and for the headers of profiles.
         is_work: further work of the engine that no event shows, so that it is reported while a request runs; a request
@@ -33,8 +32,8 @@ class Shown:
     """
 
     help: str
-    when: Literal["always", "complete", "nonzero"] | None = "nonzero"
-    metric: str | None = None
+    when: Literal["always", "complete", "nonzero", "never"] = "nonzero"
+    metric: str | None = ""
     group: Literal["prompt_tokens_details", "completion_tokens_details"] | None = None
     is_optimization: bool = False
     is_work: bool = False
@@ -43,105 +42,49 @@ class Shown:
 class Tally(msgspec.Struct, array_like=True):
     """Fields of :class:`Usage`, for the engine to count in place. Times are in seconds, measured in the worker."""
 
-    prompt_tokens: Annotated[
-        int,
-        Shown(help="Tokens of prompts that an engine has accepted.", when="always", metric="prompt_tokens"),
-    ] = 0
+    prompt_tokens: Annotated[int, Shown("Tokens of prompts that an engine has accepted.", "always")] = 0
     cached_tokens: Annotated[
         int,
         Shown(
-            help="Of these, tokens that the prefix cache held.",
-            when="complete",
+            "Of these, tokens that the prefix cache held.",
+            "complete",
             metric="cached_prompt_tokens",
             group="prompt_tokens_details",
             is_optimization=True,
         ),
     ] = 0
-    completion_tokens: Annotated[
-        int,
-        Shown(
-            help="Tokens of answers, those that were broken off up to there.",
-            when="always",
-            metric="completion_tokens",
-        ),
-    ] = 0
+    completion_tokens: Annotated[int, Shown("Tokens of answers, those that were broken off up to there.", "always")] = 0
     reasoning_tokens: Annotated[
         int,
-        Shown(help="Of these, tokens between reasoning markers.", when=None, group="completion_tokens_details"),
+        Shown("Of these, tokens between reasoning markers.", "never", metric=None, group="completion_tokens_details"),
     ] = 0
     accepted_prediction_tokens: Annotated[
-        int,
-        Shown(
-            help="Tokens of predicted answers that came.",
-            metric="accepted_prediction_tokens",
-            group="completion_tokens_details",
-        ),
+        int, Shown("Tokens of predicted answers that came.", group="completion_tokens_details")
     ] = 0
     rejected_prediction_tokens: Annotated[
-        int,
-        Shown(
-            help="Tokens of predicted answers that did not come.",
-            metric="rejected_prediction_tokens",
-            group="completion_tokens_details",
-        ),
+        int, Shown("Tokens of predicted answers that did not come.", group="completion_tokens_details")
     ] = 0
-    replays: Annotated[int, Shown(help="Answers that went on after their worker had died.", metric="replays")] = 0
-    queue_s: Annotated[float, Shown(help="Waiting for a slot.", when="complete", metric="queue_seconds")] = 0.0
-    prefill_s: Annotated[
-        float, Shown(help="From the slot to the first token.", when="complete", metric="prefill_seconds")
-    ] = 0.0
-    decode_s: Annotated[float, Shown(help="From the first token to the last one.", when="complete")] = 0.0
-    loaded_prompt_tokens: Annotated[
-        int, Shown(help="Cached prompt tokens that came from the disk.", metric="loaded_prompt_tokens")
-    ] = 0
+    replays: Annotated[int, Shown("Answers that went on after their worker had died.")] = 0
+    queue_s: Annotated[float, Shown("Waiting for a slot.", "complete", metric="queue_seconds")] = 0.0
+    prefill_s: Annotated[float, Shown("From the slot to the first token.", "complete", metric="prefill_seconds")] = 0.0
+    decode_s: Annotated[float, Shown("From the first token to the last one.", "complete", metric=None)] = 0.0
+    loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that came from the disk.")] = 0
     forced_tokens: Annotated[
-        int,
-        Shown(
-            help="Tokens that a constraint forced, so that no pass was needed.",
-            metric="forced_tokens",
-            is_optimization=True,
-        ),
+        int, Shown("Tokens that a constraint forced, so that no pass was needed.", is_optimization=True)
     ] = 0
-    drafted_tokens: Annotated[
-        int,
-        Shown(help="Tokens that a drafter proposed.", metric="drafted_tokens", is_optimization=True, is_work=True),
-    ] = 0
+    drafted_tokens: Annotated[int, Shown("Tokens that a drafter proposed.", is_optimization=True, is_work=True)] = 0
     accepted_draft_tokens: Annotated[
-        int,
-        Shown(
-            help="Of these, tokens that the model would draw.",
-            metric="accepted_draft_tokens",
-            is_optimization=True,
-            is_work=True,
-        ),
+        int, Shown("Of these, tokens that the model would draw.", is_optimization=True, is_work=True)
     ] = 0
     early_exit_tokens: Annotated[
-        int,
-        Shown(
-            help="Tokens made without the model's last layers.",
-            metric="early_exit_tokens",
-            is_optimization=True,
-            is_work=True,
-        ),
+        int, Shown("Tokens made without the model's last layers.", is_optimization=True, is_work=True)
     ] = 0
     skipped_layers: Annotated[
-        int,
-        Shown(
-            help="Layers that these tokens did not need.",
-            metric="skipped_layers",
-            is_optimization=True,
-            is_work=True,
-        ),
+        int, Shown("Layers that these tokens did not need.", is_optimization=True, is_work=True)
     ] = 0
-    routed_requests: Annotated[
-        int, Shown(help="Requests that a router sent to this model.", metric="routed_requests")
-    ] = 0
-    routing_attempts: Annotated[
-        int, Shown(help="Models that were tried for these, the last one too.", metric="routing_attempts")
-    ] = 0
-    discarded_tokens: Annotated[
-        int, Shown(help="Tokens of attempts that were not good enough.", metric="discarded_tokens")
-    ] = 0
+    routed_requests: Annotated[int, Shown("Requests that a router sent to this model.")] = 0
+    routing_attempts: Annotated[int, Shown("Models that were tried for these, the last one too.")] = 0
+    discarded_tokens: Annotated[int, Shown("Tokens of attempts that were not good enough.")] = 0
 
     def snapshot(self) -> "Usage":
         """Return the present values."""
@@ -169,14 +112,16 @@ class Usage(Tally, frozen=True):  # type: ignore[misc]  # a struct, unlike a dat
         """
         for name, field in USAGE_FIELDS.items():
             value = getattr(self, name)
-            if field.when == "always" or (is_complete if field.when == "complete" else field.when and value):
+            if field.when == "always" or (
+                is_complete if field.when == "complete" else value and field.when == "nonzero"
+            ):
                 yield name, field, value
 
 
 def _metadata() -> Iterator[tuple[str, Shown]]:
     for name, kind in get_type_hints(Usage, include_extras=True).items():
         (shown,) = kind.__metadata__
-        yield name, shown
+        yield name, evolve(shown, metric=name) if shown.metric == "" else shown
 
 
 USAGE_FIELDS: Mapping[str, Shown] = MappingProxyType(dict(_metadata()))

@@ -220,12 +220,13 @@ class StepEngine:
     def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
         """Accept a sampled token, then the tokens that a constraint forces after it."""
         if sampled.logprob is not None:
-            sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
+            details = sequence.details(sampled.token_id)
+            sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes, details))
         exit_layer = sequence.exit_layer
         if exit_layer is not None and exit_layer < self._num_layers:
             sequence.owner.usage.early_exit_tokens += 1
             sequence.owner.usage.skipped_layers += self._num_layers - exit_layer
-        if self._take(sequence, sampled.token_id, exit_layer):
+        if self._take(sequence, sampled.token_id):
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
@@ -236,10 +237,9 @@ class StepEngine:
                 if not self._take(sequence, token_id):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int, exit_layer: int | None = None) -> bool:
+    def _take(self, sequence: Sequence, token_id: int) -> bool:
         """Append a token and emit the text it makes visible; returns False if it ended the sequence."""
         owner = sequence.owner
-        sequence.pending_exits.append(exit_layer)
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
         piece = sequence.advance(token_id)

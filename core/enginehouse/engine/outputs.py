@@ -17,6 +17,7 @@ from enginehouse.contract.types import (
     PromptLogprobs,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
 )
@@ -29,14 +30,14 @@ from enginehouse.engine.text.text_stream import Piece
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
 
-def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
+def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes], details: TokenDetails | None = None) -> TokenLogprob:
     """Return the log-probability entry of a token that was sampled with log-probabilities."""
     assert sampled.logprob is not None
     top: tuple[TopLogprob, ...] = ()
     if sampled.top_ids is not None and sampled.top_logprobs is not None:
         pairs = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
         top = tuple(TopLogprob(token_id, token_bytes[token_id], logprob) for token_id, logprob in pairs)
-    return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top)
+    return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top, details)
 
 
 def score_tokens(
@@ -73,16 +74,13 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     logprobs = None
     if sequence.owner.request.sampling.num_logprobs is not None:
         logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
-    exits = tuple(sequence.pending_exits.popleft() for _ in piece.token_ids)
-    if not any(exits):
-        exits = ()
     work = sequence.owner.usage.work()
     if not sequence.text.num_pending and not sequence.untold:
-        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits, work=work)
+        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, work=work)
     held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
     probabilities, sequence.untold = tuple(sequence.untold), []
     held_now = held if held.token_ids else None
-    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits, work)
+    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, work)
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:

@@ -229,6 +229,7 @@ def _rules() -> Iterator[tuple[str, _Rule]]:
         (_by_infill, "suffix"),
         (_by_compressor, "compression"),
         (_by_engine("num_logprobs"), "logprobs top_logprobs"),
+        (_by_engine("token_details"), "token_details"),
         (_by_engine("num_prompt_logprobs"), "prompt_logprobs loglikelihood"),
         (_by_constraint(*_SCHEMA), "response_format guided_json json_schema"),
         (_by_constraint("regex"), "guided_regex"),

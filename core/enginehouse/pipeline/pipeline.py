@@ -360,6 +360,7 @@ def _engine_request(
         token_ids=prompt.token_ids,
         add_special=prompt.add_special,
         num_prompt_logprobs=request.num_prompt_logprobs,
+        token_details=request.token_details,
         num_choices=request.num_choices,
         sampling=parameters.sampling,
         stopping=parameters.stopping,

@@ -23,10 +23,11 @@ _MEMBERS = {
     "prediction": "prediction",
     "compression": "compression",
     "chat_template_kwargs": "template_variables",
+    "token_details": "token_details",
 }
 """Parameters that are members of a request; an empty value means not given."""
 
-_OFF: Mapping[str, Any] = MappingProxyType({"chat_template_kwargs": {}})
+_OFF: Mapping[str, Any] = MappingProxyType({"chat_template_kwargs": {}, "token_details": False})
 
 _THINKING = {"enable_thinking": "enabled", "thinking_budget": "budget", "reasoning_effort": "effort"}
 """Parameters about reasoning, and their field in :class:`enginehouse.contract.types.Thinking`."""
@@ -53,6 +54,8 @@ def given_parameters(request: GenerateRequest) -> Iterator[str]:
         yield "suffix"
     if request.num_prompt_logprobs is not None:
         yield "prompt_logprobs"
+    if request.token_details:
+        yield "token_details"
 
 
 def _of_tools(use: ToolUse) -> Iterator[str]:

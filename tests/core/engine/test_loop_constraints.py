@@ -143,6 +143,22 @@ def test_a_constraint_holds_for_every_choice(forces: bool, temperature: float, n
         assert sum(len(event.token_ids) for event in events if isinstance(event, TextDelta)) == len(entries)
 
 
+@pytest.mark.parametrize("device_sampling", [False, True])
+def test_tokens_tell_whether_they_were_forced(device_sampling: bool) -> None:
+    """Those at whose place a single token of the vocabulary goes on with the text."""
+    runner, left = FakeRunner(FakeOptions(device_sampling=device_sampling)), b"the mountaineering stop"
+    request = make(num_logprobs=0, token_details=True, constraint=Constraint(kind="regex", text=left.decode()))
+    events = run(StepEngine(runner, EngineSettings(), {}, [LiteralDecoder()]), request)[request.request_id]
+    entries = [e for event in events if isinstance(event, TextDelta) for e in event.logprobs or ()]
+    expected = []
+    for entry in entries:
+        expected.append(sum(bool(piece) and left.startswith(piece) for piece in runner.tokenizer.token_bytes) == 1)
+        left = left.removeprefix(entry.token)
+
+    assert [entry.details is not None and entry.details.forced for entry in entries] == expected
+    assert set(expected) == {False, True}
+
+
 def test_a_neighbour_is_not_constrained() -> None:
     free = make()
     expected = text_of(run(engine(), free)[free.request_id])

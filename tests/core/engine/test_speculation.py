@@ -499,6 +499,24 @@ def test_a_request_that_cannot_enter_closes_its_sessions() -> None:
     assert not engine.has_work()
 
 
+def test_tokens_tell_which_drafter_proposed_them() -> None:
+    """As many as were accepted, and those that it knew; the answer is that without details."""
+    sampling, prompt = SamplingParams(temperature=0, num_logprobs=0), prompt_of(2, 10)
+    request = make_request(max_tokens=40, ignore_eos=True, sampling=sampling)
+    plain = run(engine_with(None), [(request, prompt)])[0]
+    engine = counting_engine(Oracle([[*prompt, *plain.token_ids[0]]]))
+    engine.add(msgspec.structs.replace(request, token_details=True), prompt)
+    events = [event for _ in iter(engine.has_work, False) for _, event in engine.step()]
+    entries = [entry for event in events if isinstance(event, TextDelta) for entry in event.logprobs or ()]
+    drafted_by = [entry.details.drafted_by for entry in entries if entry.details is not None]
+    summary = events[-1]
+
+    assert isinstance(summary, RequestFinished)
+    assert [entry.token_id for entry in entries] == plain.token_ids[0]
+    assert len(drafted_by) == 40 and set(drafted_by) == {None, "oracle"}
+    assert drafted_by.count("oracle") == summary.usage.accepted_draft_tokens
+
+
 def test_events_tell_what_was_drafted_so_far() -> None:
     request, prompt = make_request(max_tokens=40, ignore_eos=True), prompt_of(2, 10)
     plain = run(engine_with(None), [(request, prompt)])[0]

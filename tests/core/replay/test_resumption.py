@@ -329,6 +329,25 @@ def _added(request: EngineRequest) -> StepEngine:
     return engine
 
 
+def test_tokens_tell_whether_another_worker_made_them() -> None:
+    sampling, stopping = SamplingParams(temperature=0, num_logprobs=0), StopParams(max_tokens=12, ignore_eos=True)
+    request = EngineRequest(request_id="r", sampling=sampling, stopping=stopping, token_details=True)
+    transcript = Transcript(request, clock=iter(np.arange(0, 1e6)).__next__)
+    resumed: list[bool] = []
+    num_told: list[int] = []
+    for num_batches in (4, 100):
+        one = make_engine()
+        one.add(request, prompt_of(20), transcript.begin_stay())
+        for batch in itertools.islice(steps(one), num_batches):
+            for event in map(transcript.record, batch):
+                entries = event.logprobs if isinstance(event, TextDelta) else None
+                resumed += [entry.details.resumed for entry in entries or () if entry.details is not None]
+        num_told.append(len(resumed))
+
+    assert 0 < num_told[0] < num_told[1] == 12
+    assert resumed == [False] * num_told[0] + [True] * (12 - num_told[0])
+
+
 def work(drafted: int, accepted: int, left_early: int = 0, skipped: int = 0) -> Usage:
     return Usage(
         drafted_tokens=drafted,

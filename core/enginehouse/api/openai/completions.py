@@ -60,6 +60,8 @@ class CompletionBody(GenerationBody):
         """Check combinations of fields."""
         super().check(limits)
         self._check_best_of(limits)
+        if self.token_details and self.logprobs is None:
+            raise InvalidRequest("token_details: only allowed together with logprobs", "token_details")
         if self.max_tokens == 0:
             self._check_scoring()
         if self.compression and self.echo:

@@ -89,6 +89,7 @@ class GenerationBody(RequestBody, ConstraintFields):
         prompt_cache_key: like ``cache_salt``, by OpenAI's name; both may be given.
         loglikelihood: report the log-probabilities of the prompt's tokens, except the first.
         prompt_logprobs: the same with this many alternatives, by token id.
+        token_details: report the origin of each token; only with log-probabilities.
         compression: shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
         log_prompt: allow the server to log the prompt, if its settings allow it as well.
         user: this and the following fields are accepted for compatibility; they have no effect.
@@ -104,6 +105,7 @@ class GenerationBody(RequestBody, ConstraintFields):
     prompt_cache_key: str | None = field(default=None, validator=optional(_check_salt))
     loglikelihood: bool = False
     prompt_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
+    token_details: bool = False
     compression: Any = None
     log_prompt: bool = False
     user: str | None = None
@@ -185,6 +187,7 @@ class Decoded(Generic[_B_co]):
             extensions=self.extensions,
             constraint=body.constraint(),
             num_prompt_logprobs=body.num_prompt_logprobs,
+            token_details=body.token_details,
             compression=read_compression(body.compression),
             priority=body.priority,
             namespace=self.caller.namespace(body.cache_salt, body.prompt_cache_key),

@@ -49,6 +49,12 @@ _FINISH: JsonSchema = {"enum": ["stop", "length", "tool_calls", "content_filter"
 _FINISH_OR_NULL: JsonSchema = {"enum": ["stop", "length", "tool_calls", "content_filter", None]}
 
 _CHAT_TOKEN = {"token": _TEXT, "logprob": _LOGPROB, "bytes": _BYTES}
+_TOKEN_DETAILS = {
+    "forced": {"type": "boolean"},
+    "drafted_by": _TEXT_OR_NULL,
+    "exit_layer": {"type": ["integer", "null"], "minimum": 1},
+    "resumed": {"type": "boolean"},
+}
 _HEAD = {"id": _TEXT, "created": _TIME, "model": _TEXT, "system_fingerprint": _TEXT}
 _REASONING = {"reasoning_content": _TEXT_OR_NULL, "reasoning": _TEXT_OR_NULL}
 
@@ -121,9 +127,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         unsupported=_list_of(_TEXT),
         ignored=_list_of(_TEXT),
     ),
-    "ChatToken": object_of(**_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN))),
+    "ChatToken": object_of(_TOKEN_DETAILS, **_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN))),
     "ChatLogprobs": object_of(content=_list_of(reference("ChatToken")), refusal={"type": "null"}),
     "CompletionLogprobs": object_of(
+        {"token_details": _list_of(_nullable(object_of(**_TOKEN_DETAILS)))},
         tokens=_list_of(_TEXT),
         token_logprobs=_list_of({"type": ["number", "null"], "maximum": 0}),
         top_logprobs=_list_of({"type": ["object", "null"], "additionalProperties": _LOGPROB}),

@@ -156,6 +156,7 @@ _TEXTS: dict[tuple[str, str], str] = {
     ("GenerationBody", "stream"): "Send the answer as events, while it is made.",
     ("GenerationBody", "stream_options"): "Only with `stream`.",
     ("GenerationBody", "prompt_logprobs"): "Report how probable the prompt's tokens are, with this many alternatives.",
+    ("GenerationBody", "token_details"): "Report where each token came from; only with `logprobs`.",
     **{
         ("GenerationBody", name): _NO_EFFECT
         for name in (

@@ -23,6 +23,7 @@ from enginehouse.contract.types.events import (
     ReasoningDelta,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "StopParams",
     "TextDelta",
     "Thinking",
+    "TokenDetails",
     "TokenLogprob",
     "Tool",
     "ToolCall",

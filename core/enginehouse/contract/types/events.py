@@ -19,6 +19,7 @@ __all__ = [
     "ReasoningDelta",
     "RequestFinished",
     "TextDelta",
+    "TokenDetails",
     "TokenLogprob",
     "TopLogprob",
 ]
@@ -36,13 +37,33 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
+class TokenDetails(msgspec.Struct, frozen=True, array_like=True):
+    """Origin of a generated token.
+
+    Attributes:
+        forced: its constraint, or the end of its reasoning, allowed no other token.
+        drafted_by: name of the drafter that proposed it; None if it was not drafted.
+        exit_layer: number of layers that it ran through, for models with early exit; else None.
+        resumed: it was generated after its request continued in another worker.
+    """
+
+    forced: bool = False
+    drafted_by: str | None = None
+    exit_layer: int | None = None
+    resumed: bool = False
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The sampled token of one position and the most probable alternatives, best first."""
+    """The sampled token of one position and the most probable alternatives, best first.
+
+    ``details`` are those of a generated token whose request asks for them, else None.
+    """
 
     token_id: int
     token: bytes
     logprob: float
     top: tuple[TopLogprob, ...] = ()
+    details: TokenDetails | None = None
 
 
 class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -69,8 +90,6 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
         held: tokens that are sampled but still invisible after this text; None if there are none.
         probabilities: of the tokens sampled since the choice's last event, if a sampler depends on previous draws; None
             for a token that was not sampled.
-        exit_layers: number of layers that each of ``token_ids`` ran through, for models with early exit; None for a
-            token that was not sampled.
         work: the request's work in this worker so far (fields of usage with ``is_work``); None if there is none.
     """
 
@@ -80,7 +99,6 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     logprobs: tuple[TokenLogprob, ...] | None = None
     held: HeldTokens | None = None
     probabilities: tuple[float | None, ...] = ()
-    exit_layers: tuple[int | None, ...] = ()
     work: Usage | None = None
 
 

@@ -32,6 +32,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         add_special: put the model's usual special prefix (for example BOS) before ``segments``. False for rendered
             chats, whose template writes it.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
+        token_details: report the origin of each token with its log-probability, if ``sampling`` asks for these.
         num_choices: number of answers to generate from one prefill.
         shown_tokens: control-token strings whose text is kept in the output, because parsers need them.
         reasoning: reasoning markers of this model; None if it does not reason.
@@ -50,6 +51,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_ids: tuple[int, ...] | None = None
     add_special: bool = False
     num_prompt_logprobs: int | None = None
+    token_details: bool = False
     num_choices: int = 1
     sampling: SamplingParams = SamplingParams()
     stopping: StopParams = StopParams()
@@ -132,6 +134,7 @@ class GenerateRequest:
         compression: prompt compression options; None uses the settings.
         suffix: text after the generated text, for models that support infilling; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
+        token_details: report the origin of each token with its log-probability.
         profile: the API of the client; its defaults apply after the model's.
         caller: name of the caller; callers take turns.
         allowed_models: names of the models that the caller may use; None is all.
@@ -155,6 +158,7 @@ class GenerateRequest:
     compression: Compression | None = None
     suffix: str | None = None
     num_prompt_logprobs: int | None = None
+    token_details: bool = False
     priority: int = 0
     namespace: str = ""
     cache_prompt: bool = True
