@@ -150,7 +150,7 @@ class ExitPolicyContract:
         while engine.has_work():
             for _, event in engine.step():
                 if isinstance(event, TextDelta):
-                    layers += [entry.details and entry.details.exit_layer for entry in event.logprobs or ()]
+                    layers += [entry.details.exit_layer for entry in event.logprobs or () if entry.details]
                 elif isinstance(event, RequestFinished):
                     finished = event
         engine.close()

@@ -4,6 +4,7 @@ Support is optional: ``isinstance`` tells which engines are :class:`Inspectable`
 """
 
 # msgspec resolves annotations when a message is encoded, so no name may be imported under TYPE_CHECKING.
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -109,6 +110,10 @@ class Inspectable(Protocol):
 
     async def view(self) -> EngineView:
         """Take a snapshot, after the running step."""
+        ...
+
+    async def cached_tokens(self, token_ids: Sequence[int], namespace: str) -> int:
+        """Return the number of leading tokens of a prompt that the prefix cache holds for requests of a namespace."""
         ...
 
     async def stop_thinking(self, request_id: str) -> int:

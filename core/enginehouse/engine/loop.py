@@ -387,6 +387,10 @@ class StepEngine:
         """Return a snapshot of running and waiting requests and of the prefix cache."""
         return view_engine(self._scheduler, self._requests.values(), self._clock())
 
+    def cached_tokens(self, token_ids: Iterable[int], namespace: str) -> int:
+        """Return how much of a prompt the prefix cache holds for requests of a namespace, without its last token."""
+        return self._scheduler.cache.reusable_length(np.array([*token_ids][:-1], np.int32), namespace)
+
     def close(self) -> list[EngineOutput]:
         """End every request with EngineDead and close the runner."""
         for owner in list(self._requests.values()):

@@ -27,6 +27,7 @@ from enginehouse.settings.config import PluginsSettings
 __all__ = [
     "Accepted",
     "Begun",
+    "Cached",
     "CallFailed",
     "Cancel",
     "Close",
@@ -39,6 +40,7 @@ __all__ = [
     "Failure",
     "Figures",
     "FromWorker",
+    "GetCached",
     "GetStats",
     "GetView",
     "Hello",
@@ -200,6 +202,14 @@ class GetView(msgspec.Struct, frozen=True, array_like=True, tag="get_view"):
     call: int
 
 
+class GetCached(msgspec.Struct, frozen=True, array_like=True, tag="get_cached"):
+    """Get how much of a prompt the prefix cache holds; answered by Cached, after the running step."""
+
+    call: int
+    token_ids: tuple[int, ...]
+    namespace: str
+
+
 class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_thinking"):
     """Force the end of a request's reasoning; answered by ThinkingStopped, after the running step."""
 
@@ -211,7 +221,7 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Free the model and exit; not answered."""
 
 
-ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | StopThinking | Close
+ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | GetCached | StopThinking | Close
 
 
 # -- worker to server ------------------------------------------------------------------------------
@@ -336,6 +346,13 @@ class View(msgspec.Struct, frozen=True, array_like=True, tag="view"):
     view: EngineView
 
 
+class Cached(msgspec.Struct, frozen=True, array_like=True, tag="cached"):
+    """Answer to GetCached: the number of leading tokens that it holds."""
+
+    call: int
+    num_tokens: int
+
+
 class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinking_stopped"):
     """Answer to StopThinking: the number of choices whose reasoning was ended."""
 
@@ -378,6 +395,7 @@ FromWorker = (
     | Detokenized
     | Stats
     | View
+    | Cached
     | ThinkingStopped
     | Figures
     | CallFailed

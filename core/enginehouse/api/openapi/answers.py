@@ -217,7 +217,13 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     ),
     "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
     "Tokens": object_of(
-        {"token_strs": _list_of(_TEXT)},
+        {
+            "token_strs": _list_of(_TEXT),
+            "details": object_of(
+                cached_tokens=_nullable(_COUNT),
+                segments=_list_of(object_of(text=_TEXT, trusted={"type": "boolean"})),
+            ),
+        },
         tokens=_list_of(
             {
                 "anyOf": [
