@@ -19,7 +19,7 @@ _OPENAI = (
 )
 _TEMPLATE = "chat_template_kwargs enable_thinking"
 
-_BY_CORE = ("server", "cache", "caller", "compressor")
+_BY_CORE = ("server", "cache", "caller")
 ALL_PARAMETERS = frozenset(
     (
         "n",
@@ -68,7 +68,8 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
     {
         "openai": KindOfServer(parameters=_names(f"{_OPENAI} reasoning_effort json_schema guided_json")),
         "enginehouse": KindOfServer(
-            parameters=ALL_PARAMETERS - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood prediction"),
+            parameters=ALL_PARAMETERS
+            - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details prediction"),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,
         ),

@@ -148,7 +148,7 @@ def _is_given(request: GenerateRequest, member: str) -> bool:
     holder, name = _held(request, member)
     if isinstance(holder, Mapping):
         return name in holder
-    return getattr(holder, name) not in (None, {})
+    return bool(getattr(holder, name) != getattr(_held(_NOTHING, member)[0], name))
 
 
 def _held(request: GenerateRequest, member: str) -> tuple[Any, str]:

@@ -89,6 +89,15 @@ class Replays:
         request = EngineRequest(request_id="", caller=caller)
         return await self._ask(model, request, lambda engine, **how: engine.view(**how))
 
+    async def cached_tokens(
+        self, model: LoadedModel, token_ids: Sequence[int], namespace: str, caller: str
+    ) -> int | None:
+        """Return how much of a prompt a namespace's prefix cache holds; None if the engine does not say."""
+        if not isinstance(model.engine, Inspectable):
+            return None
+        request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
+        return await self._ask(model, request, lambda engine, **how: engine.cached_tokens(token_ids, namespace, **how))
+
     async def _ask(self, model: LoadedModel, request: EngineRequest, ask: Ask[_T], written: Sequence[str] = ()) -> _T:
         place = self._place(model)
         if place is None:

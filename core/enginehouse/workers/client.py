@@ -39,6 +39,7 @@ from enginehouse.workers.messages import (
     Entered,
     Figures,
     FromWorker,
+    GetCached,
     GetStats,
     GetView,
     Hello,
@@ -333,6 +334,13 @@ class WorkerEngine:
             for request in view.requests
         )
         return msgspec.structs.replace(view, requests=requests)
+
+    async def cached_tokens(
+        self, token_ids: Sequence[int], namespace: str, observer: WorkObserver | None = None
+    ) -> int:
+        """Return how much of a prompt the prefix cache holds for a namespace; answered after the running step."""
+        num_tokens: int = await self._call(lambda call: GetCached(call, tuple(token_ids), namespace), observer)
+        return num_tokens
 
     async def stop_thinking(self, request_id: str) -> int:
         """Force the end of the reasoning of a request's choices; return their number, 0 if none is in its reasoning."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from enginehouse.contract.errors import EngineDead, EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, Event, RequestFinished
+from enginehouse.contract.usage import Usage
 from enginehouse.workers.messages import Accepted, Begun, Entered, Failure, Left, Rejected, Stage, Started, StepOutputs
 from enginehouse.workers.queue_estimate import Backlog
 
@@ -34,7 +35,7 @@ class Recorder(WorkObserver, Protocol):
         """The worker has accepted the request."""
         ...
 
-    def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
+    def started(self, usage: Usage, cache_miss: CacheMiss | None) -> None:
         """The request has left the queue; the arguments say how much of its prompt was in the prefix cache."""
         ...
 
@@ -281,7 +282,7 @@ class Requests:
             case Entered():
                 generation.recorder.entered()
             case Started():
-                generation.recorder.started(message.num_cached_tokens, message.num_loaded_tokens, message.cache_miss)
+                generation.recorder.started(message.usage, message.cache_miss)
 
     def distribute(self, message: StepOutputs) -> None:
         """Pass the events of one step to their requests."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from attrs import evolve, field, frozen
-from enginehouse.contract.rows import fields_of
 
 from enginehouse.contract.errors import ContextLengthExceeded, ModelNotReady, PluginError
 from enginehouse.contract.preparer import ModelAccess, Preparation, Report
+from enginehouse.contract.rows import fields_of
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer

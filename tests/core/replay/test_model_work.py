@@ -23,6 +23,7 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.replay.culprits import _MAX_PAUSE_S
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.model_work import ModelWork
@@ -118,8 +119,8 @@ class Worker(WorkerEngine):
                 num_tokens += 1
         if self._is_alive and not generation._is_ended:
             del self._inside[generation]
-            generation.push(ChoiceFinished(0, "length", num_tokens))
-            generation.push(RequestFinished(1, 0, num_tokens))
+            generation.push(ChoiceFinished(0, "length", Usage(completion_tokens=num_tokens)))
+            generation.push(RequestFinished(Usage(prompt_tokens=1, completion_tokens=num_tokens)))
 
     async def tokenize(  # type: ignore[override]
         self, segments: list[Segment], add_special: bool, observer: WorkObserver

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from attrs import define, field
+from msgspec.structs import replace
 
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.openai.choice_parser import ChoiceParser, call_piece
@@ -30,6 +31,7 @@ from enginehouse.contract.types import (
     TextDelta,
     TokenLogprob,
 )
+from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
@@ -230,67 +232,45 @@ class Assembly:
         """Check that everything has ended and store the results in the access record."""
         if len(self.finished) < self.num_prompts or len(self.ended) < self.num_prompts * self.num_choices:
             raise GenerationFailed("The engine ended the request before it was complete.")
-        record, finished = self.record, self.finished
+        record = self.record
         record.finish_reasons = [event.finish_reason for event in self.ended.values()]
         record.outcome = ",".join(sorted(set(record.finish_reasons)))
-        record.prompt_tokens = sum(event.num_prompt_tokens for event in finished)
-        record.cached_tokens = sum(event.num_cached_tokens for event in finished)
-        record.completion_tokens = sum(event.num_completion_tokens for event in finished)
-        record.queue_s = max(event.queue_s for event in finished)
-        record.prefill_s = max(event.prefill_s for event in finished)
-        record.decode_s = max(event.decode_s for event in finished)
-        record.replays = self._num_replays()
-        self._note_figures()
+        record.usage, record.is_complete = self.total(), True
+        record.figures |= report_figures(self.running)
         self.is_complete = True
 
     def break_off(self) -> None:
-        """Record the cost and the number of replays so far of a response that ends before it is complete."""
-        record = self.record
-        record.prompt_tokens = self.num_prompt_tokens
-        record.completion_tokens = self.num_tokens
-        record.replays = self._num_replays()
-        self._note_figures()
+        """Record the usage so far of a response that ends before it is complete."""
+        num_prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
+        self.record.usage = replace(self.total(), prompt_tokens=num_prompt_tokens, completion_tokens=self.num_tokens)
+        self.record.figures |= report_figures(self.running)
 
-    def _num_replays(self) -> int:
-        return sum(getattr(running.generation, "num_replays", 0) for running in self.running)
-
-    def _note_figures(self) -> None:
-        """Record the metrics of optimisations for this response, over all prompts."""
-        figures = report_figures(self.running)
-        for event in self.finished:
-            figures["loaded_prompt_tokens"] += event.num_loaded_tokens
-            figures["forced_tokens"] += event.num_forced_tokens
-            if event.num_drafted_tokens:
-                figures["drafted_tokens"] += event.num_drafted_tokens
-                figures["accepted_draft_tokens"] += event.num_accepted_tokens
-            figures["early_exit_tokens"] += event.num_early_exit_tokens
-            figures["skipped_layers"] += event.num_skipped_layers
-        for running in self.running:
-            if running.routed is not None:
-                figures["routed_requests"] += 1
-                figures["routing_attempts"] += 1 + len(running.routed.tried)
-                figures["discarded_tokens"] += running.routed.num_discarded_tokens
-        if self.prediction is not None:
-            figures["accepted_prediction_tokens"] = self.prediction.num_accepted
-            figures["rejected_prediction_tokens"] = self.prediction.num_rejected
-        self.record.figures.update({name: value for name, value in figures.items() if value})
+    def total(self) -> Usage:
+        """Return the usage of all prompts that have ended, with what the engines do not know."""
+        routed = [running.routed for running in self.running if running.routed is not None]
+        predicted = self.prediction
+        own = Usage(
+            replays=sum(getattr(running.generation, "num_replays", 0) for running in self.running),
+            routed_requests=len(routed),
+            routing_attempts=sum(1 + len(one.tried) for one in routed),
+            discarded_tokens=sum(one.num_discarded_tokens for one in routed),
+            accepted_prediction_tokens=predicted.num_accepted if predicted is not None else 0,
+            rejected_prediction_tokens=predicted.num_rejected if predicted is not None else 0,
+        )
+        return sum((event.usage for event in self.finished), own)
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's usage object; prompt tokens count once per prompt."""
-        prompt = sum(event.num_prompt_tokens for event in self.finished)
-        completion = sum(event.num_completion_tokens for event in self.finished)
-        cached = sum(event.num_cached_tokens for event in self.finished)
-        predicted = self.prediction
+        total = self.total()
+        groups: dict[str, dict[str, int]] = {}
+        for name, shown in USAGE_FIELDS.items():
+            if shown.group is not None:
+                groups.setdefault(shown.group, {})[name] = getattr(total, name)
         return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(event.num_reasoning_tokens for event in self.ended.values()),
-                "accepted_prediction_tokens": predicted.num_accepted if predicted is not None else 0,
-                "rejected_prediction_tokens": predicted.num_rejected if predicted is not None else 0,
-            },
+            "prompt_tokens": total.prompt_tokens,
+            "completion_tokens": total.completion_tokens,
+            "total_tokens": total.prompt_tokens + total.completion_tokens,
+            **groups,
         }
 
     async def counting(

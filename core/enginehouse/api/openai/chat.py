@@ -41,6 +41,8 @@ class ChatBody(GenerationBody, ChatFields):
         self.check_prompt()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+        if self.token_details and not self.logprobs:
+            raise InvalidRequest("token_details: only allowed when logprobs is true", "token_details")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = f"max_completion_tokens ({self.max_completion_tokens}) and max_tokens ({self.max_tokens}) differ"
             raise InvalidRequest(f"{message}; give one of them", "max_completion_tokens")

@@ -130,7 +130,8 @@ class CompletionDialect:
         echoed = self._echo_logprobs(choice.index)
         if echoed is None or answered is None:
             return echoed or answered
-        return {name: [*values, *answered[name]] for name, values in echoed.items()}
+        unknown = [None] * len(echoed["tokens"])  # the prompt's tokens have no details
+        return {name: [*echoed.get(name, unknown), *values] for name, values in answered.items()}
 
     def _scores(self, index: int) -> dict[str, Any]:
         """Return the members that describe the prompt, the same for all its choices."""

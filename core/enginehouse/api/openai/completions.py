@@ -35,6 +35,8 @@ class CompletionBody(GenerationBody, CompletionFields):
         """Check combinations of fields."""
         super().check(limits)
         self._check_best_of(limits)
+        if self.token_details and self.logprobs is None:
+            raise InvalidRequest("token_details: only allowed together with logprobs", "token_details")
         if self.max_tokens == 0:
             self._check_scoring()
         if self.suffix and self.echo:

@@ -14,6 +14,7 @@ from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.reports import shown_reports
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import RequestField
+from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.pipeline.parameters import Origin, Parameters
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.pipeline.routing import Routed
@@ -151,7 +152,7 @@ class AnswerDetails:
             "parameters": self._parameters(),
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
-            "optimizations": _optimizations(self.assembly),
+            "optimizations": _optimizations(self.assembly.total()),
             **shown_reports(self.assembly.running),
             "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
@@ -172,47 +173,37 @@ class AnswerDetails:
 
     def _timings_ms(self) -> dict[str, float]:
         """Return the time of each stage; with several prompts, the longest one."""
-        running, finished = self.assembly.running, self.assembly.finished
+        running, total = self.assembly.running, self.assembly.total()
         seconds = {
             "render": max(one.render_s for one in running),
             "tokenize": max(one.tokenize_s for one in running),
-            "queue": max(event.queue_s for event in finished),
-            "prefill": max(event.prefill_s for event in finished),
-            "decode": max(event.decode_s for event in finished),
+            "queue": total.queue_s,
+            "prefill": total.prefill_s,
+            "decode": total.decode_s,
             "total": time.perf_counter() - self.assembly.record.began,
         }
         return {name: round(1000 * value, 3) for name, value in seconds.items()}
 
     def _speeds(self) -> dict[str, float | None]:
         """Return computed prompt tokens, and generated tokens after the first of each choice, per second."""
-        finished = self.assembly.finished
-        prefill_s = sum(event.prefill_s for event in finished)
-        decode_s = max(event.decode_s for event in finished)
-        num_computed = sum(event.num_prompt_tokens - event.num_cached_tokens for event in finished)
-        num_decoded = sum(event.num_completion_tokens for event in finished) - (
-            len(finished) * self.assembly.num_choices
-        )
-        return {"prefill": _per_second(num_computed, prefill_s), "decode": _per_second(num_decoded, decode_s)}
+        finished, total = self.assembly.finished, self.assembly.total()
+        prefill_s = sum(event.usage.prefill_s for event in finished)
+        num_computed = total.prompt_tokens - total.cached_tokens
+        num_decoded = total.completion_tokens - len(finished) * self.assembly.num_choices
+        return {"prefill": _per_second(num_computed, prefill_s), "decode": _per_second(num_decoded, total.decode_s)}
 
 
-def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str, str]]:
-    """Return the profile's response headers for the optimisations that took effect; complete once the assembly is."""
-    saved: dict[str, Any] = _optimizations(assembly)
+def optimization_headers(usage: Usage, profile: Profile) -> list[tuple[str, str]]:
+    """Return the profile's response headers for the optimisations that took effect in a complete response."""
+    saved: dict[str, Any] = _optimizations(usage)
     if saved["drafted_tokens"]:
         saved["speculative"] = "true"
     return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
 
 
-def _optimizations(assembly: Assembly) -> dict[str, int]:
-    """Return the measured savings; complete once the assembly is."""
-    return {
-        "cached_tokens": sum(event.num_cached_tokens for event in assembly.finished),
-        "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
-        "drafted_tokens": sum(event.num_drafted_tokens for event in assembly.finished),
-        "accepted_draft_tokens": sum(event.num_accepted_tokens for event in assembly.finished),
-        "early_exit_tokens": sum(event.num_early_exit_tokens for event in assembly.finished),
-        "skipped_layers": sum(event.num_skipped_layers for event in assembly.finished),
-    }
+def _optimizations(usage: Usage) -> dict[str, int]:
+    """Return the measured savings."""
+    return {name: getattr(usage, name) for name, shown in USAGE_FIELDS.items() if shown.is_optimization}
 
 
 def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
@@ -227,7 +218,7 @@ def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
         if shows_kept_text:
             difference["expected"] = None if missed.expected is None else missed.expected.decode("utf-8", "replace")
     return {
-        "loaded_tokens": sum(event.num_loaded_tokens for event in assembly.finished),
+        "loaded_tokens": assembly.total().loaded_prompt_tokens,
         "first_difference": difference,
     }
 

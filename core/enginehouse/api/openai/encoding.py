@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
@@ -129,6 +130,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         {
             **_chat_entry(entry.token, entry.logprob),
             "top_logprobs": [_chat_entry(other.token, other.logprob) for other in entry.top],
+            **({} if entry.details is None else asdict(entry.details)),
         }
         for entry in entries
     ]
@@ -153,17 +155,19 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the four lists for the next tokens of the choice."""
+        """Return the four lists for the next tokens of the choice, and the tokens' details if there are any."""
         offsets = []
         for entry in entries:
             offsets.append(self._num_chars)
             if entry.token_id not in self._hidden:
                 self._num_chars += len(self._decoder.decode(entry.token))
+        details = [asdict(entry.details) for entry in entries if entry.details is not None]
         return {
             "tokens": [token_text(entry.token) for entry in entries],
             "token_logprobs": [legacy_logprob(entry) for entry in entries],
             "top_logprobs": [legacy_top_logprobs(entry) for entry in entries],
             "text_offset": offsets,
+            **({"token_details": details} if details else {}),
         }
 
 

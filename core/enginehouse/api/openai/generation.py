@@ -138,7 +138,7 @@ class GenerationResponse:
             _give_up(exchange, record)
             return
         assembly.complete()
-        headers += optimization_headers(assembly, profile)
+        headers += optimization_headers(assembly.total(), profile)
         written = await aside(_is_long(assembly), lambda: _whole(assembly, assembler, details))
         await _send_json(send, written, headers)
 

@@ -78,6 +78,11 @@ class TokenizeBody(ChatBody):
         "Return `tokens` as objects with `id` and `piece`, the token's text, or its bytes.", default=False
     )
     return_token_strs: bool = row("Also return the text of each token, as `token_strs`.", default=False)
+    details: bool = row(
+        "Also say how much of the prompt is cached for `cache_salt` and `prompt_cache_key`, and in which parts of its "
+        "text control-token strings are trusted to be control tokens.",
+        default=False,
+    )
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -99,7 +104,8 @@ class TokenizeBody(ChatBody):
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Yield fields without effect: those of generation, and for a text also those of chats."""
         shaping = _SHAPES_PROMPT if "messages" in data else frozenset({"model"})
-        yield from (name for name in data if name not in shaping | _OF_TOKENIZE)
+        own = _OF_TOKENIZE | (_OF_NAMESPACE if data.get("details") else frozenset())
+        yield from (name for name in data if name not in shaping | own)
         yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in shaping})
 
     @property
@@ -109,9 +115,8 @@ class TokenizeBody(ChatBody):
         return self.prompt is not None if asked is None else asked
 
 
-_OF_TOKENIZE = frozenset(
-    {"content", "prompt", "add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs"}
-)
+_OF_TOKENIZE = frozenset(TokenizeBody.__annotations__)
+_OF_NAMESPACE = frozenset({"cache_salt", "prompt_cache_key"})
 
 
 @frozen(kw_only=True)
@@ -137,9 +142,10 @@ def token_routes(state: ApiState) -> list[Route]:
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
                 pieces = await replays.pieces(model, token_ids, call.caller.name)
+            details = await _details(state, call, prompt, token_ids) if body.details else {}
         written = await aside(
             len(token_ids) > _MANY_TOKENS,
-            lambda: encode_json(_tokenized(body, token_ids, pieces, model.info.max_context)),
+            lambda: encode_json({**_tokenized(body, token_ids, pieces, model.info.max_context), **details}),
         )
         return _answer(request, call, model, written, prompt.unsupported)
 
@@ -197,6 +203,17 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], mod
     text = (body.content if body.content is not None else body.prompt) or ""
     segments = (Segment(text, trusted=body.parse_special is not False),)
     return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed, written=(text,))
+
+
+async def _details(
+    state: ApiState, decoded: Decoded[TokenizeBody], prompt: Prompt, token_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Return the member ``details``. Only the caller's own namespace is searched."""
+    caller, body = decoded.caller, decoded.body
+    namespace = caller.namespace(body.namespace)
+    cached = await state.pipeline.replays.cached_tokens(prompt.model, token_ids, namespace, caller.name)
+    segments = [{"text": segment.text, "trusted": segment.trusted} for segment in prompt.segments]
+    return {"details": {"cached_tokens": cached, "segments": segments}}
 
 
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:

@@ -22,9 +22,9 @@ from enginehouse.contract.types.events import (
     ReasoningDelta,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
-    WorkCounts,
 )
 from enginehouse.contract.types.parameters import (
     Constraint,
@@ -74,10 +74,10 @@ __all__ = [
     "Task",
     "TextDelta",
     "Thinking",
+    "TokenDetails",
     "TokenLogprob",
     "Tool",
     "ToolCall",
     "ToolUse",
     "TopLogprob",
-    "WorkCounts",
 ]

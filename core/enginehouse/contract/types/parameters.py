@@ -25,6 +25,10 @@ class RequestOptions:
         "Reuse cached prefixes, and add the tokens of this request to the prefix cache.", default=True, by="cache"
     )
 
+    token_details: bool = row(
+        "Report where each token came from; only with `logprobs`.", default=False, by="engine", member="token_details"
+    )
+
     def options(self) -> dict[str, Any]:
         """Return the values by name, for another request."""
         return {attribute.name: getattr(self, attribute.name) for attribute in attrs.fields(RequestOptions)}
