@@ -57,6 +57,9 @@ class ChatDialect:
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
         self._tail = {"usage": None} if options.usage == "own_chunk" else {}
         self._held = held_chunks(options.usage, has_details=assembly.has_details)
+        self._sends_at_once = assembly.is_streamed and self._held is None
+        nulls = ("logprobs", "finish_reason") if profile.null_logprobs else ("finish_reason",)
+        self._plain_choice = dict.fromkeys(nulls)
 
     def _select(self, members: Sequence[str], kind: str) -> dict[str, Any]:
         """Return the head of an object of that kind."""
@@ -69,6 +72,9 @@ class ChatDialect:
 
     def push(self, piece: Piece) -> Sequence[Chunk]:
         """Return a chunk with text, reasoning or part of a call, or with the finish reason of the choice."""
+        if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:
+            choice = {"index": piece.index, "delta": {"content": piece.text}, **self._plain_choice}
+            return ({**self._chunk_head, "choices": [choice], **self._tail},)  # the usual case, once per token
         if not self._assembly.is_streamed:
             return ()
         if piece.scores is not None:
