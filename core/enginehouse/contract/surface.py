@@ -159,8 +159,11 @@ class Assembler(Protocol):
         """Return the chunks of a stream before the first piece."""
         ...
 
-    def push(self, piece: Piece) -> Iterable[Chunk]:
-        """Add a piece; returns the chunks that can be sent now, which are ignored if the response is not streamed."""
+    def push(self, piece: Piece) -> Iterable[Chunk | msgspec.Raw]:
+        """Add a piece; returns the chunks that can be sent now, which are ignored if the response is not streamed.
+
+        This runs for every token; a chunk may be prepared JSON (``msgspec.Raw``).
+        """
         ...
 
     def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Iterable[Chunk]:

@@ -36,7 +36,7 @@ __all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome", "written_
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""
 
-SURFACE_KEY = "enginehouse.surface"
+_SURFACE_KEY = "enginehouse.surface"
 """Key of the surface of a request's address in its ASGI scope."""
 
 _log = logging.getLogger("enginehouse.server")
@@ -53,7 +53,7 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 def written_error(answer: ErrorAnswer, scope: Any) -> bytes:
     """Return the body of an error, written by the surface of the address, with the codes of the caller's profile."""
     profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
-    surface: Surface | None = scope.get(SURFACE_KEY)
+    surface: Surface | None = scope.get(_SURFACE_KEY)
     answer = for_client(answer, profile)
     if surface is not None:
         try:
@@ -183,7 +183,7 @@ class Guard:
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
         scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]
-        scope[SURFACE_KEY] = self._find_surface(scope["path"])  # type: ignore[literal-required]
+        scope[_SURFACE_KEY] = self._find_surface(scope["path"])  # type: ignore[literal-required]
         if key is not None:
             record_of(scope).key = key.name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+import msgspec
 from litestar.types import Send
 
 from enginehouse.api.http.errors import describe, for_client
@@ -33,7 +34,7 @@ def stream_headers(frame: Frame) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def write_chunks(frame: Frame, chunks: Iterable[Chunk]) -> bytes:
+def write_chunks(frame: Frame, chunks: Iterable[Chunk | msgspec.Raw]) -> bytes:
     """Return chunks as bytes."""
     before, after = frame.before, frame.after
     return b"".join([before + encode_line(chunk) + after for chunk in chunks])
@@ -91,13 +92,17 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> bytes:
         """Write the pieces as they arrive; returns the last bytes of the body."""
-        frame, assembler, push, sent = self._frame, self._assembler, assembly.push, assembly.sent
+        push, sent, chunks_of = assembly.push, assembly.sent, self._assembler.push
+        before, after = self._frame.before, self._frame.after
         async for prompt, events in batches:
             pieces: list[Piece] = []
             for item in events:
                 push(prompt, item, pieces)
             if pieces:
-                written = write_chunks(frame, [chunk for piece in pieces for chunk in assembler.push(piece)])
+                written = b""
+                for piece in pieces:  # plain loops: this runs for every token
+                    for chunk in chunks_of(piece):
+                        written += before + encode_line(chunk) + after
                 if written:
                     await self._write(written)
                 if pieces[-1].scores is None:
@@ -108,8 +113,8 @@ class ResponseStream:
             assembly.record.outcome = "cancelled"
             return b""
         assembly.complete()
-        last = assembler.close(assembly.usage(), None if details is None else details.to_plain())
-        return write_chunks(frame, last) + frame.last
+        last = self._assembler.close(assembly.usage(), None if details is None else details.to_plain())
+        return write_chunks(self._frame, last) + self._frame.last
 
     def _failure(self, assembly: Assembly, error: Exception) -> bytes:
         """Return the chunk with the error. Other choices of the request are stopped, as their output is lost."""

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from attrs import frozen
 
 from enginehouse.api.http.errors import error_body
 from enginehouse.api.openai.answer import Assembly, Choice
-from enginehouse.api.openai.encoding import chat_logprobs, held_chunks, with_details
+from enginehouse.api.openai.encoding import TextChunks, chat_logprobs, held_chunks, with_details
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.settings.profiles import Profile
@@ -57,6 +58,8 @@ class ChatDialect:
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
         self._tail = {"usage": None} if options.usage == "own_chunk" else {}
         self._held = held_chunks(options.usage, has_details=assembly.has_details)
+        self._sends_at_once = assembly.is_streamed and self._held is None
+        self._texts = TextChunks(lambda index, text: self._chunk(index, {"content": text}), assembly.num_choices)
 
     def _select(self, members: Sequence[str], kind: str) -> dict[str, Any]:
         """Return the head of an object of that kind."""
@@ -67,8 +70,10 @@ class ChatDialect:
         """Return the role of every choice."""
         return [self._chunk(index, self._profile.opening_delta) for index in range(self._assembly.num_choices)]
 
-    def push(self, piece: Piece) -> Sequence[Chunk]:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return a chunk with text, reasoning or part of a call, or with the finish reason of the choice."""
+        if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:
+            return self._texts.of(piece)
         if not self._assembly.is_streamed:
             return ()
         if piece.scores is not None:

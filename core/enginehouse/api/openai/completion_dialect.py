@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from enginehouse.api.http.errors import error_body
 from enginehouse.api.openai.answer import Assembly, Choice
-from enginehouse.api.openai.encoding import LegacyLogprobs, held_chunks, with_details
+from enginehouse.api.openai.encoding import LegacyLogprobs, TextChunks, held_chunks, with_details
 from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 
@@ -62,23 +64,31 @@ class CompletionDialect:
         self._is_echoed = [not echoes] * len(self._logprobs)
         self._tail = {"usage": None} if options.include_usage else {}
         self._held = held_chunks("own_chunk" if options.include_usage else None, has_details=assembly.has_details)
+        self._sends_at_once = assembly.is_streamed and self._held is None and not echoes
+        self._texts = TextChunks(self._text_chunk, len(self._logprobs))
 
     def opening(self) -> Sequence[Chunk]:
         """Return nothing: these chunks have no roles."""
         return ()
 
-    def push(self, piece: Piece) -> Sequence[Chunk]:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return a chunk with text or with the finish reason; the first one of a choice follows the echoed prompt."""
         index = piece.index
+        if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:
+            return self._texts.of(piece)
         if not self._assembly.is_streamed:
             return ()
         if piece.scores is not None:
             return (self._chunk({"index": index, "text": "", **piece.scores, "logprobs": None, "finish_reason": None}),)
         logprobs = None if piece.logprobs is None else self._logprobs[index].take(piece.logprobs)
-        text = {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        chunk = self._chunk(text)
+        chunk = self._text_chunk(index, piece.text, logprobs, piece.finish_reason)
         ready = (chunk,) if self._held is None else self._held.push(chunk, piece)
         return ready if self._is_echoed[index] else (self._echo_chunk(index), *ready)
+
+    def _text_chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+    ) -> Chunk:
+        return self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
 
     def _chunk(self, choice: dict[str, Any]) -> Chunk:
         return {**self._head, "choices": [choice], **self._tail}
@@ -86,8 +96,7 @@ class CompletionDialect:
     def _echo_chunk(self, index: int) -> Chunk:
         """Return a chunk with the prompt."""
         self._is_echoed[index] = True
-        text, logprobs = self._echo_text(index), self._echo_logprobs(index)
-        return self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": None})
+        return self._text_chunk(index, self._echo_text(index), self._echo_logprobs(index))
 
     def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> list[Chunk]:
         """Return what was held back, or the chunk without choices that has the token counts; with the details."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from enginehouse.contract.types import GenerateRequest, TokenLogprob
 __all__ = [
     "HeldChunks",
     "LegacyLogprobs",
+    "TextChunks",
     "chat_logprobs",
     "encode_json",
     "encode_line",
@@ -48,6 +49,27 @@ def encode_line(value: Any) -> bytes:
             if raw in encoded:
                 encoded = encoded.replace(raw, escaped)
     return encoded
+
+
+_TEXT = "\0text\0"
+
+
+class TextChunks:
+    """The usual chunks of a stream, one per token: each is encoded once, and only its text is replaced.
+
+    Args:
+        make: returns the chunk of a choice with that text.
+        num_choices: number of choices.
+    """
+
+    def __init__(self, make: Callable[[int, str], Chunk], num_choices: int) -> None:
+        encoded = [encode_json(make(index, _TEXT)) for index in range(num_choices)]
+        self._parts = [chunk.rpartition(encode_json(_TEXT)) for chunk in encoded]
+
+    def of(self, piece: Piece) -> tuple[msgspec.Raw]:
+        """Return the chunk of a piece that is only text."""
+        start, _, end = self._parts[piece.index]
+        return (msgspec.Raw(start + encode_json(piece.text) + end),)
 
 
 class HeldChunks:

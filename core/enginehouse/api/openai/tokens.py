@@ -131,45 +131,14 @@ class DetokenizeBody(RequestBody):
 
 def token_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
-    replays = state.pipeline.replays
-
-    async def tokenize(request: _Request, call: Decoded[TokenizeBody]) -> Response[bytes]:
-        body = call.body
-        check_model(call.caller, body.model, state.manager)
-        async with state.manager.use(body.model) as model:
-            prompt = await _tokenized_prompt(state, call, model)
-            token_ids = await prompt.tokenize(replays, call.caller.name)
-            pieces: Sequence[bytes] = ()
-            if body.with_pieces or body.return_token_strs:
-                pieces = await replays.pieces(model, token_ids, call.caller.name)
-            details = await _details(state, call, prompt, token_ids) if body.details else {}
-        written = await aside(
-            len(token_ids) > _MANY_TOKENS,
-            lambda: encode_json({**_tokenized(body, token_ids, pieces, model.info.max_context), **details}),
-        )
-        return _answer(request, call, model, written, prompt.unsupported)
-
-    async def detokenize(request: _Request, call: Decoded[DetokenizeBody]) -> Response[bytes]:
-        token_ids = await aside(call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True))
-        check_model(call.caller, call.body.model, state.manager)
-        async with state.manager.use(call.body.model) as model:
-            text = await replays.detokenize(model, token_ids, call.caller.name)
-        return _answer(request, call, model, encode_json({"content": text, "prompt": text}))
-
-    async def apply_template(request: _Request, call: Decoded[ApplyTemplateBody]) -> Response[bytes]:
-        check_model(call.caller, call.body.model, state.manager)
-        async with state.manager.use(call.body.model) as model:
-            prompt = await state.pipeline.prompt(await _chat(call), model)
-        text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, call, model, encode_json({"prompt": text}), prompt.unsupported)
-
+    tokens = _Tokens(state)
     return [
         HandlerRoute(
             path="/tokenize",
             name="tokenize",
             summary="Token ids of a text or a chat",
             body=TokenizeBody,
-            handle=tokenize,
+            handle=tokens.tokenize,
             request_schema=reference("TokenizeRequest"),
             response_schema=reference("Tokens"),
         ),
@@ -178,7 +147,7 @@ def token_routes(state: ApiState) -> list[Route]:
             name="detokenize",
             summary="The text of token ids",
             body=DetokenizeBody,
-            handle=detokenize,
+            handle=tokens.detokenize,
             request_schema=reference("DetokenizeRequest"),
             response_schema=reference("DetokenizedText"),
         ),
@@ -187,11 +156,51 @@ def token_routes(state: ApiState) -> list[Route]:
             name="apply_template",
             summary="The prompt that a chat makes",
             body=ApplyTemplateBody,
-            handle=apply_template,
+            handle=tokens.apply_template,
             request_schema=reference("ApplyTemplateRequest"),
             response_schema=reference("RenderedPrompt"),
         ),
     ]
+
+
+@frozen(eq=False)
+class _Tokens:
+    """Handlers of the routes."""
+
+    state: ApiState
+
+    async def tokenize(self, request: _Request, call: Decoded[TokenizeBody]) -> Response[bytes]:
+        """Return the token ids of a text or a chat."""
+        body, state, caller = call.body, self.state, call.caller
+        check_model(caller, body.model, state.manager)
+        async with state.manager.use(body.model) as model:
+            prompt = await _tokenized_prompt(state, call, model)
+            token_ids = await prompt.tokenize(state.pipeline.replays, caller.name)
+            pieces: Sequence[bytes] = ()
+            if body.with_pieces or body.return_token_strs:
+                pieces = await state.pipeline.replays.pieces(model, token_ids, caller.name)
+            details = await _details(state, call, prompt, token_ids) if body.details else {}
+        written = await aside(
+            len(token_ids) > _MANY_TOKENS,
+            lambda: encode_json({**_tokenized(body, token_ids, pieces, model.info.max_context), **details}),
+        )
+        return _answer(request, call, model, written, prompt.unsupported)
+
+    async def detokenize(self, request: _Request, call: Decoded[DetokenizeBody]) -> Response[bytes]:
+        """Return the text of token ids, with control tokens by name."""
+        token_ids = await aside(call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True))
+        check_model(call.caller, call.body.model, self.state.manager)
+        async with self.state.manager.use(call.body.model) as model:
+            text = await self.state.pipeline.replays.detokenize(model, token_ids, call.caller.name)
+        return _answer(request, call, model, encode_json({"content": text, "prompt": text}))
+
+    async def apply_template(self, request: _Request, call: Decoded[ApplyTemplateBody]) -> Response[bytes]:
+        """Return the prompt that a chat request produces."""
+        check_model(call.caller, call.body.model, self.state.manager)
+        async with self.state.manager.use(call.body.model) as model:
+            prompt = await self.state.pipeline.prompt(await _chat(call), model)
+        text = "".join(segment.text for segment in prompt.segments)
+        return _answer(request, call, model, encode_json({"prompt": text}), prompt.unsupported)
 
 
 async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
