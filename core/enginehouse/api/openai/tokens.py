@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import attrs
 from attrs import evolve, field, frozen
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
@@ -131,18 +132,7 @@ class TokenizeBody(ChatBody):
         return self.prompt is not None if asked is None else asked
 
 
-_OF_TOKENIZE = frozenset(
-    {
-        "content",
-        "prompt",
-        "add_special",
-        "add_special_tokens",
-        "parse_special",
-        "with_pieces",
-        "return_token_strs",
-        "details",
-    }
-)
+_OF_TOKENIZE = frozenset({"prompt", *(one.name for one in attrs.fields(TokenizeBody) if not one.inherited)})
 _OF_NAMESPACE = frozenset({"cache_salt", "prompt_cache_key"})
 
 
