@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from enginehouse.contract.backend import Generation
+from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.types import EngineRequest, GenerateRequest
 
 __all__ = ["BoundPreparer", "ModelAccess", "Preparation", "Preparer", "Report"]
@@ -66,7 +66,7 @@ class ModelAccess(Protocol):
         """Return the bytes of each token id."""
         ...
 
-    async def submit(self, request: EngineRequest) -> Generation:
+    async def submit(self, request: EngineRequest) -> EngineStream:
         """Start a request of the preparer's own; the preparer must read or cancel it."""
         ...
 

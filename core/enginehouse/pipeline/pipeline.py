@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
-from enginehouse.contract.backend import Generation
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -33,21 +32,20 @@ from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
 from enginehouse.pipeline.routing import (
+    Attempts,
     OnDiscarded,
     Plan,
     Planner,
     Routed,
     find_too_long,
-    run_attempts,
-    with_logprobs,
 )
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Replays
+from enginehouse.replay import Generation, Replays
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
 from enginehouse.settings.timeouts import timeouts_of
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Pipeline", "RunningRequest"]
 
@@ -151,11 +149,10 @@ class Pipeline:
         """
         request, plan, unsupported = await self._route(request)
         if plan is None:
-            return await self._lease(request.model, request)
-        attempts = _Attempts(self, plan, request)
-        generation, routed = await run_attempts(plan, attempts.start, self._planner.experience, on_discarded)
-        running = attempts.started[routed.model]
-        return evolve(running, generation=generation, routed=routed, unsupported=(*unsupported, *running.unsupported))
+            return await self._lease(request, request.model)
+        attempts = Attempts(plan, request, self._lease, self._planner.experience, on_discarded)
+        running, routed = await attempts.run()
+        return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
 
     def is_routed(self, asked: str | None) -> bool:
         """True if a router chooses the model for requests by that name."""
@@ -197,7 +194,7 @@ class Pipeline:
         prompt = await self._prompts.make(request, model)
         return len(await prompt.tokenize(self.replays, request.caller))
 
-    async def _lease(self, name: str | None, request: GenerateRequest, *, may_drop: bool = True) -> RunningRequest:
+    async def _lease(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
         """Start the request on the model of that name, which stays leased until the generation has ended."""
         lease = await self._manager.lease(name)
         try:
@@ -206,7 +203,8 @@ class Pipeline:
         except BaseException:
             lease.release()
             raise
-        return evolve(running, generation=lease.hold(running.generation))
+        running.generation.keep(lease)
+        return running
 
     async def _enqueue(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
         """Start the request if the model's queue has a place for it."""
@@ -214,7 +212,7 @@ class Pipeline:
             raise ModelNotFound(model.name)  # it was added after this request arrived
         if model.info.task != "generate":
             raise UnsupportedTask(model.name, model.info.task, "generate")
-        backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
+        backlog = model.engine.backlog if isinstance(model.engine, WorkerEngine) else None  # others have their own
         if backlog is not None:
             backlog.check(request.caller, request.priority, timeouts_of(self._settings.limits, model.settings).queue_s)
             backlog.enter(request.request_id, request.caller, request.priority)
@@ -366,27 +364,3 @@ class Pipeline:
         """Return the defaults that apply, highest priority first."""
         of_model = self._defaults.layers(name, info, request.model)
         return (*of_model, self._profiles[request.profile])
-
-
-@define(eq=False)
-class _Attempts:
-    """Starts a routed request on one model after the other.
-
-    Attributes:
-        started: the request as accepted last by each model.
-    """
-
-    _pipeline: Pipeline
-    _plan: Plan
-    _request: GenerateRequest
-    started: dict[str, RunningRequest] = field(factory=dict, init=False)
-
-    async def start(self, model: str, is_probed: bool) -> Generation:
-        """Start the request on ``model``, with log-probabilities if its beginning will be judged."""
-        request = with_logprobs(self._request) if is_probed else self._request
-        if model in self.started:  # the engine may still hold the first attempt, which had this id
-            request = evolve(request, request_id=f"{request.request_id}-again")
-        # Another model may support everything.
-        may_drop = model in (self._plan.named, self._plan.route.attempts[-1].model)
-        self.started[model] = await self._pipeline._lease(model, request, may_drop=may_drop)
-        return self.started[model].generation

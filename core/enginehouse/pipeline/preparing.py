@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from enginehouse.contract.backend import Generation
+from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.errors import ConfigError, ModelNotReady
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import EngineRequest, GenerateRequest, Segment
@@ -102,7 +102,7 @@ class _Access:
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         return await self._replays.pieces(self._model, token_ids, self._caller)
 
-    async def submit(self, request: EngineRequest) -> Generation:
+    async def submit(self, request: EngineRequest) -> EngineStream:
         return await self._replays.submit(self._model, request)
 
     @contextlib.asynccontextmanager

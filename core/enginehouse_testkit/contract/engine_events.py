@@ -37,7 +37,9 @@ class EngineEventContract(EngineContractBase):
         prompt = engine.run(engine.engine.tokenize(request.segments, request.add_special))
 
         assert answer.summary.usage.prompt_tokens == len(prompt)
-        assert [answer.finished(choice).usage.completion_tokens for choice in (0, 1)] == [5, 5]
+        choices = [answer.finished(choice).usage for choice in (0, 1)]
+        assert [one.completion_tokens for one in choices] == [5, 5]
+        assert answer.summary.usage.reasoning_tokens == sum(one.reasoning_tokens for one in choices)
         assert answer.summary.usage.completion_tokens == 10
 
     def test_max_tokens_ends_with_length(self, engine: EngineDriver) -> None:

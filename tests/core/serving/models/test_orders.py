@@ -14,6 +14,7 @@ import pytest
 from enginehouse.contract.errors import ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
 from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.plugins import PluginRegistry
+from enginehouse.replay import Generation
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.orders import load_model, unload_model
@@ -28,12 +29,12 @@ async def endless(manager: ModelManager, name: str) -> Lease[LoadedModel]:
     """A lease whose generation runs."""
     lease = await manager.lease(name)
     request = EngineRequest(request_id=f"r{next(_ids)}", segments=(Segment("go"),))
-    lease.hold(await lease.model.engine.submit(request))
+    Generation(await lease.model.engine.submit(request)).keep(lease)
     return lease
 
 
 async def read(lease: Lease[LoadedModel]) -> None:
-    assert lease._generation is not None
+    assert isinstance(lease._generation, Generation)
     async for _ in lease._generation:
         pass
 
