@@ -27,8 +27,8 @@ __all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worke
 # File descriptor of stderr: output that a library prints must not go to the server's stdout.
 _STDERR = 2
 
-# The C library gives each thread a heap of its own, and what the intake threads free in theirs stays there in fragments:
-# with one heap, memory returns after large constraints. The hot path allocates on one thread.
+# The C library gives each thread a heap of its own, where freed memory stays in fragments. With one heap, memory
+# returns to the system after large constraints. The hot path allocates on one thread.
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
 
 # Errors that mean a temporary shortage of resources.

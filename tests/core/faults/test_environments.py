@@ -19,7 +19,7 @@ from enginehouse.workers.ipc import PROTOCOL, check_hello, own_hello
 from enginehouse.workers.messages import Hello
 
 from .environments import installed_plugin, make_environment, packages_of_this_one
-from ..faults.rig import Rig, fake, rig, wait_until
+from .rig import Rig, fake, rig, wait_until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
