@@ -11,14 +11,18 @@ from typing import Any
 
 import httpx
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.api.http.app import build_app
+from enginehouse.api.http.errors import http_error
+from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
-from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.surface import NDJSON, Chunk, ErrorAnswer, Route
 from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.registration import Registration
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.application import make_state
@@ -84,6 +88,13 @@ class Named:
 
     def error(self, error: ErrorAnswer) -> Chunk:
         return {}
+
+
+class Failing(Named):
+    """A surface whose errors are errors."""
+
+    def error(self, error: ErrorAnswer) -> Chunk:
+        raise RuntimeError(error.message)
 
 
 def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
@@ -199,6 +210,33 @@ def test_the_openapi_document_describes_it(client: httpx.Client) -> None:
 
     assert set(body["properties"]) == {"text", "max_tokens", "stream", "model"} and body["required"] == ["text"]
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/x-ndjson"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"path": "/admin/say"}, "not an address of core"),
+        ({"path": "say"}, "must begin with /"),
+        ({"body": dict}, "must be an attrs class with the attribute 'stream'"),
+        ({"body": Named}, "must be an attrs class with the attribute 'stream'"),
+        (None, "is not a GenerationRoute"),
+    ],
+)
+def test_routes_that_core_cannot_serve_are_load_errors(
+    registry: PluginRegistry, change: dict[str, Any] | None, reason: str
+) -> None:
+    (route,) = registry.surfaces["say"].routes
+    broken = Route(path="/say", name="say", summary="Speak") if change is None else evolve(route, **change)
+
+    with pytest.raises(PluginError, match=reason):
+        Registration().register(KINDS["surfaces"], "one", Named("one", (broken,)))
+
+
+def test_a_surface_that_fails_does_not_hide_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    scope = {"enginehouse.surface": Failing("failing")}
+
+    assert json.loads(written_error(http_error(404, "Nothing."), scope))["error"]["code"] == "not_found"
+    assert "the surface 'failing' could not write an error" in caplog.text
 
 
 # -- which surfaces are on --------------------------------------------------------------------------
