@@ -167,25 +167,25 @@ class RecoverableRequest(Work):
         return self._transcript.num_tokens
 
     def left(self) -> None:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self._model_work.left(self)
 
     def accepted(self) -> None:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self.stage = "waiting"
         self._transcript.accepted()
 
     def entered(self) -> None:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self.stage = "waiting"
 
     def started(self, usage: Usage, cache_miss: CacheMiss | None) -> None:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self.stage, self.has_started = "request", True
         self._transcript.started(usage, cache_miss)
 
     def record(self, event: Event) -> Event:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         recorded = self._transcript.record(event)
         if self._transcript.is_finished:
             self._model_work.answered(self)
@@ -194,10 +194,10 @@ class RecoverableRequest(Work):
         return recorded
 
     def failed(self, error: EnginehouseError) -> None:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         if not isinstance(error, WorkerDied):
             self._model_work.answered(self)
 
     def thinking_stopped(self) -> None:
-        """See :class:`enginehouse.workers.WorkObserver`."""
+        """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self._transcript.thinking_stopped()

@@ -18,7 +18,7 @@ from enginehouse.contract.rows import fields_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -58,9 +58,7 @@ def serve(settings: Settings, sampler: SpiceSampler | None = None) -> Iterator[h
     if sampler is not None:
         declared = {field.name: field for field in fields_of(sampler.request_fields, sampler.name, "test")}
         registry = evolve(registry, samplers={sampler.name: sampler}, request_fields=declared)
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=20) as client:
         yield client
 
 

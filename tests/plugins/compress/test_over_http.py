@@ -21,7 +21,7 @@ from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor
 from enginehouse_compress.settings import CompressorSettings, read_settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 from .methods import Failing, Halving, Scoring
 
@@ -44,9 +44,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     )
     methods = {method.name: method for method in (Halving(), Failing(), Scoring())}
     registry = evolve(PluginRegistry.for_settings(settings), compressors=methods)
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as http:
-        while http.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=30) as http:
         yield http
 
 
@@ -231,7 +229,7 @@ def test_setting_without_the_plugin_is_refused_at_start(tmp_path: Path) -> None:
     model = ModelSettings(source=write_script(tmp_path / "s.json", ["a"]), backend="scripted", compressor="lossless")
     settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
 
-    with pytest.raises(ConfigError, match="the plugin 'compress' is not loaded"), server_thread(settings):
+    with pytest.raises(ConfigError, match="the plugin 'compress' is not loaded"), served(settings):
         pass
 
 
