@@ -61,7 +61,7 @@ def own_server(settings: Settings, model: str | None, backend: str | None, conso
 
 def _alone(settings: Settings, name: str, model: ModelSettings) -> Settings:
     """Return the settings for one model, without those that refer to other models."""
-    if model.compressor is not None and model.compressor.scorer not in (None, name):
+    if isinstance(model.compressor, dict) and model.compressor.get("scorer") not in (None, name):
         model = evolve(model, compressor=None)
     server = evolve(settings.server, host="127.0.0.1", port=0, uds=None, root_path="")
     server = evolve(server, ssl_certfile=None, ssl_keyfile=None, ssl_keyfile_password=None, ssl_ca_certs=None)

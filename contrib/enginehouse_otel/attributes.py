@@ -18,6 +18,15 @@ _Attributes = dict[str, str | bool | int | float | list[str]]
 OPERATIONS: Mapping[str, str] = MappingProxyType({"/chat/completions": "chat", "/completions": "text_completion"})
 """Maps endpoints to ``gen_ai.operation.name``; requests to others create no span."""
 
+_USAGE: Mapping[str, str] = MappingProxyType(
+    {
+        "prompt_tokens": "gen_ai.usage.input_tokens",
+        "completion_tokens": "gen_ai.usage.output_tokens",
+        "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    }
+)
+"""Maps counts to the names of the conventions."""
+
 _PARAMETERS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
 
 
@@ -40,17 +49,10 @@ def span_attributes(event: RequestEnded) -> _Attributes:
         "gen_ai.request.stream": event.stream,
         "gen_ai.request.choice.count": event.num_choices if event.num_choices != 1 else None,
         **{f"gen_ai.request.{name}": event.parameters.get(name) for name in _PARAMETERS},
-        "gen_ai.usage.input_tokens": event.prompt_tokens,
-        "gen_ai.usage.output_tokens": event.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": event.cached_tokens,
+        **{_USAGE.get(name, f"enginehouse.{name}"): value for name, value in event.usage.items()},
         "enginehouse.request_id": event.request_id,
         "enginehouse.key": event.key,
         "enginehouse.outcome": event.outcome,
-        "enginehouse.replays": event.replays or None,
-        "enginehouse.queue_s": event.queue_s,
-        "enginehouse.prefill_s": event.prefill_s,
-        "enginehouse.decode_s": event.decode_s,
-        **{f"enginehouse.{name}": value for name, value in event.figures.items()},
     }
     return _known(attributes)
 

@@ -123,6 +123,7 @@ class _Metrics:
             return
         if event.first_token_s is not None:
             self.first_token.record(event.first_token_s, attributes)
-        num_behind_first = (event.completion_tokens or 0) - (event.num_choices or 1)
-        if event.decode_s is not None and num_behind_first > 0:
-            self.per_token.record(event.decode_s * (event.num_choices or 1) / num_behind_first, attributes)
+        num_behind_first = event.usage.get("completion_tokens", 0) - (event.num_choices or 1)
+        decode_s = event.usage.get("decode_s")
+        if decode_s is not None and num_behind_first > 0:
+            self.per_token.record(decode_s * (event.num_choices or 1) / num_behind_first, attributes)

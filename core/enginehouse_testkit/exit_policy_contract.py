@@ -143,20 +143,21 @@ class ExitPolicyContract:
         bound = self._bind(exit_policy)
         runner.use_exit_policy(bound)
         engine = StepEngine(runner, EngineSettings(), {})
-        sampling, stopping = SamplingParams(temperature=0), StopParams(max_tokens=60, ignore_eos=True)
-        engine.add(EngineRequest(request_id="r", sampling=sampling, stopping=stopping), _PROMPT)
+        sampling, stopping = SamplingParams(temperature=0, num_logprobs=0), StopParams(max_tokens=60, ignore_eos=True)
+        request = EngineRequest(request_id="r", sampling=sampling, stopping=stopping, token_details=True)
+        engine.add(request, _PROMPT)
         layers: list[int | None] = []
         while engine.has_work():
             for _, event in engine.step():
                 if isinstance(event, TextDelta):
-                    layers += event.exit_layers or [None] * len(event.token_ids)
+                    layers += [entry.details.exit_layer for entry in event.logprobs or () if entry.details]
                 elif isinstance(event, RequestFinished):
                     finished = event
         engine.close()
         early = [layer for layer in layers if layer is not None and layer < _NUM_LAYERS]
 
-        assert len(layers) == finished.num_completion_tokens == 60
+        assert len(layers) == finished.usage.completion_tokens == 60
         assert layers[0] == _NUM_LAYERS, "the first token belongs to the prompt"
         assert set(early) <= set(bound.layers)
-        assert finished.num_early_exit_tokens == len(early)
-        assert finished.num_skipped_layers == sum(_NUM_LAYERS - layer for layer in early)
+        assert finished.usage.early_exit_tokens == len(early)
+        assert finished.usage.skipped_layers == sum(_NUM_LAYERS - layer for layer in early)

@@ -19,9 +19,11 @@ from enginehouse.contract.types import (
     PromptLogprobs,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.constraints import ReasoningGate
 from enginehouse.engine.text.text_stream import Detokenizer, Piece, TextStream
 from enginehouse_testkit.script import Script
@@ -80,7 +82,8 @@ class Replay:
         self._max_tokens = rest if limit is None else min(limit, rest)
         stop = request.stopping.stop
         self._streams = {n: TextStream(tape.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
-        self._num_tokens: dict[int, int] = {}
+        self._details = TokenDetails() if request.token_details else None
+        self._usage: dict[int, Usage] = {}
         self._position = 0  # in the script; all choices advance together
         self._num_made = 0  # tokens per running choice
         self._reasoning: ReasoningGate | None = None
@@ -140,9 +143,8 @@ class Replay:
 
     def summary(self, queue_s: float, decode_s: float) -> RequestFinished:
         """Return the final event."""
-        return RequestFinished(
-            self._num_prompt_tokens, 0, sum(self._num_tokens.values()), queue_s=queue_s, decode_s=decode_s
-        )
+        own = Usage(prompt_tokens=self._num_prompt_tokens, queue_s=queue_s, decode_s=decode_s)
+        return RequestFinished(sum(self._usage.values(), own))
 
     def _peek(self) -> Entry | None:
         entries = self._tape.entries
@@ -184,18 +186,19 @@ class Replay:
         self, choice: int, reason: Literal["stop", "length"], stop_reason: str | None, events: list[Event]
     ) -> None:
         del self._streams[choice]
-        self._num_tokens[choice] = self._num_made
         num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
-        events.append(ChoiceFinished(choice, reason, self._num_made, stop_reason, num_reasoning))
+        usage = self._usage[choice] = Usage(completion_tokens=self._num_made, reasoning_tokens=num_reasoning)
+        events.append(ChoiceFinished(choice, reason, usage, stop_reason))
 
     def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
         if piece.text or piece.token_ids:
             logprobs = None
             if self._num_logprobs is not None:
-                logprobs = tuple(self._logprob(token_id, self._num_logprobs) for token_id in piece.token_ids)
+                num_top, details = self._num_logprobs, self._details
+                logprobs = tuple(self._logprob(token_id, num_top, details) for token_id in piece.token_ids)
             events.append(TextDelta(choice, piece.text, piece.token_ids, logprobs))
 
-    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+    def _logprob(self, token_id: int, num_top: int, details: TokenDetails | None = None) -> TokenLogprob:
         """Return a made-up distribution: the replayed token has probability 1/2, single bytes share the rest."""
         token_bytes = self._tape.token_bytes
         others = [other for other in range(num_top) if other != token_id][: max(0, num_top - 1)]
@@ -203,4 +206,4 @@ class Replay:
         top = tuple(
             TopLogprob(other, token_bytes[other], -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked)
         )
-        return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top)
+        return TokenLogprob(token_id, token_bytes[token_id], -math.log(2), top, details)

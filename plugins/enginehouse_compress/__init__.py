@@ -1,4 +1,4 @@
-"""Compressors: ``lossless``, ``extractive`` and ``scored``. Hooks only."""
+"""Prompt compression, and the compressors ``lossless``, ``extractive`` and ``scored``. Hooks only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.contract.compressor import Compressor
+from enginehouse.contract.preparer import Preparer
 from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_compress.options import CompressOptions as options
+from enginehouse_compress.preparer import CompressionPreparer
 from enginehouse_compress.relevance import is_bm25_installed
 from enginehouse_compress.scored import ScoredCompressor
 
-__all__ = ["options", "register_compressors"]
+__all__ = ["options", "register_compressors", "register_preparers"]
 
 
 @hookimpl
@@ -22,3 +24,9 @@ def register_compressors(register: Callable[[Compressor], None], options: option
     if is_bm25_installed():
         register(ExtractiveCompressor(options))
     register(ScoredCompressor(options))
+
+
+@hookimpl
+def register_preparers(register: Callable[[Preparer], None]) -> None:
+    """Register prompt compression, by any registered compressor."""
+    register(CompressionPreparer())

@@ -16,15 +16,20 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import DRAW_FIELDS, Draw, Sampled
+from enginehouse.contract.backend import (
+    DRAW_FIELDS,
+    HIGHEST_TEMPERATURE,
+    LOWEST_LOGPROB,
+    LOWEST_TEMPERATURE,
+    Draw,
+    Sampled,
+)
 
 __all__ = ["SUPPORTED", "MlxDrawn", "draw_rows", "sample"]
 
 SUPPORTED = DRAW_FIELDS
 """Fields of SamplingParams, and masks, that :func:`sample` supports."""
 
-_LOWEST_LOGPROB = -9999.0  # core's value for "impossible"
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # core's bounds
 _BLOCK = 512
 
 
@@ -101,7 +106,7 @@ def _draw_weighted(logits: mx.array, highest: mx.array, draws: Sequence[Draw]) -
     """Truncate, each step on the result of the previous one, and draw; (num_draws,) int32."""
     width = logits.shape[1]
     sampling = [draw.sampling for draw in draws]
-    temperatures = [min(max(s.temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE) for s in sampling]
+    temperatures = [min(max(s.temperature, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE) for s in sampling]
     top_k = [s.top_k or width for s in sampling]
     order = _ranked(logits, min(max(top_k), width))
     values = mx.take_along_axis(logits, order, axis=1)
@@ -184,4 +189,4 @@ def _logprobs(raw: mx.array, tokens: mx.array, num_top: int) -> tuple[mx.array, 
     chosen = mx.take_along_axis(raw, mx.maximum(tokens, 0)[:, None], axis=1) - normalisers
     ids = _ranked(raw, max(num_top, 1))[:, :num_top]
     best = mx.minimum(mx.take_along_axis(raw, ids, axis=1) - normalisers, 0.0)
-    return mx.clip(chosen[:, 0], _LOWEST_LOGPROB, 0.0), ids, best
+    return mx.clip(chosen[:, 0], LOWEST_LOGPROB, 0.0), ids, best

@@ -183,5 +183,5 @@ class RemoteGeneration:
             raise ServerFailed(error, is_down=False) from error
         summary = events[-1]
         assert isinstance(summary, RequestFinished)
-        self.num_prompt_tokens = summary.num_prompt_tokens
+        self.num_prompt_tokens = summary.usage.prompt_tokens
         self._arrive(events)

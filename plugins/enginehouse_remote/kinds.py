@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from attrs import field, frozen
 
+from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.types import ConstraintKind
 from enginehouse_remote.options import Kind
 
@@ -18,10 +19,15 @@ _OPENAI = (
 )
 _TEMPLATE = "chat_template_kwargs enable_thinking"
 
+_BY_CORE = ("server", "cache", "caller")
 ALL_PARAMETERS = frozenset(
-    f"{_OPENAI} {_TEMPLATE} reasoning_effort thinking_budget top_k min_p repetition_penalty samplers stop_token_ids "
-    "min_tokens ignore_eos num_prompt_logprobs prompt_logprobs loglikelihood prediction suffix json_schema grammar "
-    "guided_json guided_regex guided_choice guided_grammar structured_outputs".split()
+    (
+        "n",
+        "prompt",
+        "num_logprobs",
+        "num_prompt_logprobs",
+        *(name for name, row in FIELDS.items() if row.by not in _BY_CORE),
+    )
 )
 """All parameters for which a remote engine must declare a capability."""
 
@@ -62,7 +68,8 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
     {
         "openai": KindOfServer(parameters=_names(f"{_OPENAI} reasoning_effort json_schema guided_json")),
         "enginehouse": KindOfServer(
-            parameters=ALL_PARAMETERS - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood prediction"),
+            parameters=ALL_PARAMETERS
+            - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details prediction"),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,
         ),

@@ -21,6 +21,7 @@ from enginehouse.contract.types import (
     TokenLogprob,
     TopLogprob,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse_remote.calls import CallPieces
 
 __all__ = ["AnswerStream"]
@@ -107,19 +108,17 @@ class AnswerStream:
         for index, choice in enumerate(self._choices):
             assert choice.finish_reason is not None
             own = num_tokens if len(self._choices) == 1 else choice.num_pieces
-            events.append(
-                ChoiceFinished(index, choice.finish_reason, own, choice.stop_reason, num_reasoning if not index else 0)
-            )
-        return [
-            *events,
-            RequestFinished(
-                _count(usage, "prompt_tokens", 0),
-                _count(usage.get("prompt_tokens_details"), "cached_tokens", 0),
-                num_tokens,
-                prefill_s=prefill_s,
-                decode_s=decode_s,
-            ),
-        ]
+            part = Usage(completion_tokens=own, reasoning_tokens=num_reasoning if not index else 0)
+            events.append(ChoiceFinished(index, choice.finish_reason, part, choice.stop_reason))
+        total = Usage(
+            prompt_tokens=_count(usage, "prompt_tokens", 0),
+            cached_tokens=_count(usage.get("prompt_tokens_details"), "cached_tokens", 0),
+            completion_tokens=num_tokens,
+            reasoning_tokens=num_reasoning,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+        )
+        return [*events, RequestFinished(total)]
 
     @staticmethod
     def _check_calls(choice: _Choice) -> None:

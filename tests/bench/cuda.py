@@ -116,7 +116,7 @@ def run_engine(
             if isinstance(event, TextDelta):
                 first.setdefault(request_id, last)
             elif isinstance(event, RequestFinished):
-                num_tokens += event.num_completion_tokens
+                num_tokens += event.usage.completion_tokens
     first_s = sorted(moment - started for moment in first.values())
     return {
         "tokens": num_tokens,

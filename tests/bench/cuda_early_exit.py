@@ -127,7 +127,7 @@ def _run(runner: Any, num_clients: int, seed: int) -> tuple[float, int]:
                 num_tokens += len(event.token_ids) if started else 0
                 seen.add(request_id)
             elif isinstance(event, RequestFinished):
-                num_left += event.num_early_exit_tokens
+                num_left += event.usage.early_exit_tokens
         if not started and len(seen) == num_clients:
             started = time.perf_counter()
     return num_tokens / (time.perf_counter() - started), num_left

@@ -239,9 +239,9 @@ class _Subject:
             if isinstance(event, TextDelta):
                 answers[request_id] += event.token_ids
             elif isinstance(event, RequestFinished):
-                self.num_drafted += event.num_drafted_tokens
-                self.num_accepted += event.num_accepted_tokens
-                self.num_tokens += event.num_completion_tokens
+                self.num_drafted += event.usage.drafted_tokens
+                self.num_accepted += event.usage.accepted_draft_tokens
+                self.num_tokens += event.usage.completion_tokens
         return ended
 
 

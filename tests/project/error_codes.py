@@ -183,6 +183,10 @@ HELP = {
         "The body is not JSON in UTF-8, or is compressed.",
         "Send `Content-Type: application/json` and no `Content-Encoding`.",
     ),
+    "unsupported_task": Help(
+        "The model does something else than the request asks for, such as embeddings instead of text.",
+        "Ask a model whose `task` in `/v1/models` fits.",
+    ),
     "unsupported_parameter": Help(
         "A known field that this model cannot honour; the message says why.",
         'Remove it; or set `server.unsupported_parameters = "report"` to serve such requests without it.',

@@ -22,9 +22,10 @@ from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.limits import ByteCount, MemoryBudget
-from enginehouse.settings.optimisations import CompressorSettings, DrafterSettings, ExitPolicySettings
+from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
 from enginehouse.settings.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
+from enginehouse_compress.settings import CompressorSettings
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
@@ -34,7 +35,7 @@ from enginehouse_otel.options import OtelOptions
 from .error_codes import code_table
 from .parameters import parameter_table
 from .repository import ROOT
-from .sampling_fields import field_table, step_table
+from .sampling_fields import body_tables, field_table, step_table
 
 __all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
 
@@ -44,7 +45,7 @@ COMMAND = "cd tests && python -m project.pages"
 def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
-        "docs/api.md": {"parameters": parameter_table()},
+        "docs/api.md": {"parameters": parameter_table(), **body_tables()},
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),
@@ -160,7 +161,7 @@ def _type(kind: Any) -> str:
         return "table"
     tables = {
         ByteCount: "bytes or text",
-        CompressorSettings: "string or table",
+        Any: "string or table",
         ExitPolicySettings: "string or table",
         MemoryBudget: "bytes, text or table",
     }

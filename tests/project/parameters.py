@@ -13,11 +13,10 @@ import ast
 import attrs
 import msgspec
 
-from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.completions import CompletionBody
-from enginehouse.api.openai.unsupported import refused_fields
 from enginehouse.contract.backend import DRAW_FIELDS
+from enginehouse.contract.fields import ChatFields, CompletionFields
 from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.refusals import refused_fields
 from enginehouse.contract.types import EngineCapabilities, EngineSettings, ModelInfo
 from enginehouse.engine.loop import StepEngine
 from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of
@@ -75,7 +74,7 @@ def parameter_table() -> str:
     }
     chats, completions = (
         {attribute.name for attribute in attrs.fields(body)} | registry.request_fields.keys()
-        for body in (ChatBody, CompletionBody)
+        for body in (ChatFields, CompletionFields)
     )
     refused = refused_fields(chats | completions)
     head = ["parameter", "of", "where", *(f"`{name}`" for name in backends), "how"]

@@ -1,4 +1,4 @@
-"""The tables of docs/sampling.md: the steps in their order, and the fields that control them, from the source."""
+"""The tables of request fields in docs/api.md and docs/sampling.md, from the rows, and the one of sampling steps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import attrs
 
 from enginehouse.api.openapi.fields import ClassSchemas
+from enginehouse.contract.fields import ChatFields, CompletionFields, GenerationFields, ParameterFields
+from enginehouse.contract.rows import row_of
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import SamplingParams, StopParams
-from enginehouse.pipeline.parameters import OFF_VALUES, ParameterFields
+from enginehouse.pipeline.parameters import OFF_VALUES
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 
-__all__ = ["field_table", "step_table"]
+__all__ = ["body_tables", "field_table", "step_table"]
 
 _BOUNDS = {
     "minimum": "from {:g}",
@@ -56,28 +58,58 @@ def field_table() -> str:
     return "".join(["| field | values | default | meaning |\n", "|---|---|---|---|\n", *rows])
 
 
+def body_tables() -> dict[str, str]:
+    """Name of a table to its text, one row per field: of both generating endpoints, of chats, of completions."""
+    return {
+        "common-fields": _body_table(GenerationFields, with_inherited=True),
+        "chat-fields": _body_table(ChatFields, with_inherited=False),
+        "completion-fields": _body_table(CompletionFields, with_inherited=False),
+    }
+
+
+def _body_table(table: type[Any], *, with_inherited: bool) -> str:
+    off = {field: value for fields in OFF_VALUES.values() for field, value in fields.items()}
+    properties = _properties(table)
+    rows = []
+    for attribute in attrs.fields(table):
+        if attribute.inherited and not with_inherited:
+            continue
+        schema, limit = properties[attribute.name], row_of(attribute).limit
+        values = _values(schema) + (f", at most `limits.{limit[1]}`" if limit is not None else "")
+        default = off.get(attribute.name, attribute.default)
+        shown = "required" if default is attrs.NOTHING else _default(default)
+        rows.append(f"| `{attribute.name}` | {values} | {shown} | {schema['description']} |\n")
+    return "".join(["| field | values | default | meaning |\n", "|---|---|---|---|\n", *rows])
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ("", ()) or isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        return ""
+    return json.dumps(value) if isinstance(value, bool) else _shown(value)
+
+
 def _samplers() -> dict[str, SamplerPlugin]:
     samplers = PluginRegistry.load(PluginsSettings(allow=("samplers",))).samplers
     return dict(sorted(samplers.items(), key=lambda item: item[1].order))
 
 
 def _properties(fields: type[Any]) -> dict[str, Any]:
-    properties: dict[str, Any] = ClassSchemas({}).object_schema(fields)["properties"]
+    properties: dict[str, Any] = ClassSchemas().object_schema(fields)["properties"]
     return properties
 
 
 def _values(schema: dict[str, Any]) -> str:
-    options = schema.get("anyOf", [schema])
-    if "enum" in options[0]:
+    options = schema.get("anyOf", schema.get("oneOf", [schema]))
+    if "enum" in options[0] and len(options) <= 2:
         return ", ".join(str(value) for value in options[0]["enum"])
     bounds = [
         text.format(schema[bound]) for bound, text in _BOUNDS.items() if bound in schema and abs(schema[bound]) < _LARGE
     ]
     if bounds:
         return " ".join(bounds)
-    kinds = [option["type"] for option in options]
-    kinds = kinds[0] if isinstance(kinds[0], list) else kinds
-    return " or ".join(kind for kind in kinds if kind != "null")
+    kinds = [option.get("type", "object") for option in options]  # a reference is an object
+    named = [kind for one in kinds for kind in (one if isinstance(one, list) else [one])]
+    return " or ".join(kind for kind in dict.fromkeys(named) if kind != "null")
 
 
 def _shown(default: Any) -> str:

@@ -22,6 +22,9 @@ from enginehouse.contract.types import EngineRequest, EngineStats, Event, ModelI
 
 __all__ = [
     "DRAW_FIELDS",
+    "HIGHEST_TEMPERATURE",
+    "LOWEST_LOGPROB",
+    "LOWEST_TEMPERATURE",
     "Backend",
     "CutPlanner",
     "DeviceOutput",
@@ -228,6 +231,12 @@ class Sampled:
     top_ids: NDArray[np.int64] | None = None
     top_logprobs: NDArray[np.float64] | None = None
 
+
+LOWEST_LOGPROB = -9999.0
+"""Log-probability that is reported for impossible tokens, as by OpenAI's API: JSON has no -inf."""
+
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-30, 1e30
+"""Limits of float32 arithmetic; a temperature that is not 0 is brought between them."""
 
 DRAW_FIELDS = frozenset(
     {

@@ -1,7 +1,7 @@
-"""The contract of compressor plugins, which shorten prompts. Implemented by plugin authors, called by ``compressing``.
+"""The contract of compressor plugins, which shorten prompts. Called by the plugin ``compress``.
 
-A compressor only selects character ranges to keep; core does the cutting. Kept text is therefore byte-identical,
-nothing is added, and what core protects (code, tool calls, the question itself) stays regardless of the compressor's
+A compressor only selects character ranges to keep; its caller does the cutting. Kept text is therefore byte-identical,
+nothing is added, and what is protected (code, tool calls, the question itself) stays regardless of the compressor's
 answer. It runs in the server process, on a thread, before the prompt is rendered.
 """
 

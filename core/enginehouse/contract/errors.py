@@ -9,6 +9,7 @@
     ├── RequestError                the request is wrong; it was refused and nothing was lost
     │   ├── InvalidRequest          a field has a wrong type, range or combination
     │   ├── UnsupportedParameter    a known field that this model or version cannot honour
+    │   ├── UnsupportedTask         the model does not do what the request asks for
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   ├── ModelNotFound           no model is served under that name
@@ -97,6 +98,7 @@ __all__ = [
     "TimedOut",
     "TotalTimeout",
     "UnsupportedParameter",
+    "UnsupportedTask",
     "WorkerDied",
     "WorkerNotBack",
     "error_from_fields",
@@ -168,6 +170,16 @@ class InvalidRequest(RequestError):
 
 class UnsupportedParameter(RequestError):
     """A known field that this model or version cannot honour."""
+
+
+class UnsupportedTask(RequestError):
+    """The model is for another task than the request."""
+
+    def __init__(self, model: str, task: str, asked: str) -> None:
+        super().__init__(
+            f"The model {model!r} is for the task {task!r}; this request needs one for {asked!r}.", "model"
+        )
+        self.task = task
 
 
 class ContextLengthExceeded(RequestError):

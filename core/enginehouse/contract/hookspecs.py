@@ -33,10 +33,12 @@ from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.server_events import ServerEvent
 from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.surface import Surface
 
 __all__ = [
     "API_VERSION",
@@ -52,10 +54,12 @@ __all__ = [
     "register_logits_processors",
     "register_model_hubs",
     "register_model_sources",
+    "register_preparers",
     "register_reasoning_parsers",
     "register_routers",
     "register_samplers",
     "register_structured_decoders",
+    "register_surfaces",
     "register_tool_parsers",
 ]
 
@@ -274,8 +278,9 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
 def register_compressors(register: Callable[[Compressor], None], options: Any, add_plugin: AddPlugin) -> None:
     """Register compressors, which shorten prompts (see ``enginehouse.contract.compressor``).
 
-    A model's ``compressor`` setting, or the ``compression`` of a request, names the compressor in use. It is called
-    before the prompt is rendered, on one of several threads for this purpose, so it may block and ask a model.
+    The plugin ``compress`` uses them: a model's ``compressor`` setting, or the ``compression`` of a request, names the
+    one in use. It is called before the prompt is rendered, on one of several threads for this purpose, so it may block
+    and ask a model.
 
     An exception while compressing is logged with the compressor's name, and the prompt stays uncompressed.
 
@@ -284,6 +289,42 @@ def register_compressors(register: Callable[[Compressor], None], options: Any, a
         @enginehouse.hookimpl
         def register_compressors(register):
             register(MyCompressor())
+    """
+
+
+@hookspec
+def register_surfaces(register: Callable[[Surface], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Register surfaces, the APIs that clients speak (see ``enginehouse.contract.surface``).
+
+    The setting ``server.surfaces`` names those that are on; all are by default. Core serves the routes of a surface,
+    with keys, limits, queues, cancellation, metrics and the log; two surfaces with one address stop the start.
+
+    ``requests`` and ``assemble`` of a route are called once per request, the methods of an assembler for each piece of
+    its output, on the event loop: they must not block. An exception in them fails that request only.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_surfaces(register):
+            register(MySurface())
+    """
+
+
+@hookspec
+def register_preparers(register: Callable[[Preparer], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Register preparers, which change requests before their prompts are rendered (see ``preparer``).
+
+    A preparer is bound to the settings of the models once per configuration. Its ``prepare_request`` is called for each
+    request, on the event loop, and a second time with the number of tokens that must go if the prompt turns out to be
+    too long. What it did is shown in the details of the response.
+
+    An exception in ``prepare_request`` fails that request only and names the preparer.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_preparers(register):
+            register(MyPreparer())
     """
 
 

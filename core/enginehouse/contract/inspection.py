@@ -4,11 +4,13 @@ Support is optional: ``isinstance`` tells which engines are :class:`Inspectable`
 """
 
 # msgspec resolves annotations when a message is encoded, so no name may be imported under TYPE_CHECKING.
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from enginehouse.contract.types import EngineStats
+from enginehouse.contract.usage import Usage
 
 __all__ = [
     "BATCH_SIZES",
@@ -50,13 +52,11 @@ class SequenceView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, array_like=True):
-    """A request in the engine, with those of its choices that have not ended. Times in seconds."""
+    """A request in the engine, with those of its choices that have not ended. ``usage`` has its counts so far."""
 
     request_id: str
     age_s: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_completion_tokens: int
+    usage: Usage
     sequences: tuple[SequenceView, ...]
 
 
@@ -110,6 +110,10 @@ class Inspectable(Protocol):
 
     async def view(self) -> EngineView:
         """Take a snapshot, after the running step."""
+        ...
+
+    async def cached_tokens(self, token_ids: Sequence[int], namespace: str) -> int:
+        """Return the number of leading tokens of a prompt that the prefix cache holds for requests of a namespace."""
         ...
 
     async def stop_thinking(self, request_id: str) -> int:

@@ -55,9 +55,9 @@ class RequestEnded:
         answer_id: the id in the response body.
         key: name of the API key.
         model: the configured name of the model that answered; ``asked_model`` is the name in the request.
-        replays: number of times that the answer was resumed after its worker died.
         first_token_s: from the arrival to the first text.
-        figures: metrics of optimisations, by name.
+        usage: counts and times of generation by their names in the log (see :class:`enginehouse.contract.usage.Usage`);
+            only those that apply.
         parameters: sampling and stopping parameters in effect, by their names in requests.
         began_ns: Unix time of the request's arrival, in nanoseconds; it ended ``total_s`` later.
         traceparent: the header of that name, of W3C Trace Context; not checked.
@@ -76,17 +76,10 @@ class RequestEnded:
     asked_model: str | None = None
     stream: bool | None = None
     num_choices: int | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    replays: int | None = None
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
     first_token_s: float | None = None
     total_s: float = 0.0
     finish_reasons: Sequence[str] = ()
-    figures: Mapping[str, float] = field(factory=dict)
+    usage: Mapping[str, float] = field(factory=dict)
     parameters: Mapping[str, Any] = field(factory=dict)
     began_ns: int = 0
     traceparent: str | None = None

@@ -33,8 +33,6 @@ def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
     """
     for sequence, told in zip(owner.sequences, resume.choices, strict=True):
         _restore(sequence, told, is_thinking_stopped=resume.is_thinking_stopped)
-        owner.num_completion_tokens += len(told.token_ids)
-        owner.num_forced_tokens += sequence.num_forced
         if told.token_ids:
             owner.first_token_s = now_s
         if sequence.choice == 0:
@@ -59,7 +57,6 @@ def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bo
         sequence.advance(token_id)
     sequence.untold.clear()
     sequence.pending_logprobs.extend(told.held_logprobs)
-    sequence.pending_exits.extend([None] * len(sequence.text.pending_token_ids))
 
 
 class Entrance:
@@ -135,7 +132,7 @@ class Entrance:
         room = self._runner.capabilities.max_context - len(prompt)
         limit = request.stopping.max_tokens
         max_length = len(prompt) + (room if limit is None else min(limit, room))
-        owner = ActiveRequest(request, prompt, arrival, now_s)
+        owner = ActiveRequest(request, prompt, arrival, now_s, is_resumed=resume is not None)
         choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
         owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]
         owner.num_unfinished = len(owner.sequences)

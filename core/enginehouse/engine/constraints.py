@@ -57,6 +57,14 @@ class TokenMask:
             return False
         return self.bitmask is None or bool((int(self.bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
 
+    def forces(self, vocab_size: int) -> bool:
+        """Return True if it allows a single token."""
+        if self.bitmask is None:
+            return False
+        bits = np.unpackbits(self.bitmask.view(np.uint8), bitorder="little", count=vocab_size)
+        num_allowed = int(np.count_nonzero(bits))
+        return 1 in (num_allowed, num_allowed - int(np.count_nonzero(bits[list(self.banned)])))
+
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Set the logits of forbidden tokens to -inf, in place.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from enginehouse.contract.inspection import (
     BATCH_SIZES,
     EngineFigures,
@@ -55,9 +57,7 @@ def _view_request(owner: ActiveRequest, scheduler: Scheduler, now_s: float) -> R
     return RequestView(
         request_id=owner.request.request_id,
         age_s=now_s - owner.received_s,
-        num_prompt_tokens=len(owner.prompt),
-        num_cached_tokens=owner.num_cached_tokens or 0,
-        num_completion_tokens=owner.num_completion_tokens,
+        usage=replace(owner.usage.snapshot(), completion_tokens=sum(one.num_generated for one in owner.sequences)),
         sequences=tuple(
             SequenceView(
                 choice=sequence.choice,

@@ -220,30 +220,28 @@ class StepEngine:
     def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
         """Accept a sampled token, then the tokens that a constraint forces after it."""
         if sampled.logprob is not None:
-            sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes))
+            details = sequence.details(sampled.token_id)
+            sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes, details))
         exit_layer = sequence.exit_layer
         if exit_layer is not None and exit_layer < self._num_layers:
-            sequence.owner.num_early_exit_tokens += 1
-            sequence.owner.num_skipped_layers += self._num_layers - exit_layer
-        if self._take(sequence, sampled.token_id, exit_layer):
+            sequence.owner.usage.early_exit_tokens += 1
+            sequence.owner.usage.skipped_layers += self._num_layers - exit_layer
+        if self._take(sequence, sampled.token_id):
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
         """Append all forced tokens, whatever the logits are; the next step computes them in one span."""
         while forced := sequence.forced_token_ids():
             for token_id in forced:
-                sequence.owner.num_forced_tokens += 1
                 sequence.num_forced += 1
                 if not self._take(sequence, token_id):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int, exit_layer: int | None = None) -> bool:
+    def _take(self, sequence: Sequence, token_id: int) -> bool:
         """Append a token and emit the text it makes visible; returns False if it ended the sequence."""
         owner = sequence.owner
-        sequence.pending_exits.append(exit_layer)
         if owner.first_token_s is None:
             owner.first_token_s = self._clock()
-        owner.num_completion_tokens += 1
         piece = sequence.advance(token_id)
         if piece is None:
             return self._finish(sequence, sequence.text.flush(), "stop", token_id)
@@ -266,11 +264,9 @@ class StepEngine:
         self._emit(sequence, piece)
         owner = sequence.owner
         request_id = owner.request.request_id
-        num_reasoning = sequence.reasoning.num_tokens if sequence.reasoning is not None else 0
-        finished = ChoiceFinished(
-            sequence.choice, reason, sequence.num_generated, stop_reason, num_reasoning, sequence.num_forced
-        )
-        self._outputs.append((request_id, finished))
+        usage = sequence.usage()
+        owner.usage += usage
+        self._outputs.append((request_id, ChoiceFinished(sequence.choice, reason, usage, stop_reason)))
         self._speculation.close(sequence)
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1
@@ -390,6 +386,10 @@ class StepEngine:
     def view(self) -> EngineView:
         """Return a snapshot of running and waiting requests and of the prefix cache."""
         return view_engine(self._scheduler, self._requests.values(), self._clock())
+
+    def cached_tokens(self, token_ids: Iterable[int], namespace: str) -> int:
+        """Return how much of a prompt the prefix cache holds for requests of a namespace, without its last token."""
+        return self._scheduler.cache.reusable_length(np.array([*token_ids][:-1], np.int32), namespace)
 
     def close(self) -> list[EngineOutput]:
         """End every request with EngineDead and close the runner."""

@@ -17,10 +17,11 @@ from enginehouse.contract.types import (
     PromptLogprobs,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
-    WorkCounts,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.sampling.candidates import LogitRow, RawLogprobs
 from enginehouse.engine.sampling.sampler import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -29,14 +30,14 @@ from enginehouse.engine.text.text_stream import Piece
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
 
-def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes]) -> TokenLogprob:
+def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes], details: TokenDetails | None = None) -> TokenLogprob:
     """Return the log-probability entry of a token that was sampled with log-probabilities."""
     assert sampled.logprob is not None
     top: tuple[TopLogprob, ...] = ()
     if sampled.top_ids is not None and sampled.top_logprobs is not None:
         pairs = zip(sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
         top = tuple(TopLogprob(token_id, token_bytes[token_id], logprob) for token_id, logprob in pairs)
-    return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top)
+    return TokenLogprob(sampled.token_id, token_bytes[sampled.token_id], sampled.logprob, top, details)
 
 
 def score_tokens(
@@ -73,42 +74,18 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     logprobs = None
     if sequence.owner.request.sampling.num_logprobs is not None:
         logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
-    exits = tuple(sequence.pending_exits.popleft() for _ in piece.token_ids)
-    if not any(exits):
-        exits = ()
-    work = _work(sequence.owner)
+    work = sequence.owner.usage.work()
     if not sequence.text.num_pending and not sequence.untold:
-        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, exit_layers=exits, work=work)
+        return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, work=work)
     held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
     probabilities, sequence.untold = tuple(sequence.untold), []
     held_now = held if held.token_ids else None
-    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, exits, work)
-
-
-def _work(owner: ActiveRequest) -> WorkCounts | None:
-    if not (owner.num_drafted_tokens or owner.num_early_exit_tokens):
-        return None
-    return WorkCounts(
-        owner.num_drafted_tokens, owner.num_accepted_tokens, owner.num_early_exit_tokens, owner.num_skipped_layers
-    )
+    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, work)
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
     """Return the last event of a request."""
     started_s = owner.started_s if owner.started_s is not None else now_s
     first_s = owner.first_token_s if owner.first_token_s is not None else now_s
-    return RequestFinished(
-        num_prompt_tokens=len(owner.prompt),
-        num_cached_tokens=owner.num_cached_tokens or 0,
-        num_completion_tokens=owner.num_completion_tokens,
-        num_forced_tokens=owner.num_forced_tokens,
-        num_drafted_tokens=owner.num_drafted_tokens,
-        num_accepted_tokens=owner.num_accepted_tokens,
-        num_early_exit_tokens=owner.num_early_exit_tokens,
-        num_skipped_layers=owner.num_skipped_layers,
-        num_loaded_tokens=owner.num_loaded_tokens,
-        cache_miss=owner.cache_miss,
-        queue_s=started_s - owner.received_s,
-        prefill_s=first_s - started_s,
-        decode_s=now_s - first_s,
-    )
+    times = Usage(queue_s=started_s - owner.received_s, prefill_s=first_s - started_s, decode_s=now_s - first_s)
+    return RequestFinished(times + owner.usage, owner.cache_miss)

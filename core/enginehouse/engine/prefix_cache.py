@@ -146,13 +146,19 @@ class PrefixCache:
         Returns:
             None if not even one token can be reused.
         """
-        root = self._roots.get(namespace)
-        if root is None:
-            return None
-        found = self._longest(*self._descend(root, token_ids))
+        found = self._find(token_ids, namespace)
         if found is not None:
             self._touch(found.node)
         return found
+
+    def reusable_length(self, token_ids: NDArray[np.int32], namespace: str) -> int:
+        """Return the length of the longest reusable prefix of ``token_ids``; changes nothing."""
+        found = self._find(token_ids, namespace)
+        return found.length if found is not None else 0
+
+    def _find(self, token_ids: NDArray[np.int32], namespace: str) -> PrefixMatch | None:
+        root = self._roots.get(namespace)
+        return self._longest(*self._descend(root, token_ids)) if root is not None else None
 
     def divergence(self, token_ids: NDArray[np.int32], namespace: str) -> Divergence | None:
         """Return where ``token_ids`` diverges from this namespace's tree; None if it does not or the tree is empty."""

@@ -213,17 +213,18 @@ class Scheduler:
             self.cache.clear()  # a single sequence fits into an empty cache
             source = Source()
         sequence.handle, sequence.num_computed = self._reuse.open(source)
-        owner = sequence.owner
-        if owner.num_cached_tokens is None:
-            owner.num_cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)
+        owner, usage = sequence.owner, sequence.owner.usage
+        if not owner.has_source:
+            owner.has_source = True
+            usage.cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)
             if sequence.disk_read is not None:
-                owner.num_loaded_tokens = max(owner.num_cached_tokens - sequence.disk_read.num_held, 0)
+                usage.loaded_prompt_tokens = max(usage.cached_tokens - sequence.disk_read.num_held, 0)
         sequence.disk_read = None
         return True
 
     def _explain(self, owner: ActiveRequest) -> None:
         """Record once where the prompt diverges from the cached sequences."""
-        if owner.num_cached_tokens is not None or not owner.request.cache_prompt:
+        if owner.has_source or not owner.request.cache_prompt:
             return
         found = self.cache.divergence(owner.prompt, owner.request.namespace)
         if found is not None:

@@ -13,10 +13,11 @@ from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define, field
+from attrs import Factory, define, field
 from numpy.typing import NDArray
 
-from enginehouse.contract.types import CacheMiss, EngineRequest, TokenLogprob
+from enginehouse.contract.types import CacheMiss, EngineRequest, TokenDetails, TokenLogprob
+from enginehouse.contract.usage import Tally, Usage
 from enginehouse.engine.constraints import ConstraintState, ReasoningGate, TokenMask
 from enginehouse.engine.disk import StateRead
 from enginehouse.engine.sampling.sampler import SequenceSampler
@@ -33,22 +34,23 @@ _MAX_SCORED_LOGITS = 1 << 24
 
 @define(eq=False)
 class ActiveRequest:
-    """A request in the engine, from ``add`` to its last event. Times are ``time.monotonic`` seconds."""
+    """A request in the engine, from ``add`` to its last event. Times are ``time.monotonic`` seconds.
+
+    Attributes:
+        is_resumed: True if it continues here what another worker began.
+        usage: counts so far; those of a choice are added when it ends.
+        has_source: True once the prefix cache was searched for its prompt, so that the cached tokens are known.
+    """
 
     request: EngineRequest
     prompt: NDArray[np.int32]  # (num_prompt_tokens,)
     arrival: int
     received_s: float
+    is_resumed: bool = False
     sequences: list[Sequence] = field(factory=list)
     num_unfinished: int = 0
-    num_cached_tokens: int | None = None
-    num_completion_tokens: int = 0
-    num_forced_tokens: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_early_exit_tokens: int = 0
-    num_skipped_layers: int = 0
-    num_loaded_tokens: int = 0
+    usage: Tally = field(default=Factory(lambda self: Tally(prompt_tokens=len(self.prompt)), takes_self=True))
+    has_source: bool = False
     cache_miss: CacheMiss | None = None
     started_s: float | None = None
     first_token_s: float | None = None
@@ -85,7 +87,7 @@ class Sequence:
         has_asked_disk: True if the disk tier was searched for a prefix of it.
         disk_read: such a prefix that is being loaded into the prefix cache.
         exit_layer: number of layers computed for the last row of logits (None without early exit).
-        pending_exits: ``exit_layer`` of each token since the last event; None for tokens that were not sampled.
+        is_forced: True if its last mask allowed a single token; only for requests with token details.
     """
 
     owner: ActiveRequest
@@ -114,7 +116,7 @@ class Sequence:
     has_asked_disk: bool = False
     disk_read: StateRead | None = None
     exit_layer: int | None = None
-    pending_exits: deque[int | None] = field(factory=deque)
+    is_forced: bool = False
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -130,6 +132,13 @@ class Sequence:
     def num_generated(self) -> int:
         """Number of tokens generated so far."""
         return self.length - len(self.owner.prompt)
+
+    def usage(self) -> Usage:
+        """Return the counts of its generated tokens."""
+        num_reasoning = self.reasoning.num_tokens if self.reasoning is not None else 0
+        return Usage(
+            completion_tokens=self.num_generated, reasoning_tokens=num_reasoning, forced_tokens=self.num_forced
+        )
 
     @property
     def num_remaining(self) -> int:
@@ -187,6 +196,12 @@ class Sequence:
 
     def mask(self) -> TokenMask | None:
         """Return the tokens that may be sampled next; None allows every token."""
+        mask = self._mask()
+        if self.owner.request.token_details:
+            self.is_forced = mask is not None and mask.forces(self.sampler.vocab_size)
+        return mask
+
+    def _mask(self) -> TokenMask | None:
         if self.reports_logprobs and (forced := self._closing_token_ids()):
             return TokenMask.only(forced[0], self.sampler.vocab_size)
         constraint = None if self.is_reasoning else self.constraint
@@ -207,6 +222,14 @@ class Sequence:
     def reports_logprobs(self) -> bool:
         """True if every generated token is reported with its log-probability."""
         return self.owner.request.sampling.num_logprobs is not None
+
+    def details(self, token_id: int) -> TokenDetails | None:
+        """Return the origin of a sampled token, before it is appended; None if the request does not ask for it."""
+        if not self.owner.request.token_details:
+            return None
+        is_drafted = self.num_surplus > 0 and self.drafts[-self.num_surplus] == token_id
+        drafter = self.speculation.drafter if is_drafted and self.speculation is not None else None
+        return TokenDetails(self.is_forced, drafter, self.exit_layer, self.owner.is_resumed)
 
     def _closing_token_ids(self) -> tuple[int, ...]:
         return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
@@ -240,4 +263,4 @@ class Sequence:
             self.num_computed += 1
             self.num_surplus -= 1
             self.num_confirmed += 1
-            self.owner.num_accepted_tokens += 1
+            self.owner.usage.accepted_draft_tokens += 1

@@ -40,7 +40,7 @@ __all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
 
 _log = logging.getLogger("enginehouse.contract.parsers")
 _MAX_MODELS = 64
-_PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"})
+_PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"}, strict=True)
 _P = TypeVar("_P", ToolParser, ReasoningParser)
 
 
@@ -52,6 +52,8 @@ class ModelFormats:
         tool_parser: name of the parser that implements ``tools``.
         reasoning_parser: name of the parser that implements ``reasoning``.
         template_takes_tools: the chat template renders tools itself; otherwise they are described in the prompt.
+        strict_problem: why the format cannot enforce ``strict`` tools in calls that the model makes of its own choice;
+            "" if it can.
     """
 
     tools: ToolFormat | None
@@ -59,6 +61,7 @@ class ModelFormats:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     template_takes_tools: bool = False
+    strict_problem: str = ""
 
 
 class ChatFormats:
@@ -244,6 +247,7 @@ def _bind(tools: ToolParser | None, reasoning: ReasoningParser | None, chat: Cha
         tool_parser=tools.name if tools is not None and tool_format is not None else None,
         reasoning_parser=reasoning.name if reasoning is not None else None,
         template_takes_tools=tool_format is not None and _leaves_tools_to_template(tool_format),
+        strict_problem=_strict_problem(tool_format) if tool_format is not None else "",
     )
 
 
@@ -261,6 +265,16 @@ def _leaves_tools_to_template(tools: ToolFormat) -> bool:
     except Exception:  # noqa: BLE001 - plugin boundary: for display only; requests with tools fail by themselves
         _log.exception("the tool format of %s failed on a plain chat", type(tools).__module__)
         return False
+
+
+def _strict_problem(tools: ToolFormat) -> str:
+    try:
+        tools.constraint((_PROBE,), None, "any")
+    except UnsupportedParameter as error:
+        return error.message.partition(": ")[2]
+    except Exception:  # noqa: BLE001 - plugin boundary: requests with strict tools fail by themselves
+        _log.exception("the tool format of %s failed on a plain tool", type(tools).__module__)
+    return ""
 
 
 def _check_name(path: str, name: str | None, known: Iterable[str]) -> None:

@@ -10,30 +10,24 @@ from typing import Any, Literal
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import and_, ge, le, optional
 from cattrs import Converter
 
 from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.fields import FIELDS, ParameterFields, StopField
+from enginehouse.contract.rows import details_class
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import GenerateRequest, SamplingParams, StopParams
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.structuring import closest, find_problems, find_wide_integer, strict_converter
 
 __all__ = [
-    "INT64_MAX",
-    "MAX_STOP_CHARS",
-    "MAX_STOP_TOKENS",
     "OFF_VALUES",
     "Defaults",
     "Layer",
     "Origin",
-    "ParameterFields",
     "Parameters",
     "StepChoice",
-    "StopField",
-    "described",
     "effective_parameters",
-    "int64",
     "read_defaults",
     "read_extensions",
     "request_converter",
@@ -43,11 +37,8 @@ __all__ = [
 
 OFF_VALUES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-        "temperature": {"temperature": 1.0},
-        "top_k": {"top_k": 0},
-        "top_p": {"top_p": 1.0},
-        "min_p": {"min_p": 0.0},
+        step: {name: getattr(SamplingParams(), name) for name, row in FIELDS.items() if row.step == step}
+        for step in CORE_ORDER
     }
 )
 """Core's sampling steps, with the fields that control them and the values that turn them off."""
@@ -186,139 +177,9 @@ Origin = Literal["request", "alias", "model", "generation_config", "profile", "l
 server's limit, and ``drawn`` the random seed of a request without one.
 """
 
-INT64_MAX = 2**63 - 1
-
-int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
-"""Validator of integers that are sent to a worker."""
-
-MAX_STOP_TOKENS = 1024
-MAX_STOP_CHARS = 1000
-"""Maximum length of one stop string: searching for it takes memory per character while the answer is generated."""
-
-StopField = str | tuple[str, ...] | None
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 _SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
 _STOPPING_NAMES = frozenset(StopParams.__struct_fields__)
-
-
-def _check_logit_bias(_: Any, attribute: Any, value: dict[str, float] | None) -> None:
-    wrong = [key for key, bias in (value or {}).items() if not -100 <= bias <= 100]
-    if wrong:
-        named = ", ".join(map(repr, wrong[:20]))
-        raise ValueError(f"'{attribute.name}' values must be from -100 to 100; wrong for {named}")
-
-
-def _check_stop(_: Any, attribute: Any, value: StopField) -> None:
-    texts = (value,) if isinstance(value, str) else value or ()
-    if "" in texts:
-        raise ValueError(f"'{attribute.name}' must not hold an empty string")
-    longest = max(map(len, texts), default=0)
-    if longest > MAX_STOP_CHARS:
-        raise ValueError(f"'{attribute.name}' must hold strings of at most {MAX_STOP_CHARS} characters, not {longest}")
-
-
-def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...] | None) -> None:
-    if len(value or ()) > MAX_STOP_TOKENS:
-        raise ValueError(f"'{attribute.name}' must hold at most {MAX_STOP_TOKENS} token ids, not {len(value or ())}")
-    wrong = [token_id for token_id in value or () if not 0 <= token_id <= INT64_MAX]
-    if wrong:
-        raise ValueError(f"'{attribute.name}' must hold token ids, numbers from 0 on, not {wrong[0]}")
-
-
-def described(text: str) -> dict[str, str]:
-    """Return metadata of a request field: its effect in one or two sentences, for the API document."""
-    return {"description": text}
-
-
-@frozen(kw_only=True)
-class ParameterFields:
-    """Request fields common to all generating endpoints. None means not given."""
-
-    temperature: float | None = field(
-        default=None, validator=optional([ge(0), le(2)]), metadata=described("Divides the logits. 0 is greedy.")
-    )
-    top_p: float | None = field(
-        default=None,
-        validator=optional([ge(0), le(1)]),
-        metadata=described(
-            "Keep the most probable tokens that together reach this probability, at least one. 1 is off."
-        ),
-    )
-    top_k: int | None = field(
-        default=None,
-        validator=optional([ge(-1), le(2**31 - 1)]),
-        metadata=described("Keep this many of the most probable tokens. -1 and 0 are off."),
-    )
-    min_p: float | None = field(
-        default=None,
-        validator=optional([ge(0), le(1)]),
-        metadata=described("Keep tokens with at least this share of the most probable token's probability. 0 is off."),
-    )
-    repetition_penalty: float | None = field(
-        default=None,
-        validator=optional([ge(0.001), le(1000.0)]),  # smaller ones make logits infinite
-        metadata=described("Divides positive and multiplies negative logits of tokens seen so far. 1 is off."),
-    )
-    presence_penalty: float | None = field(
-        default=None,
-        validator=optional([ge(-2), le(2)]),
-        metadata=described("Subtracted once from tokens that the answer already holds. 0 is off."),
-    )
-    frequency_penalty: float | None = field(
-        default=None,
-        validator=optional([ge(-2), le(2)]),
-        metadata=described("Subtracted for each time that the answer holds a token. 0 is off."),
-    )
-    logit_bias: dict[str, float] | None = field(
-        default=None,
-        validator=_check_logit_bias,
-        metadata=described("Token id to a value added to its logit; -100 bans a token, 100 forces it."),
-    )
-    samplers: tuple[str, ...] | None = field(
-        default=None,
-        metadata=described("Names of the steps that draw a token, in order; a step that is not listed does not run."),
-    )
-    seed: int | None = field(
-        default=None, validator=optional(int64), metadata=described("The same seed gives the same text.")
-    )
-    stop: str | tuple[str, ...] | None = field(
-        default=None,
-        validator=_check_stop,
-        metadata=described("One or several strings before which the text ends."),
-    )
-    stop_token_ids: tuple[int, ...] | None = field(
-        default=None,
-        validator=_check_stop_token_ids,
-        metadata=described("Tokens that end the text, like the model's own end tokens; never shown."),
-    )
-    max_tokens: int | None = field(
-        default=None,
-        validator=optional([ge(1), le(INT64_MAX)]),
-        metadata=described("Most tokens of the answer."),
-    )
-    min_tokens: int | None = field(
-        default=None,
-        validator=optional([ge(0), le(INT64_MAX)]),
-        metadata=described("No token ends the text before this many; stop strings may."),
-    )
-    ignore_eos: bool | None = field(default=None, metadata=described("Go on after the model's end tokens."))
-
-    def sampling(self) -> dict[str, Any]:
-        """Return the given fields of :class:`SamplingParams`; ``logit_bias`` still has the client's own keys."""
-        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        if self.top_k == -1:
-            given["top_k"] = 0
-        return {name: value for name, value in given.items() if value is not None}
-
-    def stopping(self) -> dict[str, Any]:
-        """Return the given fields of :class:`StopParams`."""
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        given = {name: getattr(self, name) for name in _STOPPING_FIELDS} | {"stop": stop}
-        return {name: value for name, value in given.items() if value is not None}
-
-
-_SAMPLING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _SAMPLING_NAMES)
-_STOPPING_FIELDS = tuple(a.name for a in attrs.fields(ParameterFields) if a.name in _STOPPING_NAMES)
 
 
 @frozen(kw_only=True)
@@ -340,23 +201,32 @@ def request_converter() -> Converter:
             raise TypeError("must be a string or a list of strings")
         return value if isinstance(value, str) else strings(value, tuple[str, ...])
 
+    def structure_switch(value: Any, kind: Any) -> Any:
+        if not isinstance(value, bool | dict):
+            raise TypeError("must be true, false or an object")
+        details: Any = details_class(kind)
+        return value if isinstance(value, bool) else converter.structure(value, details)
+
     converter.register_structure_hook_func(lambda kind: kind == StopField, structure_stop)
+    converter.register_structure_hook_func(lambda kind: details_class(kind) is not None, structure_switch)
     return converter
 
 
 def read_extensions(
-    converter: Converter, data: Mapping[str, Any], samplers: Mapping[str, SamplerPlugin]
+    converter: Converter, data: Mapping[str, Any], declared: Mapping[str, type[Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Read the fields in ``data`` that sampler plugins declared, validated by their own classes, by plugin name.
+    """Read the fields in ``data`` that plugins declared, validated by the plugins' classes, by owner.
+
+    Args:
+        declared: attrs class of each owner's fields.
 
     Raises:
         Exception: any exception of the converter; :func:`enginehouse.settings.structuring.find_problems` explains it.
     """
     extensions: dict[str, dict[str, Any]] = {}
-    for name, sampler in samplers.items():
-        declared = {attribute.name for attribute in attrs.fields(sampler.request_fields)}
-        if given := {key: data[key] for key in declared & data.keys()}:
-            fields = converter.structure(given, sampler.request_fields)
+    for name, fields_class in declared.items():
+        if given := {a.name: data[a.name] for a in attrs.fields(fields_class) if a.name in data}:
+            fields = converter.structure(given, fields_class)
             extensions[name] = {key: _plain(getattr(fields, key)) for key in given}
             if (wide := find_wide_integer(extensions[name], "")) is not None:
                 raise ValueError(f"'{wide[0]}' must fit into 64 bits, which {wide[1]} does not")
@@ -391,15 +261,16 @@ def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, Sam
     Raises:
         ConfigError: a name is not a request field, or its value is wrong.
     """
-    plugin_fields = {a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)}
-    known = (*(attribute.name for attribute in attrs.fields(ParameterFields)), *sorted(plugin_fields))
+    declared = {name: sampler.request_fields for name, sampler in samplers.items()}
+    classes: list[type[Any]] = [ParameterFields, *declared.values()]
+    known = tuple(attribute.name for fields_class in classes for attribute in attrs.fields(fields_class))
     for name in data:
         if name not in known:
             raise ConfigError(f"{path}.{name}: no such request field{closest(name, known)}", f"{path}.{name}")
     converter = request_converter()
     try:
         fields = converter.structure(data, ParameterFields)
-        extensions = read_extensions(converter, data, samplers)
+        extensions = read_extensions(converter, data, declared)
     except Exception as error:
         problems = list(find_problems(error, path))
         raise ConfigError("; ".join(map(str, problems)), problems[0].path) from error

@@ -1,4 +1,4 @@
-"""Request pipeline: resolves the model, merges parameters, plans the chat, renders the prompt and submits it.
+"""Request pipeline: leases a model, prepares the request for it, and starts it there.
 
 The API calls it with a decoded request; it can be used without HTTP. Does not know wire formats or the internals of
 engines.
@@ -7,32 +7,36 @@ engines.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
-from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
+from enginehouse.contract.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
+from enginehouse.contract.types import GenerateRequest, ModelInfo, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse.pipeline.capabilities import Capability, check_parameters
+from enginehouse.pipeline.capabilities import Capability, find_unsupported, without_parameters
 from enginehouse.pipeline.chat_formats import ChatFormats
-from enginehouse.pipeline.compressing import Compressed, PromptCompressor
 from enginehouse.pipeline.media import MediaReader
 from enginehouse.pipeline.model_card import ModelCard, ModelCards
 from enginehouse.pipeline.model_defaults import ModelDefaults
 from enginehouse.pipeline.parameters import Layer, Parameters, effective_parameters, read_defaults
+from enginehouse.pipeline.prepared import Prepared, engine_request
+from enginehouse.pipeline.preparing import Preparers, Reports
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
-from enginehouse.pipeline.request_parameters import without_parameter
 from enginehouse.pipeline.routing import (
     Attempts,
     OnDiscarded,
     Plan,
     Planner,
     Routed,
-    TooLong,
     find_too_long,
 )
 from enginehouse.plugins import PluginRegistry
@@ -40,17 +44,16 @@ from enginehouse.replay import Generation, Replays
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
-from enginehouse.settings.timeouts import Timeouts, timeouts_of
+from enginehouse.settings.timeouts import timeouts_of
 from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Pipeline", "RunningRequest"]
 
-_T = TypeVar("_T")
 _ANSWER_TOKENS = 256
 """Tokens reserved for the answer when a prompt is compressed until it fits and the request gives no limit."""
 
 
-@frozen(eq=False)
+@frozen(eq=False, kw_only=True)
 class RunningRequest:
     """A request that an engine has accepted. Iterate or cancel ``generation``.
 
@@ -62,7 +65,7 @@ class RunningRequest:
         tokenize_s: seconds from then until the engine had tokenized and accepted it.
         unsupported: parameters that were dropped because the model cannot honour them.
         routed: routing result, where there was a choice of models.
-        compressed: result of prompt compression, if attempted.
+        reports: what preparers of plugins did to the request, by name.
     """
 
     request: GenerateRequest
@@ -76,7 +79,7 @@ class RunningRequest:
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
     routed: Routed | None = None
-    compressed: Compressed | None = None
+    reports: Reports
 
 
 class Pipeline:
@@ -86,8 +89,8 @@ class Pipeline:
         replays: of an earlier pipeline whose requests may still run; None creates new ones.
 
     Raises:
-        ConfigError: the defaults of a model are wrong, its parsers or its compressor do not exist, its chat template
-            file cannot be read, or there is no such router.
+        ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
+            a preparer refuses its settings, or there is no such router.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class Pipeline:
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
         self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
-        self._compressor = PromptCompressor(settings.models, registry.compressors, manager, self.replays)
+        self._preparers = Preparers(settings.models, registry, manager, self.replays)
         self._media = MediaReader(settings.media)
         self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
         self._leaves_out = settings.server.unsupported_parameters == "report"
@@ -144,8 +147,12 @@ class Pipeline:
             Overloaded: too many requests wait.
             EngineError: the model is not ready or its engine died.
         """
-        running, unsupported = await self._leaving_out(request, lambda attempt: self._route(attempt, on_discarded))
-        return evolve(running, unsupported=unsupported) if unsupported else running
+        request, plan, unsupported = await self._route(request)
+        if plan is None:
+            return await self._lease(request, request.model)
+        attempts = Attempts(plan, request, self._lease, self._planner.experience, on_discarded)
+        running, routed = await attempts.run()
+        return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
 
     def is_routed(self, asked: str | None) -> bool:
         """True if a router chooses the model for requests by that name."""
@@ -161,97 +168,132 @@ class Pipeline:
         Raises:
             RequestError: no model could serve the request.
         """
+        request, plan, unsupported = await self._route(request, counts_named=True)
+        return plan, unsupported
 
-        async def plan(attempt: GenerateRequest) -> Plan | None:
-            return self._planner.plan(attempt, await self._too_long(attempt))
+    async def _route(
+        self, request: GenerateRequest, *, counts_named: bool = False
+    ) -> tuple[GenerateRequest, Plan | None, tuple[str, ...]]:
+        """Return the request without what no candidate supports, its plan, and what was dropped.
 
-        return await self._leaving_out(request, plan)
+        Args:
+            counts_named: also check that the prompt fits a named model, which reports that by itself when it is tried.
+        """
+        unsupported: tuple[str, ...] = ()
+        if self._leaves_out:
+            lacking = self._planner.find_unsupported(request)
+            request, unsupported = without_parameters(request, [param for param, _ in lacking])
+        too_long: Mapping[str, ContextLengthExceeded] = {}
+        if counts_named or self.is_routed(request.model):
+            named = self._planner.named_by(request)
+            names = [name for name in named if not self._preparers.may_prepare(request, name)]
+            too_long = await find_too_long(request, names, self._manager, self._count_tokens)
+        return request, self._planner.plan(request, too_long), unsupported
 
-    async def _route(self, request: GenerateRequest, on_discarded: OnDiscarded) -> RunningRequest:
-        """Submit to the requested model, or to the first of several that begins an answer."""
-        # A named model reports by itself that it cannot hold a prompt.
-        too_long = await self._too_long(request) if self.is_routed(request.model) else {}
-        plan = self._planner.plan(request, too_long)
-        if plan is None:
-            return await self._submit(request, request.model)
-        attempts = Attempts(plan, request, self._submit, self._planner.experience, on_discarded)
-        running, routed = await attempts.run()
-        return evolve(running, routed=routed)
+    async def _count_tokens(self, request: GenerateRequest, model: LoadedModel) -> int:
+        prompt = await self._prompts.make(request, model)
+        return len(await prompt.tokenize(self.replays, request.caller))
 
-    async def _too_long(self, request: GenerateRequest) -> TooLong:
-        """Return the candidate models whose context cannot hold the prompt."""
-
-        async def count(request: GenerateRequest, model: LoadedModel) -> int:
-            prompt = await self._prompts.make(request, model)
-            return len(await prompt.tokenize(self.replays, request.caller))
-
-        return await find_too_long(request, self._planner.named_by(request), self._manager, count)
-
-    async def _submit(self, request: GenerateRequest, model: str | None) -> RunningRequest:
-        lease = await self._manager.lease(model)
+    async def _lease(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
+        """Start the request on the model of that name, which stays leased until the generation has ended."""
+        lease = await self._manager.lease(name)
         try:
             with lease.explaining():
-                running = await self._submit_to(lease.model, request)
+                running = await self._enqueue(lease.model, request, may_drop=may_drop)
         except BaseException:
             lease.release()
             raise
         running.generation.keep(lease)
         return running
 
-    async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
+    async def _enqueue(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
+        """Start the request if the model's queue has a place for it."""
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
-        timeouts = timeouts_of(self._settings.limits, model.settings)
+        if model.info.task != "generate":
+            raise UnsupportedTask(model.name, model.info.task, "generate")
         backlog = model.engine.backlog if isinstance(model.engine, WorkerEngine) else None  # others have their own
         if backlog is not None:
-            backlog.check(request.caller, request.priority, timeouts.queue_s)
+            backlog.check(request.caller, request.priority, timeouts_of(self._settings.limits, model.settings).queue_s)
             backlog.enter(request.request_id, request.caller, request.priority)
         try:
-            return await self._prepare_and_submit(model, request, timeouts)
+            prepared = await self.prepare(request, model, may_drop=may_drop)
+            try:
+                return await self._start(prepared)
+            except ContextLengthExceeded as error:
+                shorter = await self._shorten(prepared, error)
+                if shorter is None:
+                    raise
+            return await self._start(shorter)
         except BaseException:
             if backlog is not None:
                 backlog.leave(request.request_id)
             raise
 
-    async def _prepare_and_submit(
-        self, model: LoadedModel, request: GenerateRequest, timeouts: Timeouts
-    ) -> RunningRequest:
+    async def prepare(self, request: GenerateRequest, model: LoadedModel, *, may_drop: bool = True) -> Prepared:
+        """Return the request as ``model`` will get it. Changes nothing.
+
+        Args:
+            may_drop: drop what the model does not support, where the settings allow it; otherwise that is refused.
+
+        Raises:
+            RequestError: the model cannot serve the request as asked.
+        """
         card = self._cards.of(model.name, model.info)
-        check_parameters(request, card.capabilities)
-        layers = self._layers(request, model.name, model.info)
-        parameters = effective_parameters(request, layers, model.info.vocab_size, self._settings.limits, self._samplers)
-        prediction = await self._prediction(request, model)
+        asked, unsupported = self._check(request, card.capabilities, may_drop=may_drop)
+        layers = self._layers(asked, model.name, model.info)
+        of_samplers = {name: fields for name, fields in asked.extensions.items() if name in self._samplers}
+        sampled = evolve(asked, extensions=of_samplers)
+        parameters = effective_parameters(sampled, layers, model.info.vocab_size, self._settings.limits, self._samplers)
+        prediction = await self._prediction(asked, model)
+        changed, reports = await self._preparers.prepare(asked, model)
+        rendered = await self._with_media(changed, model)
+        return Prepared(
+            asked=asked,
+            request=rendered,
+            model=model,
+            card=card,
+            parameters=parameters,
+            prompt=await self._prompts.make(rendered, model),
+            prediction_token_ids=prediction,
+            unsupported=unsupported,
+            reports=reports,
+        )
 
-        async def submit(request: GenerateRequest, compressed: Compressed | None) -> RunningRequest:
-            return await self._render_and_submit(
-                model, request, parameters, timeouts=timeouts, prediction=prediction, compressed=compressed
-            )
+    def _check(
+        self, request: GenerateRequest, capabilities: Mapping[str, Capability], *, may_drop: bool
+    ) -> tuple[GenerateRequest, tuple[str, ...]]:
+        """Return the request without what the model does not support, and what was dropped.
 
+        Raises:
+            UnsupportedParameter: a parameter is not supported and must or can not be dropped.
+        """
+        dropped: tuple[str, ...] = ()
+        lacking = find_unsupported(request, capabilities)
+        if lacking and may_drop and self._leaves_out:
+            request, dropped = without_parameters(request, [param for param, _ in lacking])
+            lacking = find_unsupported(request, capabilities)
+        for param, reason in lacking:
+            raise UnsupportedParameter(f"{param}: {reason}", param)
+        return request, dropped
+
+    async def _shorten(self, prepared: Prepared, error: ContextLengthExceeded) -> Prepared | None:
+        """Return the request with a shorter prompt, after its engine refused the whole one; None if it may not be."""
+        answer = prepared.parameters.stopping.max_tokens or _ANSWER_TOKENS
+        room = error.max_context - min(answer, error.max_context // 4)
+        num_excess = error.num_prompt_tokens - room
+        shorter, reports = await self._preparers.prepare(prepared.asked, prepared.model, num_excess)
+        if shorter is prepared.asked:
+            return None
+        rendered = await self._with_media(shorter, prepared.model)
+        prompt = await self._prompts.make(rendered, prepared.model)
+        return evolve(prepared, request=rendered, prompt=prompt, reports=reports)
+
+    async def _start(self, prepared: Prepared) -> RunningRequest:
+        began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
+        queue_s = timeouts_of(self._settings.limits, prepared.model.settings).queue_s
         try:
-            return await submit(*await self._compressor.compress(request, model))
-        except ContextLengthExceeded as error:
-            room = error.max_context - min(parameters.stopping.max_tokens or _ANSWER_TOKENS, error.max_context // 4)
-            shorter, compressed = await self._compressor.make_room(request, model, error.num_prompt_tokens - room)
-            if shorter is request:
-                raise
-            return await submit(shorter, compressed)
-
-    async def _render_and_submit(
-        self,
-        model: LoadedModel,
-        request: GenerateRequest,
-        parameters: Parameters,
-        *,
-        timeouts: Timeouts,
-        prediction: Sequence[int] | None,
-        compressed: Compressed | None,
-    ) -> RunningRequest:
-        request = await self._with_media(request, model)
-        prompt = await self._prompts.make(request, model)
-        rendered = time.perf_counter()
-        engine_request = _engine_request(request, parameters, prompt, timeouts, prediction)
-        try:
-            generation = await self.replays.submit(model, engine_request, prompt.written)
+            generation = await self.replays.submit(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -259,32 +301,18 @@ class Pipeline:
                 error.num_prompt_tokens, error.max_context, param, is_lower_bound=error.is_lower_bound
             ) from error
         return RunningRequest(
-            request,
-            model,
-            self._cards.of(model.name, model.info),
-            parameters,
-            generation,
-            prompt.parsing,
-            prediction_token_ids=prediction,
+            request=request,
+            model=prepared.model,
+            card=prepared.card,
+            parameters=prepared.parameters,
+            generation=generation,
+            parsing=prompt.parsing,
+            prediction_token_ids=prepared.prediction_token_ids,
             render_s=prompt.render_s,
-            tokenize_s=time.perf_counter() - rendered,
-            compressed=compressed,
+            tokenize_s=time.perf_counter() - began,
+            unsupported=prepared.unsupported,
+            reports=prepared.reports,
         )
-
-    async def _leaving_out(
-        self, request: GenerateRequest, attempt: Callable[[GenerateRequest], Awaitable[_T]]
-    ) -> tuple[_T, tuple[str, ...]]:
-        """Run ``attempt``, dropping unsupported parameters if allowed; return its result and the dropped parameters."""
-        unsupported: list[str] = []
-        while True:
-            try:
-                return await attempt(request), tuple(unsupported)
-            except UnsupportedParameter as error:
-                left = without_parameter(request, error.param or "") if self._leaves_out else None
-                if left is None:
-                    raise
-                request, param = left
-                unsupported.append(param)
 
     async def _prediction(self, request: GenerateRequest, model: LoadedModel) -> Sequence[int] | None:
         """Return the tokens of a request's predicted answer; control-token strings in it are ordinary text.
@@ -305,16 +333,18 @@ class Pipeline:
         Raises:
             RequestError: no prompt can be built from the request.
         """
-        prompt, unsupported = await self._leaving_out(request, lambda attempt: self._prompt(attempt, model))
-        return evolve(prompt, unsupported=unsupported) if unsupported else prompt
-
-    async def _prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)
         if request.messages is not None and model.info.engine.takes_messages:
             message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
             raise UnsupportedParameter(message, "messages")
-        return await self._prompts.make(await self._with_media(request, model), model)
+        unsupported: tuple[str, ...] = ()
+        if self._leaves_out:
+            shaping = evolve(request, sampling={}, stopping={}, extensions={})
+            lacking = find_unsupported(shaping, self.card(model.name, model.info).capabilities)
+            request, unsupported = without_parameters(request, [param for param, _ in lacking])
+        prompt = await self._prompts.make(await self._with_media(request, model), model)
+        return evolve(prompt, unsupported=unsupported)
 
     async def _with_media(self, request: GenerateRequest, model: LoadedModel) -> GenerateRequest:
         """Return the request with the non-text parts of its messages read and checked."""
@@ -334,45 +364,3 @@ class Pipeline:
         """Return the defaults that apply, highest priority first."""
         of_model = self._defaults.layers(name, info, request.model)
         return (*of_model, self._profiles[request.profile])
-
-
-def _engine_request(
-    request: GenerateRequest,
-    parameters: Parameters,
-    prompt: Prompt,
-    timeouts: Timeouts,
-    prediction: Sequence[int] | None,
-) -> EngineRequest:
-    plan = prompt.plan
-    return EngineRequest(
-        request_id=request.request_id,
-        chat=_chat(request) if prompt.model.info.engine.takes_messages else None,
-        segments=prompt.segments,
-        token_ids=prompt.token_ids,
-        add_special=prompt.add_special,
-        num_prompt_logprobs=request.num_prompt_logprobs,
-        num_choices=request.num_choices,
-        sampling=parameters.sampling,
-        stopping=parameters.stopping,
-        shown_tokens=plan.shown_tokens if plan is not None else (),
-        reasoning=prompt.reasoning,
-        constraint=plan.constraint if plan is not None else request.constraint,
-        prediction_token_ids=tuple(prediction or ()),
-        priority=request.priority,
-        namespace=request.namespace,
-        cache_prompt=request.cache_prompt,
-        caller=request.caller,
-        queue_timeout_s=timeouts.queue_s,
-    )
-
-
-def _chat(request: GenerateRequest) -> Chat | None:
-    """Return the chat as requested; None for a raw prompt."""
-    if request.messages is None:
-        return None
-    return Chat(
-        messages=request.messages,
-        tool_use=request.tool_use,
-        thinking=request.thinking,
-        template_variables=request.template_variables,
-    )

@@ -6,6 +6,7 @@ test kit and the generated pages in docs/ iterate over it, so they name only kin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, get_args, get_origin
@@ -23,9 +24,11 @@ from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
+from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.surface import GenerationRoute, Surface
 from enginehouse.contract.types import ConstraintKind
 from enginehouse.plugins.authenticator import Authenticator
 
@@ -90,6 +93,18 @@ def _check_command_name(command: Command, taken: Collection[str]) -> None:
         raise PluginError(f"the command name {command.name!r} is taken")
 
 
+def _check_routes(surface: Surface, taken: Collection[str]) -> None:
+    """Check that no address is one of core's, and that every body has a class."""
+    for route in surface.routes:
+        where = f"the surface {surface.name!r} has the route {route.path!r}"
+        if not route.path.startswith("/") or re.match(r"/(admin|compat|health|metrics|schema|ui)(/|$)", route.path):
+            raise PluginError(f"{where}, which must begin with / and is not an address of core")
+        if not isinstance(route, GenerationRoute):
+            raise PluginError(f"{where}, which is not a GenerationRoute")
+        if not attrs.has(route.body) or "stream" not in attrs.fields_dict(route.body):
+            raise PluginError(f"{where}, whose body must be an attrs class with the attribute 'stream'")
+
+
 def _kind(noun: str, *suites: str, **more: Any) -> Any:
     """Create a row of the table; ``more`` are further attributes of :class:`Kind`."""
     suites = tuple(f"enginehouse_testkit.{suite}" for suite in suites)
@@ -122,8 +137,10 @@ class PluginObjects:
     drafters: Mapping[str, Drafter] = _kind("drafter", "drafter_contract:DrafterContract")
     exit_policies: Mapping[str, ExitPolicy] = _kind("exit policy", "exit_policy_contract:ExitPolicyContract")
     commands: Mapping[str, Command] = _kind("command", check=_check_command_name)
+    surfaces: Mapping[str, Surface] = _kind("surface", check=_check_routes)
     routers: Mapping[str, Router] = _kind("router", "router_contract:RouterContract")
     compressors: Mapping[str, Compressor] = _kind("compressor", "compressor_contract:CompressorContract")
+    preparers: Mapping[str, Preparer] = _kind("preparer")
     tool_parsers: Mapping[str, ToolParser] = _kind("tool parser", "tool_parser_contract:ToolParserContract")
     reasoning_parsers: Mapping[str, ReasoningParser] = _kind(
         "reasoning parser", "reasoning_parser_contract:ReasoningParserContract"

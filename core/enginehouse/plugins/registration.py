@@ -13,7 +13,8 @@ import attrs
 from attrs import define, field
 
 from enginehouse.contract.errors import PluginError
-from enginehouse.contract.request_fields import CORE_FIELDS, RequestField, fields_of
+from enginehouse.contract.refusals import NAMES
+from enginehouse.contract.rows import RequestField, fields_of
 from enginehouse.plugins.kinds import KINDS, Kind
 
 __all__ = ["Registration"]
@@ -47,7 +48,7 @@ class Registration:
             other, make = kind.also
             self.register(KINDS[other], plugin, make(candidate))
         elif "request_fields" in kind.protocol.__annotations__:
-            self._add_request_fields(plugin, candidate)
+            self._add_request_fields(plugin, candidate, is_sampled=kind.name == "samplers")
         self.objects[kind.name][candidate.name] = candidate
 
     def register_function(self, kind: Kind, plugin: str, name: str, function: Callable[..., Any]) -> None:
@@ -62,10 +63,10 @@ class Registration:
             raise PluginError(f"the {kind.noun} {name!r} must be a function", plugin)
         self.objects[kind.name][name] = function
 
-    def _add_request_fields(self, plugin: str, candidate: Any) -> None:
-        declared = fields_of(candidate.request_fields, candidate.name, plugin)
+    def _add_request_fields(self, plugin: str, candidate: Any, *, is_sampled: bool) -> None:
+        declared = fields_of(candidate.request_fields, candidate.name, plugin, is_sampled=is_sampled)
         for declaration in declared:
-            if declaration.name in CORE_FIELDS:
+            if declaration.name in NAMES:
                 raise PluginError(f"the request field {declaration.name!r} is core's own", plugin)
             if other := self.request_fields.get(declaration.name):
                 raise PluginError(f"the request field {declaration.name!r} is taken by {other.plugin!r}", plugin)

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.request_fields import RequestField
+from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.kinds import PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.records import PluginRecord

@@ -88,6 +88,17 @@ class Replays:
         question = self._question(model, EngineRequest(request_id="", caller=caller))
         return await (model.engine.view() if question is None else question.answer(WorkerEngine.view))
 
+    async def cached_tokens(
+        self, model: LoadedModel, token_ids: Sequence[int], namespace: str, caller: str
+    ) -> int | None:
+        """Return how much of a prompt a namespace's prefix cache holds; None if the engine does not say."""
+        if not isinstance(model.engine, Inspectable):
+            return None
+        question = self._question(model, EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller))
+        if question is None:
+            return await model.engine.cached_tokens(token_ids, namespace)
+        return await question.answer(WorkerEngine.cached_tokens, token_ids, namespace)
+
     def _question(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Question | None:
         """Return a question to a model; None if replay does not apply to it."""
         model_work = self._model_work(model)

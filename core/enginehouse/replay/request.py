@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, EngineRequest, Event
+from enginehouse.contract.usage import Usage
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.transcript import Transcript
 from enginehouse.replay.work import Work
@@ -178,10 +179,10 @@ class RecoverableRequest(Work):
         """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self.stage = "waiting"
 
-    def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
+    def started(self, usage: Usage, cache_miss: CacheMiss | None) -> None:
         """See :class:`enginehouse.workers.requests.WorkObserver`."""
         self.stage, self.has_started = "request", True
-        self._transcript.started(num_cached_tokens, num_loaded_tokens, cache_miss)
+        self._transcript.started(usage, cache_miss)
 
     def record(self, event: Event) -> Event:
         """See :class:`enginehouse.workers.requests.WorkObserver`."""

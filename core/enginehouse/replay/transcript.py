@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 from attrs import define, field
+from msgspec.structs import replace
 
 from enginehouse.contract.types import (
     CacheMiss,
@@ -21,8 +21,8 @@ from enginehouse.contract.types import (
     Resume,
     ResumedChoice,
     TextDelta,
-    WorkCounts,
 )
+from enginehouse.contract.usage import Usage
 
 __all__ = ["Transcript"]
 
@@ -59,11 +59,10 @@ class Transcript:
         self._choices = [_Choice() for _ in range(request.num_choices)]
         self._num_stays = 0
         self._num_scored = 0
-        self._num_cached_tokens = 0
-        self._num_loaded_tokens = 0
+        self._at_start = Usage()
         self._cache_miss: CacheMiss | None = None
-        self._work_before = WorkCounts()  # in all previous attempts
-        self._work = WorkCounts()  # in the current attempt
+        self._work_before = Usage()  # in all previous attempts
+        self._work = Usage()  # in the current attempt
         self._is_thinking_stopped = False
         self._accepted_s: float | None = None
         self._started_s: float | None = None
@@ -74,7 +73,7 @@ class Transcript:
     def begin_stay(self) -> Resume | None:
         """Begin an attempt in a worker; returns the progress of the previous ones, or None for the first."""
         self._num_stays += 1
-        self._work_before, self._work = _sum(self._work_before, self._work), WorkCounts()
+        self._work_before, self._work = self._work_before + self._work, Usage()
         if self._num_stays == 1:
             return None
         choices = tuple(choice.resumed(i) for i, choice in enumerate(self._choices) if choice.finished is None)
@@ -85,12 +84,11 @@ class Transcript:
         if self._accepted_s is None:
             self._accepted_s = self._clock()
 
-    def started(self, num_cached_tokens: int, num_loaded_tokens: int = 0, cache_miss: CacheMiss | None = None) -> None:
+    def started(self, usage: Usage, cache_miss: CacheMiss | None = None) -> None:
         """The request has left the queue. Only the first prefix cache hit counts: later ones find its own tokens."""
         if self._started_s is None:
             self._started_s = self._clock()
-            self._num_cached_tokens, self._num_loaded_tokens = num_cached_tokens, num_loaded_tokens
-            self._cache_miss = cache_miss
+            self._at_start, self._cache_miss = usage, cache_miss
 
     def thinking_stopped(self) -> None:
         """The end of its reasoning has been forced."""
@@ -124,25 +122,16 @@ class Transcript:
         accepted_s = self._accepted_s if self._accepted_s is not None else now_s
         started_s = self._started_s if self._started_s is not None else now_s
         first_token_s = self._first_token_s if self._first_token_s is not None else now_s
-        finished = [choice.finished for choice in self._choices if choice.finished is not None]
-        before = self._work_before
-        return msgspec.structs.replace(
-            event,
-            num_cached_tokens=self._num_cached_tokens,
-            num_loaded_tokens=self._num_loaded_tokens,
-            cache_miss=self._cache_miss,
-            num_drafted_tokens=before.num_drafted_tokens + event.num_drafted_tokens,
-            num_accepted_tokens=before.num_accepted_tokens + event.num_accepted_tokens,
-            num_early_exit_tokens=before.num_early_exit_tokens + event.num_early_exit_tokens,
-            num_skipped_layers=before.num_skipped_layers + event.num_skipped_layers,
-            num_completion_tokens=sum(choice.num_tokens for choice in finished),
-            num_forced_tokens=sum(choice.num_forced_tokens for choice in finished),
+        answer = sum((choice.finished.usage for choice in self._choices if choice.finished is not None), Usage())
+        usage = replace(
+            self._work_before + event.usage,
+            cached_tokens=self._at_start.cached_tokens,
+            loaded_prompt_tokens=self._at_start.loaded_prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            reasoning_tokens=answer.reasoning_tokens,
+            forced_tokens=answer.forced_tokens,
             queue_s=started_s - accepted_s,
             prefill_s=first_token_s - started_s,
             decode_s=now_s - first_token_s,
         )
-
-
-def _sum(one: WorkCounts, other: WorkCounts) -> WorkCounts:
-    pairs = zip(msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True)
-    return WorkCounts(*(a + b for a, b in pairs))
+        return RequestFinished(usage, self._cache_miss)

@@ -22,7 +22,7 @@ from attrs.validators import ge, gt, optional
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings, settings_converter
 from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget
-from enginehouse.settings.optimisations import CompressorSettings, DrafterSettings, ExitPolicySettings, RouterSettings
+from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings
 from enginehouse.settings.structuring import Problem, closest, find_problems, noun_of
@@ -113,7 +113,7 @@ class ModelSettings:
             unset is ``prediction`` if that drafter is installed.
         exit_policy: policy for early exit of confident tokens before the last layer, a name or a table with its
             settings. This changes the generated text; unset runs all layers.
-        compressor: prompt compression: the name of a method, or a table; see below.
+        compressor: prompt compression: the name of a method, or a table; the plugin ``compress`` reads it.
         load: ``eager`` loads the model when the server starts, if ``limits.memory_budget`` allows it, ``lazy`` with its
             first request.
         pin: never unload it to make room for another model.
@@ -148,7 +148,7 @@ class ModelSettings:
     tool_parser: str | None = field(default=None, metadata=LIVE)
     reasoning_parser: str | None = field(default=None, metadata=LIVE)
     drafters: tuple[DrafterSettings, ...] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
-    compressor: CompressorSettings | None = field(default=None, metadata=WORKER)
+    compressor: Any = field(default=None, metadata=WORKER)
     exit_policy: ExitPolicySettings | None = field(default=None, metadata=WORKER)
     load: Literal["eager", "lazy"] = field(default="eager", metadata=LIVE)
     pin: bool = field(default=False, metadata=LIVE)
@@ -284,7 +284,6 @@ def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) ->
         converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
         converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
         converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
-        converter.register_structure_hook(CompressorSettings, lambda value, _: CompressorSettings.read(value))
         converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
         return converter.structure(data, cls)
     except Exception as error:

@@ -1,51 +1,15 @@
-"""Settings of optimisations: compression, drafters, early exit, routing."""
+"""Settings of optimisations: drafters, early exit, routing."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, field, frozen
-from attrs.validators import ge, gt, le, optional
+from attrs.validators import ge
 
 from enginehouse.settings.reload import LIVE
-from enginehouse.settings.structuring import strict_converter
 
-__all__ = ["CompressorSettings", "DrafterSettings", "ExitPolicySettings", "RouterSettings"]
-
-
-@frozen(kw_only=True)
-class CompressorSettings:
-    """``compressor``: the name of a method, or a table with these keys.
-
-    Attributes:
-        method: name of a compressor.
-        ratio: share of the compressible tokens that is kept; unset is 0.5, for methods that have a ratio.
-        when: ``always``, ``overflow`` only for prompts that exceed the model's context and would otherwise be refused,
-            ``asked`` only if a request asks for it.
-        min_tokens: for ``always``: prompts with fewer compressible tokens are not compressed.
-        system: also compress system messages.
-        scorer: name of the model that compressors use to score texts; unset is the model itself.
-    """
-
-    method: str
-    ratio: float | None = field(default=None, validator=optional([gt(0), le(1)]))
-    when: Literal["always", "overflow", "asked"] = "always"
-    min_tokens: int = field(default=256, validator=ge(0))
-    system: bool = False
-    scorer: str | None = None
-
-    @classmethod
-    def read(cls, value: Any) -> CompressorSettings:
-        """Read a name or a table.
-
-        Raises:
-            TypeError: it is neither.
-            Exception: any exception of the converter.
-        """
-        table = {"method": value} if isinstance(value, str) else value
-        if not isinstance(table, dict) or not isinstance(table.get("method"), str):
-            raise TypeError("must be the name of a method, or a table that holds it as method")
-        return strict_converter().structure(table, cls)
+__all__ = ["DrafterSettings", "ExitPolicySettings", "RouterSettings"]
 
 
 @frozen(kw_only=True)

@@ -75,6 +75,7 @@ class ServerSettings:
         unsupported_parameters: ``reject`` answers 400 to a known field that is not supported, ``report`` serves the
             request and lists the field in a response header.
         profile: the API profile (defaults, names and shapes), unless the request path or the key selects another.
+        surfaces: names of the APIs that this server speaks; unset means all: ``openai`` and those of installed plugins.
         log_format: ``text`` writes human-readable log lines, ``json`` one JSON object per line.
         show_prompts: show the prompts of running requests to keys with the scope ``admin``, and include in the details
             of their answers the cached token at which a prompt diverges from the prefix cache. Without keys, show them
@@ -106,6 +107,7 @@ class ServerSettings:
     insecure: bool = field(default=False, metadata=LIVE)
     unsupported_parameters: Literal["reject", "report"] = field(default="reject", metadata=LIVE)
     profile: ProfileName = field(default="openai", metadata=LIVE)
+    surfaces: tuple[str, ...] | None = field(default=None, metadata=LIVE)
     log_format: Literal["text", "json"] = field(default="text", metadata=SERVER)
     show_prompts: bool = field(default=False, metadata=LIVE)
     key_metrics: bool = field(default=False, metadata=LIVE)

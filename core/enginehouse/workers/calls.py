@@ -7,12 +7,12 @@ import itertools
 from typing import Any
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
-from enginehouse.workers.messages import Begun, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
+from enginehouse.workers.messages import Begun, Cached, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
 from enginehouse.workers.requests import WorkObserver
 
 __all__ = ["NOBODY", "Answer", "Calls", "settle"]
 
-Answer = Begun | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
+Answer = Begun | Cached | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
 
 NOBODY = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
@@ -58,6 +58,8 @@ class Calls:
                 settle(future, message.pieces)
             case Stats():
                 settle(future, message.stats)
+            case Cached():
+                settle(future, message.num_tokens)
             case View():
                 settle(future, message.view)
             case ThinkingStopped():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from attrs import evolve
 
 from enginehouse.contract.backend import Progress
 from enginehouse.contract.errors import (
@@ -37,6 +38,7 @@ from enginehouse.workers.messages import (
     Entered,
     Figures,
     FromWorker,
+    GetCached,
     GetStats,
     GetView,
     Hello,
@@ -293,7 +295,7 @@ class WorkerEngine:
         self._check_room()
         if resume is not None:
             # A request that has once started must not time out in the queue again.
-            request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
+            request = evolve(request, request_id=link_id, queue_timeout_s=None)
         self._connection.send(Submit(request, resume))
         self._requests.add(link_id, stream)
         self.backlog.enter(stream.request_id, request.caller, request.priority)
@@ -342,6 +344,13 @@ class WorkerEngine:
             for request in view.requests
         )
         return msgspec.structs.replace(view, requests=requests)
+
+    async def cached_tokens(
+        self, token_ids: Sequence[int], namespace: str, observer: WorkObserver | None = None
+    ) -> int:
+        """Return how much of a prompt the prefix cache holds for a namespace; answered after the running step."""
+        num_tokens: int = await self._call(lambda call: GetCached(call, tuple(token_ids), namespace), observer)
+        return num_tokens
 
     async def stop_thinking(self, request_id: str) -> int:
         """Force the end of the reasoning of a request's choices; return their number, 0 if none is in its reasoning."""

@@ -28,12 +28,14 @@ from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import FrameTooLarge, Link, own_hello
 from enginehouse.workers.messages import (
     Begun,
+    Cached,
     Cancel,
     Close,
     Detokenize,
     Died,
     Entered,
     FromWorker,
+    GetCached,
     GetStats,
     GetView,
     Left,
@@ -84,7 +86,9 @@ class WorkerHost:
     def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
         self._link = link
         self._on_server_gone = on_server_gone
-        self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | StopThinking | Close | _Enter] = SimpleQueue()
+        self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | GetCached | StopThinking | Close | _Enter] = (
+            SimpleQueue()
+        )
         self._intake: Intake | None = None
         self._engine: StepEngine | None = None
         self._disk: DiskTier | None = None
@@ -155,8 +159,7 @@ class WorkerHost:
         return runner, engine
 
     def _report_started(self, request: ActiveRequest) -> None:
-        request_id, num_cached = request.request.request_id, request.num_cached_tokens or 0
-        self._send(Started(request_id, num_cached, request.num_loaded_tokens, request.cache_miss))
+        self._send(Started(request.request.request_id, request.usage.snapshot(), request.cache_miss))
 
     def _report(self, share: float, text: str) -> None:
         """Forward load progress to the server, but only if the text changes or the share changes by 1 %."""
@@ -208,6 +211,9 @@ class WorkerHost:
                 case GetView():
                     self._send(Begun(message.call, "request"))
                     self._send(View(message.call, engine.view()))
+                case GetCached():
+                    self._send(Begun(message.call, "request"))
+                    self._send(Cached(message.call, engine.cached_tokens(message.token_ids, message.namespace)))
                 case StopThinking():
                     self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
                 case Close():
@@ -257,7 +263,7 @@ class WorkerHost:
     def _dispatch(self, message: ToWorker) -> None:
         intake = self._intake
         match message:
-            case Load() | GetStats() | GetView() | StopThinking() | Close():
+            case Load() | GetStats() | GetView() | GetCached() | StopThinking() | Close():
                 self._inbox.put(message)
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):

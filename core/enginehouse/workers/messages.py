@@ -21,11 +21,13 @@ from enginehouse.contract.types import (
     Resume,
     Segment,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 
 __all__ = [
     "Accepted",
     "Begun",
+    "Cached",
     "CallFailed",
     "Cancel",
     "Close",
@@ -38,6 +40,7 @@ __all__ = [
     "Failure",
     "Figures",
     "FromWorker",
+    "GetCached",
     "GetStats",
     "GetView",
     "Hello",
@@ -199,6 +202,14 @@ class GetView(msgspec.Struct, frozen=True, array_like=True, tag="get_view"):
     call: int
 
 
+class GetCached(msgspec.Struct, frozen=True, array_like=True, tag="get_cached"):
+    """Get how much of a prompt the prefix cache holds; answered by Cached, after the running step."""
+
+    call: int
+    token_ids: tuple[int, ...]
+    namespace: str
+
+
 class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_thinking"):
     """Force the end of a request's reasoning; answered by ThinkingStopped, after the running step."""
 
@@ -210,7 +221,7 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Free the model and exit; not answered."""
 
 
-ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | StopThinking | Close
+ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | GetCached | StopThinking | Close
 
 
 # -- worker to server ------------------------------------------------------------------------------
@@ -292,14 +303,12 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """The request has left the queue; sent before anything of it is computed.
 
     Attributes:
-        num_cached_tokens: prompt tokens that are in the prefix cache and need not be computed.
-        num_loaded_tokens: the part of them that was loaded from disk.
+        usage: has the prompt tokens that are in the prefix cache and need not be computed.
         cache_miss: reason why there are no more.
     """
 
     request_id: str
-    num_cached_tokens: int
-    num_loaded_tokens: int = 0
+    usage: Usage
     cache_miss: CacheMiss | None = None
 
 
@@ -335,6 +344,13 @@ class View(msgspec.Struct, frozen=True, array_like=True, tag="view"):
 
     call: int
     view: EngineView
+
+
+class Cached(msgspec.Struct, frozen=True, array_like=True, tag="cached"):
+    """Answer to GetCached: the number of leading tokens that it holds."""
+
+    call: int
+    num_tokens: int
 
 
 class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinking_stopped"):
@@ -379,6 +395,7 @@ FromWorker = (
     | Detokenized
     | Stats
     | View
+    | Cached
     | ThinkingStopped
     | Figures
     | CallFailed

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from enginehouse.contract.errors import EngineDead, EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, Event, RequestFinished
+from enginehouse.contract.usage import Usage
 from enginehouse.workers.messages import Accepted, Begun, Entered, Failure, Left, Rejected, Stage, Started, StepOutputs
 from enginehouse.workers.queue_estimate import Backlog
 
@@ -29,7 +30,7 @@ class WorkObserver:
     def entered(self) -> None:
         """The engine holds the request and has run all plugin code for it; it may still be queued."""
 
-    def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
+    def started(self, usage: Usage, cache_miss: CacheMiss | None) -> None:
         """The request has left the queue; the arguments say how much of its prompt was in the prefix cache."""
 
     def record(self, event: Event) -> Event:
@@ -263,7 +264,7 @@ class RequestTable:
             case Entered():
                 stream.observer.entered()
             case Started():
-                stream.observer.started(message.num_cached_tokens, message.num_loaded_tokens, message.cache_miss)
+                stream.observer.started(message.usage, message.cache_miss)
 
     def distribute(self, message: StepOutputs) -> None:
         """Pass the events of one step to their requests."""

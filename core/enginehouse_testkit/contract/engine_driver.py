@@ -146,7 +146,7 @@ class EngineDriver:
         async for events in generation:
             assert events, "a batch of events must not be empty"
             answer.events += events
-        assert generation.num_prompt_tokens == answer.summary.num_prompt_tokens
+        assert generation.num_prompt_tokens == answer.summary.usage.prompt_tokens
         return answer
 
 

@@ -36,15 +36,17 @@ class EngineEventContract(EngineContractBase):
         answer = engine.answer(request)
         prompt = engine.run(engine.engine.tokenize(request.segments, request.add_special))
 
-        assert answer.summary.num_prompt_tokens == len(prompt)
-        assert [answer.finished(choice).num_tokens for choice in (0, 1)] == [5, 5]
-        assert answer.summary.num_completion_tokens == 10
+        assert answer.summary.usage.prompt_tokens == len(prompt)
+        choices = [answer.finished(choice).usage for choice in (0, 1)]
+        assert [one.completion_tokens for one in choices] == [5, 5]
+        assert answer.summary.usage.reasoning_tokens == sum(one.reasoning_tokens for one in choices)
+        assert answer.summary.usage.completion_tokens == 10
 
     def test_max_tokens_ends_with_length(self, engine: EngineDriver) -> None:
         """Exactly ``max_tokens`` tokens are generated."""
         for limit in (1, 4):
             answer = engine.ask(max_tokens=limit)
-            assert answer.finished().num_tokens == limit
+            assert answer.finished().usage.completion_tokens == limit
             assert answer.finished().finish_reason == "length"
 
     def test_max_tokens_of_zero_reads_the_prompt_only(self, engine: EngineDriver) -> None:
@@ -55,7 +57,7 @@ class EngineEventContract(EngineContractBase):
             assert refused.param
             return
 
-        assert (answer.finished().num_tokens, answer.text()) == (0, "")
+        assert (answer.finished().usage.completion_tokens, answer.text()) == (0, "")
 
     def test_text_is_whole_characters(self, engine: EngineDriver) -> None:
         """The joined deltas equal the tokens' bytes as UTF-8; a split character would show."""
@@ -92,7 +94,7 @@ class EngineEventContract(EngineContractBase):
         assert shown == whole[: len(shown)]
         assert 0 <= whole.index(stop) - len(shown) <= 3, "only an unfinished character may be missing"
         assert answer.finished().stop_reason == stop
-        assert answer.finished().num_tokens == whole.index(stop) + 1
+        assert answer.finished().usage.completion_tokens == whole.index(stop) + 1
 
     def test_min_tokens_holds_back_the_end(self, engine: EngineDriver) -> None:
         """Tokens that would end the text are not sampled before."""
@@ -101,7 +103,7 @@ class EngineEventContract(EngineContractBase):
         first = engine.ask().token_ids()[0]
         answer = engine.ask(stop_token_ids=(first,), min_tokens=3)
 
-        assert answer.finished().num_tokens >= 3
+        assert answer.finished().usage.completion_tokens >= 3
         assert first not in answer.token_ids()[:3]
 
     def test_logprobs_are_those_of_the_model(self, engine: EngineDriver) -> None:

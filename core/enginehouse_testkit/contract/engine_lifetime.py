@@ -48,7 +48,7 @@ class EngineLifetimeContract(EngineContractBase):
         self._assert_idle(engine)
         generation.cancel()
 
-        assert engine.ask(max_tokens=3).finished().num_tokens == 3
+        assert engine.ask(max_tokens=3).finished().usage.completion_tokens == 3
 
     def test_requests_cancelled_before_they_are_read_are_gone(self, engine: EngineDriver) -> None:
         """Cancels more requests than there are slots."""
@@ -57,7 +57,7 @@ class EngineLifetimeContract(EngineContractBase):
             engine.run(_cancel(generation))
         self._assert_idle(engine)
 
-        assert engine.ask(max_tokens=3).finished().num_tokens == 3
+        assert engine.ask(max_tokens=3).finished().usage.completion_tokens == 3
 
     def test_an_exception_fails_one_request_only(self, engine: EngineDriver) -> None:
         """A sampler raises in the middle of a batch: only its own request fails."""
@@ -82,7 +82,7 @@ class EngineLifetimeContract(EngineContractBase):
         good, refused = engine.answers([engine.request(max_tokens=4), engine.request(token_ids=[10**9])])
 
         assert isinstance(good, Answer)
-        assert good.finished().num_tokens == 4
+        assert good.finished().usage.completion_tokens == 4
         assert isinstance(refused, RequestError)
 
     def _assert_idle(self, engine: EngineDriver) -> None:

@@ -48,7 +48,7 @@ class EngineParameterContract(EngineContractBase):
             with pytest.raises(RequestError):
                 engine.submit(request)
         else:
-            assert engine.answer(request).finished().num_tokens <= 3
+            assert engine.answer(request).finished().usage.completion_tokens <= 3
 
     def test_parameters_of_unknown_samplers_are_refused(self, engine: EngineDriver) -> None:
         """A field of an unknown plugin is not silently ignored."""

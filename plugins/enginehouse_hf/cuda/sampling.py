@@ -13,16 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from enginehouse.contract.backend import DRAW_FIELDS, Draw, Sampled
+from enginehouse.contract.backend import (
+    DRAW_FIELDS,
+    HIGHEST_TEMPERATURE,
+    LOWEST_LOGPROB,
+    LOWEST_TEMPERATURE,
+    Draw,
+    Sampled,
+)
 from enginehouse_hf.cuda.draws import draw_rows
 
 __all__ = ["SUPPORTED", "DeviceDrawn", "DeviceRows", "sample"]
 
 SUPPORTED = DRAW_FIELDS
 """Fields of SamplingParams, and masks, that :func:`sample` supports."""
-
-_LOWEST_LOGPROB = -9999.0  # core's value for "impossible"
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # core's bounds
 
 
 class DeviceRows:
@@ -127,7 +131,7 @@ def _rules(placed: _Placed) -> NDArray[np.float64]:
 
 
 def _bounded(temperature: float) -> float:
-    return min(max(temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE) if temperature else 0.0
+    return min(max(temperature, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE) if temperature else 0.0
 
 
 def _changed(logits: Tensor, placed: _Placed) -> Tensor:
@@ -182,7 +186,7 @@ def _logprobs(logits: Tensor, placed: _Placed, tokens: Tensor) -> tuple[Tensor, 
     chosen = raw.gather(1, tokens.clamp_min(0).long()[:, None]).double() - normalisers
     values, ids = raw.topk(num_top, 1) if num_top else (raw[:, :0], tokens[:, None][:, :0].long())
     best = (values.double() - normalisers).clamp(max=0.0)
-    return chosen[:, 0].clamp(_LOWEST_LOGPROB, 0.0), ids, best
+    return chosen[:, 0].clamp(LOWEST_LOGPROB, 0.0), ids, best
 
 
 def _cells(parts: Sequence[tuple[int, NDArray[np.int64] | None]], width: int, device: torch.device) -> Tensor:

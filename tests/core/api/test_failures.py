@@ -72,7 +72,7 @@ def serve(folder: Any) -> Iterator[httpx.Client]:
     models["refusing"] = evolve(models["fine"], chat_template=str(template))
     settings = Settings(
         models=models,
-        plugins=PluginsSettings(allow=("parsers",)),
+        plugins=PluginsSettings(allow=("parsers", "compress")),
         auth=AuthSettings(
             keys=(KeySettings(name="user", key=USER), KeySettings(name="admin", key=ADMIN, scopes=("infer", "admin")))
         ),

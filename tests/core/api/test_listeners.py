@@ -79,7 +79,7 @@ def test_hook_on_event(settings: Settings) -> None:
     assert isinstance(events[-1], ServerStopped)
     assert ModelChanged(model="m", kind="ready") in [evolve(e, text="") for e in events if isinstance(e, ModelChanged)]
     assert (answered.request_id, answered.answer_id) == ("mine", answer.json()["id"])
-    assert (answered.model, answered.status, answered.completion_tokens) == ("m", 200, 2)
+    assert (answered.model, answered.status, answered.usage["completion_tokens"]) == ("m", 200, 2)
     assert answered.traceparent == headers["traceparent"]
     assert answered.parameters["temperature"] == 0.5 and answered.finish_reasons == ("length",)
     assert abs(answered.began_ns / 1e9 - time.time()) < 60 and answered.total_s > 0

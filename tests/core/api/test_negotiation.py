@@ -12,7 +12,7 @@ import openai
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.contract.request_fields import fields_of
+from enginehouse.contract.rows import fields_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script

@@ -171,6 +171,25 @@ def test_nothing_of_another_namespace_is_shown(client: httpx.Client) -> None:
     assert difference(ask(client, "The password of Alice is x", ALICE, cache_salt="own")) is not None
 
 
+def test_tokenize_says_what_a_request_would_find_in_its_own_namespace(client: httpx.Client) -> None:
+    """It looks, and changes nothing: as often as one asks."""
+    prompt = "Alice has asked about her own matters, and at some length. "
+
+    def found(key: dict[str, str], **fields: Any) -> int:
+        answer = client.post("/tokenize", json={"prompt": prompt, "details": True, **fields}, headers=key)
+        assert answer.status_code == 200 and "x-enginehouse-ignored" not in answer.headers, answer.text
+        tokens: int = answer.json()["details"]["cached_tokens"]
+        return tokens
+
+    assert found(ALICE, cache_salt="desk") == found(BOB, cache_salt="desk") == 0
+    ask(client, prompt, ALICE, cache_salt="desk")
+    held = found(ALICE, cache_salt="desk")
+
+    assert held > 50
+    assert found(BOB, cache_salt="desk") == found(ALICE, cache_salt="other") == found(BOB) == 0
+    assert found(ALICE, cache_salt="desk") == held == cached(ask(client, prompt, ALICE, cache_salt="desk"))
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_server_finds_its_prompts_after_a_restart(isolation: str, tmp_path: Path) -> None:
     """What one key has computed is loaded for that key only, and the answers are the same."""

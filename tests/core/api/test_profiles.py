@@ -1,7 +1,6 @@
 """Profiles as data, the addresses that name them, and their example configurations."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from enginehouse.api.http.callers import Caller, split_compat
 from enginehouse.api.http.keys import KeyRecord
 from enginehouse.api.openai.details import optimization_headers
-from enginehouse.contract.types import RequestFinished
+from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.parameters import read_defaults
 from enginehouse.settings.config import load_settings
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName
@@ -84,9 +83,7 @@ def test_namespaces_of_callers_never_meet() -> None:
 
 def test_headers_tell_only_what_was_saved() -> None:
     profile = Profile(name="octomil", optimization_headers={"cached_tokens": "x-cached", "forced_tokens": "x-forced"})
-    finished = [
-        RequestFinished(num_prompt_tokens=9, num_cached_tokens=number, num_completion_tokens=1) for number in (3, 4)
-    ]
+    usage = Usage(prompt_tokens=9, cached_tokens=7, completion_tokens=1)
 
-    assert optimization_headers(SimpleNamespace(finished=finished), profile) == [("x-cached", "7")]
-    assert optimization_headers(SimpleNamespace(finished=finished), PROFILES["octomil"]) == []
+    assert optimization_headers(usage, profile) == [("x-cached", "7")]
+    assert optimization_headers(usage, PROFILES["octomil"]) == []

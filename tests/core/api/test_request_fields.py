@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 from attrs import field, frozen
 
-from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.completions import CompletionBody
-from enginehouse.contract.request_fields import CORE_FIELDS, fields_of
+from enginehouse.contract.fields import FIELDS
+from enginehouse.contract.refusals import NAMES, REFUSED, refuse
+from enginehouse.contract.rows import fields_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 
 
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
-def test_core_fields_hold_every_field_of_the_endpoints(body: type) -> None:
-    assert {attribute.name for attribute in attrs.fields(body)} <= CORE_FIELDS
+def test_plugins_cannot_take_names_of_fields_and_can_take_those_that_they_are_refused_for() -> None:
+    assert FIELDS.keys() < NAMES
+    assert {"peft", "functions", "logits_processors"} <= NAMES
+    assert NAMES.isdisjoint(("typical_p", "bad_words", "length_penalty"))
+
+
+def test_every_row_is_described() -> None:
+    assert [name for name, row in FIELDS.items() if not row.text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_off"),
+    [
+        ("tools", [], True),
+        ("tools", [1], False),
+        ("parallel_tool_calls", False, True),
+        ("best_of", 1, True),
+        ("best_of", True, False),
+        ("reasoning", {"effort": None}, True),
+        ("prompt", "", False),
+        ("peft", "x", False),
+    ],
+)
+def test_values_without_effect_are_not_refused(name: str, value: object, is_off: bool) -> None:
+    assert REFUSED[name].is_off(value) is is_off
+
+
+def test_a_refusal_says_which_endpoint_takes_the_field() -> None:
+    assert refuse("messages").message == "messages: only chats take this parameter"
+    assert refuse("echo").message == "echo: only /v1/completions takes this parameter"
+    assert refuse("x.y").message == "x.y: this server does not support this parameter yet"
 
 
 def test_first_party_samplers_declare_fields_that_are_off_by_default() -> None:

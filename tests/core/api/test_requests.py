@@ -14,6 +14,7 @@ from attrs.validators import ge, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from enginehouse.contract.rows import fields_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
@@ -55,7 +56,8 @@ def make_settings(folder, **parts) -> Settings:
 def serve(settings: Settings, sampler: SpiceSampler | None = None) -> Iterator[httpx.Client]:
     registry = PluginRegistry.for_settings(settings)
     if sampler is not None:
-        registry = evolve(registry, samplers={sampler.name: sampler})
+        declared = {field.name: field for field in fields_of(sampler.request_fields, sampler.name, "test")}
+        registry = evolve(registry, samplers={sampler.name: sampler}, request_fields=declared)
     with served(settings, registry, timeout=20) as client:
         yield client
 

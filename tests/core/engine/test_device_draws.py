@@ -85,7 +85,7 @@ def _comparable(event: object) -> object:
     if isinstance(event, EnginehouseError):
         return type(event)
     if type(event).__name__ == "RequestFinished":
-        return event.num_completion_tokens, event.num_prompt_tokens  # type: ignore[attr-defined]
+        return event.usage.completion_tokens, event.usage.prompt_tokens  # type: ignore[attr-defined]
     return event
 
 

@@ -85,7 +85,12 @@ def answer(
     runner.use_exit_policy(policy)
     engine = StepEngine(runner, EngineSettings(), {}, [LiteralDecoder(forces=True)])
     stopping = StopParams(max_tokens=20, ignore_eos=True)
-    asked = {"sampling": SamplingParams(temperature=0), "stopping": stopping, **request}
+    asked = {
+        "sampling": SamplingParams(temperature=0, num_logprobs=0),
+        "stopping": stopping,
+        "token_details": True,
+        **request,
+    }
     engine.add(EngineRequest(request_id="r", **asked), PROMPT, resume)
     events = [event for _ in iter(engine.has_work, False) for _, event in engine.step()]
     engine.close()
@@ -94,7 +99,9 @@ def answer(
 
 
 def layers_of(deltas: list[TextDelta]) -> list[int | None]:
-    return [layer for delta in deltas for layer in delta.exit_layers]
+    """The layers of each token that has any."""
+    details = [entry.details for delta in deltas for entry in delta.logprobs or ()]
+    return [one.exit_layer for one in details if one is not None and one.exit_layer is not None]
 
 
 @pytest.mark.parametrize("device_sampling", [False, True])
@@ -103,14 +110,14 @@ def test_each_token_tells_how_many_layers_it_ran_through(device_sampling: bool) 
     deltas, finished = answer(EveryOther(), device_sampling=device_sampling)
 
     assert layers_of(deltas) == [8, *[2, 8] * 9, 2]
-    assert (finished.num_early_exit_tokens, finished.num_skipped_layers) == (10, 60)
+    assert (finished.usage.early_exit_tokens, finished.usage.skipped_layers) == (10, 60)
 
 
 def test_without_a_policy_nothing_is_told() -> None:
     deltas, finished = answer(None)
 
     assert layers_of(deltas) == []
-    assert (finished.num_early_exit_tokens, finished.num_skipped_layers) == (0, 0)
+    assert (finished.usage.early_exit_tokens, finished.usage.skipped_layers) == (0, 0)
 
 
 def test_tokens_and_layers_stay_together_where_text_is_held_back() -> None:
@@ -121,7 +128,7 @@ def test_tokens_and_layers_stay_together_where_text_is_held_back() -> None:
 
     assert [token_id for delta in deltas for token_id in delta.token_ids] == plain
     assert layers_of(deltas) == [8, *[2, 8] * 9, 2]
-    assert all(len(delta.exit_layers) == len(delta.token_ids) for delta in deltas)
+    assert all(len(delta.logprobs or ()) == len(delta.token_ids) for delta in deltas)
 
 
 def test_tokens_that_were_told_before_are_not_told_again() -> None:
@@ -130,8 +137,8 @@ def test_tokens_that_were_told_before_are_not_told_again() -> None:
     resume = Resume(choices=(ResumedChoice(choice=0, token_ids=tuple(plain[:5])),))
     deltas, finished = answer(EveryOther(), resume)
 
-    assert sum(len(delta.token_ids) for delta in deltas) == sum(len(delta.exit_layers) for delta in deltas)
-    assert finished.num_early_exit_tokens == layers_of(deltas).count(2) > 0
+    assert sum(len(delta.token_ids) for delta in deltas) == len(layers_of(deltas))
+    assert finished.usage.early_exit_tokens == layers_of(deltas).count(2) > 0
 
 
 class SpansKept(FakeRunner):
@@ -163,10 +170,13 @@ def test_a_text_that_is_computed_again_runs_through_all_layers_token_by_token_to
 
 
 def test_forced_tokens_ran_through_no_layers_of_their_own() -> None:
-    deltas, finished = answer(EveryOther(), constraint=Constraint(kind="regex", text="forced text"))
+    constraint, plain = Constraint(kind="regex", text="forced text"), SamplingParams(temperature=0)
+    policy = EveryOther()
+    _, finished = answer(policy, constraint=constraint, sampling=plain)
 
-    assert finished.num_forced_tokens > 0
-    assert finished.num_early_exit_tokens == layers_of(deltas).count(2)
+    assert finished.usage.forced_tokens > 0
+    assert policy.num_asked <= finished.usage.completion_tokens - finished.usage.forced_tokens
+    assert finished.usage.early_exit_tokens == (policy.num_asked + 1) // 2
 
 
 @pytest.mark.parametrize("broken", ["raises", "shape", "kind"])
@@ -176,7 +186,7 @@ def test_a_policy_that_fails_is_switched_off(broken: str, caplog: pytest.LogCapt
         deltas, finished = answer(GuardedExitPolicy("moody", EveryOther(broken)))
 
     assert layers_of(deltas) == [8, 2, 8, 8, *[8] * 16]
-    assert finished.num_completion_tokens == 20
+    assert finished.usage.completion_tokens == 20
     assert [record.getMessage() for record in caplog.records] == [
         "the exit policy 'moody' failed and is off until the model is loaded again"
     ]

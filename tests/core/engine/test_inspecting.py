@@ -178,7 +178,7 @@ def test_reasoning_is_closed_at_once(sampling: SamplingParams, device: bool) -> 
     _, closing, answer = texts(events).partition("</think>")
 
     assert closing and answer
-    assert ended.num_reasoning_tokens <= 7 and ended.num_tokens == 60
+    assert ended.usage.reasoning_tokens <= 7 and ended.usage.completion_tokens == 60
     if sampling.num_logprobs is not None:
         assert sum(len(event.logprobs or ()) for event in events if isinstance(event, TextDelta)) == 60
 
@@ -200,7 +200,7 @@ def test_all_choices_that_think_are_closed() -> None:
 
     assert engine.stop_thinking(asked) == 3
     finished = [event for event in finish(engine)[asked] if isinstance(event, ChoiceFinished)]
-    assert [event.num_reasoning_tokens < 10 for event in finished] == [True] * 3
+    assert [event.usage.reasoning_tokens < 10 for event in finished] == [True] * 3
 
 
 def test_closing_a_request_that_waits_for_its_slot() -> None:

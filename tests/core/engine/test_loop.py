@@ -43,16 +43,16 @@ def test_text_ends_at_max_tokens_with_length() -> None:
     result = alone(make_request(max_tokens=7, ignore_eos=True), prompt_of(0, 10))
 
     assert result.finished[0].finish_reason == "length"
-    assert result.finished[0].num_tokens == 7
-    assert result.summary is not None and result.summary.num_completion_tokens == 7
-    assert result.summary.num_prompt_tokens == 10
+    assert result.finished[0].usage.completion_tokens == 7
+    assert result.summary is not None and result.summary.usage.completion_tokens == 7
+    assert result.summary.usage.prompt_tokens == 10
 
 
 def test_generation_stops_at_the_end_of_the_context() -> None:
     result = alone(make_request(max_tokens=None, ignore_eos=True), prompt_of(0, 30), FakeOptions(context=50))
 
     assert result.finished[0].finish_reason == "length"
-    assert result.finished[0].num_tokens == 20
+    assert result.finished[0].usage.completion_tokens == 20
 
 
 def test_an_end_token_stops_and_is_not_shown() -> None:
@@ -150,7 +150,7 @@ def test_choices_share_one_prefill() -> None:
     assert sorted(result.finished) == [0, 1, 2, 3]
     assert sum(forwarded) <= 400 + 3 + 4 * 4
     assert len(set(result.text.values())) > 1, "the choices must be drawn independently"
-    assert result.summary is not None and result.summary.num_completion_tokens == 16
+    assert result.summary is not None and result.summary.usage.completion_tokens == 16
 
 
 def test_a_repeated_prompt_is_cached_but_for_one_token() -> None:
@@ -160,8 +160,8 @@ def test_a_repeated_prompt_is_cached_but_for_one_token() -> None:
     second = run(engine, [(make_request(), prompt)])[0]
 
     assert first.summary is not None and second.summary is not None
-    assert first.summary.num_cached_tokens == 0
-    assert second.summary.num_cached_tokens == 99
+    assert first.summary.usage.cached_tokens == 0
+    assert second.summary.usage.cached_tokens == 99
     assert first.text == second.text
 
 
@@ -171,7 +171,7 @@ def test_namespaces_do_not_share() -> None:
     run(engine, [(make_request(namespace="a"), prompt)])
     other = run(engine, [(make_request(namespace="b"), prompt)])[0]
 
-    assert other.summary is not None and other.summary.num_cached_tokens == 0
+    assert other.summary is not None and other.summary.usage.cached_tokens == 0
 
 
 def test_a_sliding_window_reuses_a_conversation_that_goes_on() -> None:
@@ -182,7 +182,7 @@ def test_a_sliding_window_reuses_a_conversation_that_goes_on() -> None:
     request = make_request()
     second = run(engine, [(request, following)])[0]
 
-    assert second.summary is not None and second.summary.num_cached_tokens > 90
+    assert second.summary is not None and second.summary.usage.cached_tokens > 90
     assert second.text == alone(request, following, FakeOptions(window=16)).text
 
 
@@ -193,7 +193,7 @@ def test_a_sliding_window_reuses_what_it_still_knows() -> None:
     for slack, num_cached in ((60, 100), (8, 0)):
         options = FakeOptions(window=16, window_slack=slack)
         results = run_each(make_engine(options), prompts)
-        assert [result.summary.num_cached_tokens for result in results if result.summary] == [0, num_cached]
+        assert [result.summary.usage.cached_tokens for result in results if result.summary] == [0, num_cached]
         assert [result.text for result in results] == [alone(make_request(), one, options).text for one in prompts]
 
 
@@ -216,10 +216,10 @@ def test_planned_cuts_never_reuse_less_than_whole_sequences(fork: str, data: st.
     for number, (prompt, one, other) in enumerate(zip(prompts, cut, whole, strict=True)):
         assert one.text == other.text == alone(make_request(), prompt, options).text
         assert one.summary is not None and other.summary is not None
-        assert other.summary.num_cached_tokens <= one.summary.num_cached_tokens < len(prompt)
+        assert other.summary.usage.cached_tokens <= one.summary.usage.cached_tokens < len(prompt)
         if slack == 200:  # nothing is ever forgotten
             shared = [common_prefix_length(np.array(prompt[:-1]), np.array(before)) for before in prompts[:number]]
-            assert one.summary.num_cached_tokens >= max(shared, default=0)
+            assert one.summary.usage.cached_tokens >= max(shared, default=0)
 
 
 def test_choices_with_a_sliding_window_share_one_prefill() -> None:
@@ -334,7 +334,7 @@ def test_a_stop_string_inside_a_token_keeps_the_text_before_it() -> None:
     assert result.text.get(0, "") == text[: text.index(stop)]
     assert result.finished[0].finish_reason == "stop"
     assert result.finished[0].stop_reason == stop
-    assert 0 < result.finished[0].num_tokens < 60
+    assert 0 < result.finished[0].usage.completion_tokens < 60
 
 
 def test_logprobs_travel_with_their_tokens() -> None:

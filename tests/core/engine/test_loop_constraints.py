@@ -82,10 +82,26 @@ def test_a_constraint_holds_for_every_choice(forces: bool, temperature: float, n
         assert finish_of(events, choice).finish_reason == "stop"
     summary = events[-1]
     assert isinstance(summary, RequestFinished)
-    assert (summary.num_forced_tokens > 0) == (forces and num_logprobs is None)
+    assert (summary.usage.forced_tokens > 0) == (forces and num_logprobs is None)
     if num_logprobs:
         entries = [e for event in events if isinstance(event, TextDelta) for e in event.logprobs or ()]
         assert sum(len(event.token_ids) for event in events if isinstance(event, TextDelta)) == len(entries)
+
+
+@pytest.mark.parametrize("device_sampling", [False, True])
+def test_tokens_tell_whether_they_were_forced(device_sampling: bool) -> None:
+    """Those at whose place a single token of the vocabulary goes on with the text."""
+    runner, left = FakeRunner(FakeOptions(device_sampling=device_sampling)), b"the mountaineering stop"
+    request = make(num_logprobs=0, token_details=True, constraint=Constraint(kind="regex", text=left.decode()))
+    events = run(StepEngine(runner, EngineSettings(), {}, [LiteralDecoder()]), request)[request.request_id]
+    entries = [e for event in events if isinstance(event, TextDelta) for e in event.logprobs or ()]
+    expected = []
+    for entry in entries:
+        expected.append(sum(bool(piece) and left.startswith(piece) for piece in runner.tokenizer.token_bytes) == 1)
+        left = left.removeprefix(entry.token)
+
+    assert [entry.details is not None and entry.details.forced for entry in entries] == expected
+    assert set(expected) == {False, True}
 
 
 def test_a_neighbour_is_not_constrained() -> None:
@@ -147,7 +163,7 @@ def test_a_budget_closes_open_reasoning_by_force(budget: int, num_logprobs: int 
     thought, _, answer = text_of(events).partition("</think>")
 
     assert "</think>" in text_of(events) and answer
-    assert finish_of(events).num_reasoning_tokens == budget
+    assert finish_of(events).usage.reasoning_tokens == budget
     assert (thought == "") == (budget == 0)
     if num_logprobs:
         deltas = [event for event in events if isinstance(event, TextDelta)]
@@ -174,14 +190,14 @@ def test_a_constraint_begins_after_reasoning() -> None:
     events = run(engine(LiteralDecoder()), request)[request.request_id]
 
     assert text_of(events).partition("</think>")[2] == "the answer"
-    assert finish_of(events).num_reasoning_tokens == 6
+    assert finish_of(events).usage.reasoning_tokens == 6
 
 
 def test_an_answer_that_does_not_open_reasoning_is_not_reasoning() -> None:
     request = make(ignore_eos=True, reasoning=ReasoningParams(budget=3))
     events = run(engine(), request)[request.request_id]
 
-    assert finish_of(events).num_reasoning_tokens == 0
+    assert finish_of(events).usage.reasoning_tokens == 0
     assert "</think>" not in text_of(events)
 
 
@@ -193,8 +209,8 @@ def test_min_tokens_holds_end_tokens_back_and_stop_token_ids_end() -> None:
     late = run(engine(), request := make(stop_token_ids=(stop_id,), min_tokens=12))[request.request_id]
 
     assert finish_of(stopping).stop_reason == stop_id
-    assert finish_of(stopping).num_tokens == token_ids.index(stop_id) + 1
-    assert finish_of(late).num_tokens > 12
+    assert finish_of(stopping).usage.completion_tokens == token_ids.index(stop_id) + 1
+    assert finish_of(late).usage.completion_tokens > 12
     with pytest.raises(InvalidRequest, match="999999") as error:
         engine().check(make(stop_token_ids=(999999,)), 5)
     assert error.value.param == "stop_token_ids"
@@ -216,7 +232,7 @@ def test_prompt_logprobs_are_those_of_a_plain_forward_pass(chunk: int, max_token
     assert [entry.token_id for entry in entries] == PROMPT[1:]
     assert np.allclose([entry.logprob for entry in entries], expected, atol=1e-5)
     assert all(len(entry.top) == 2 for entry in entries)
-    assert finish_of(events, 1).num_tokens == max_tokens
+    assert finish_of(events, 1).usage.completion_tokens == max_tokens
 
 
 @pytest.mark.parametrize("cache_tokens", [200, 201])

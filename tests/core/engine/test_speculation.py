@@ -26,8 +26,8 @@ from enginehouse.contract.types import (
     SamplingParams,
     StopParams,
     TextDelta,
-    WorkCounts,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
@@ -247,7 +247,7 @@ def test_drafts_leave_nothing_behind(
         request = EngineRequest(
             request_id=f"q{index}", sampling=sampling, stopping=stopping, num_choices=one["num_choices"]
         )
-        unending = msgspec.structs.replace(request, stopping=StopParams(max_tokens=80, ignore_eos=True))
+        unending = attrs.evolve(request, stopping=StopParams(max_tokens=80, ignore_eos=True))
         prompt = prompt_of(index, one["length"])
         requests.append((request, prompt))
         endless.append((unending, prompt))
@@ -262,8 +262,8 @@ def test_drafts_leave_nothing_behind(
             continue
         assert expected.summary is not None
         assert seen_of(result) == seen_of(expected)
-        assert result.summary.num_completion_tokens == expected.summary.num_completion_tokens
-        assert result.summary.num_accepted_tokens <= result.summary.num_drafted_tokens
+        assert result.summary.usage.completion_tokens == expected.summary.usage.completion_tokens
+        assert result.summary.usage.accepted_draft_tokens <= result.summary.usage.drafted_tokens
     assert not oracle.open_sessions
 
 
@@ -296,9 +296,9 @@ def test_right_drafts_save_steps_and_are_counted() -> None:
 
     assert result.summary is not None
     assert engine.stats().num_steps < 25
-    assert result.summary.num_accepted_tokens > 40
-    assert result.summary.num_drafted_tokens >= result.summary.num_accepted_tokens
-    assert result.summary.num_completion_tokens == 60
+    assert result.summary.usage.accepted_draft_tokens > 40
+    assert result.summary.usage.drafted_tokens >= result.summary.usage.accepted_draft_tokens
+    assert result.summary.usage.completion_tokens == 60
 
 
 class UntilThere(Oracle):
@@ -326,7 +326,7 @@ def test_where_the_device_draws_tokens_are_read_at_once_only_while_there_are_dra
     ahead = runner.ahead
 
     assert result.token_ids[0] == text[len(prompt) :]
-    assert result.summary is not None and result.summary.num_accepted_tokens > 30
+    assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 30
     assert not any(is_ahead for length, is_ahead in ahead.items() if 20 < length < 60)
     if is_free:  # one that costs and seems to pay is asked again and again
         assert all(is_ahead for length, is_ahead in ahead.items() if 90 < length < 200)
@@ -338,8 +338,8 @@ def test_drafts_that_are_always_wrong_are_soon_not_computed_any_more() -> None:
     (result,) = run(counting_engine(oracle), [(request, prompt)])
 
     assert result.summary is not None
-    assert result.summary.num_accepted_tokens <= 5  # the wrong token is the right one now and then
-    assert result.summary.num_drafted_tokens < 60
+    assert result.summary.usage.accepted_draft_tokens <= 5  # the wrong token is the right one now and then
+    assert result.summary.usage.drafted_tokens < 60
 
 
 def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
@@ -356,7 +356,7 @@ def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
     late = Late(oracle.texts)
     (result,) = run(counting_engine(late), [(request, prompt)])
 
-    assert result.summary is not None and result.summary.num_accepted_tokens > 100
+    assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 100
 
 
 @pytest.mark.parametrize("run_length", [1, 3, 10, 40])
@@ -491,6 +491,24 @@ def test_a_request_that_cannot_enter_closes_its_sessions() -> None:
     assert not engine.has_work()
 
 
+def test_tokens_tell_which_drafter_proposed_them() -> None:
+    """As many as were accepted, and those that it knew; the answer is that without details."""
+    sampling, prompt = SamplingParams(temperature=0, num_logprobs=0), prompt_of(2, 10)
+    request = make_request(max_tokens=40, ignore_eos=True, sampling=sampling)
+    plain = run(engine_with(None), [(request, prompt)])[0]
+    engine = counting_engine(Oracle([[*prompt, *plain.token_ids[0]]]))
+    engine.add(msgspec.structs.replace(request, token_details=True), prompt)
+    events = [event for _ in iter(engine.has_work, False) for _, event in engine.step()]
+    entries = [entry for event in events if isinstance(event, TextDelta) for entry in event.logprobs or ()]
+    drafted_by = [entry.details.drafted_by for entry in entries if entry.details is not None]
+    summary = events[-1]
+
+    assert isinstance(summary, RequestFinished)
+    assert [entry.token_id for entry in entries] == plain.token_ids[0]
+    assert len(drafted_by) == 40 and set(drafted_by) == {None, "oracle"}
+    assert drafted_by.count("oracle") == summary.usage.accepted_draft_tokens
+
+
 def test_events_tell_what_was_drafted_so_far() -> None:
     request, prompt = make_request(max_tokens=40, ignore_eos=True), prompt_of(2, 10)
     plain = run(engine_with(None), [(request, prompt)])[0]
@@ -501,9 +519,11 @@ def test_events_tell_what_was_drafted_so_far() -> None:
     summary = events[-1]
 
     assert isinstance(summary, RequestFinished)
-    assert summary.num_drafted_tokens > 0
+    assert summary.usage.drafted_tokens > 0
     assert counts[0] is None, "nothing was drafted yet"
-    assert counts[-1] == WorkCounts(summary.num_drafted_tokens, summary.num_accepted_tokens)
+    assert counts[-1] == Usage(
+        drafted_tokens=summary.usage.drafted_tokens, accepted_draft_tokens=summary.usage.accepted_draft_tokens
+    )
 
 
 def test_requests_that_wait_hold_no_session() -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
 
-from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.completions import CompletionBody
-from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import (
     Constraint,
@@ -17,11 +13,18 @@ from enginehouse.contract.types import (
     EngineSettings,
     GenerateRequest,
     ModelInfo,
+    Thinking,
     Tool,
     ToolUse,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.pipeline.capabilities import Capability, Deciders, capabilities_of, check_parameters
+from enginehouse.pipeline.capabilities import (
+    Capability,
+    Deciders,
+    capabilities_of,
+    find_unsupported,
+    without_parameters,
+)
 from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
@@ -62,12 +65,6 @@ def supports(known: dict[str, Capability], *names: str) -> list[str]:
 # -- the table ----------------------------------------------------------------------------------------
 
 
-def test_every_field_of_the_endpoints_has_a_rule_and_every_rule_a_field() -> None:
-    fields = {attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body)}
-
-    assert set(capabilities()) == fields | REGISTRY.request_fields.keys()
-
-
 def test_every_refusal_and_every_emulation_says_why() -> None:
     for engine in (EngineCapabilities(), EngineCapabilities(samplers=())):
         assert all(capability.reason for capability in capabilities(engine).values())
@@ -101,7 +98,7 @@ def test_plugin_fields_need_the_plugin_where_the_model_runs() -> None:
     name, field = next(iter(REGISTRY.request_fields.items()))
 
     assert capabilities()[name].support == "emulated"
-    assert capabilities(EngineCapabilities(samplers=(field.sampler,)))[name].support == "emulated"
+    assert capabilities(EngineCapabilities(samplers=(field.owner,)))[name].support == "emulated"
     assert capabilities(EngineCapabilities(samplers=("other",)))[name].support == "refused"
 
 
@@ -161,8 +158,167 @@ def test_what_is_refused_is_named_with_the_reason(param: str, fields: dict[str, 
     request = GenerateRequest(request_id="r", model=None, **fields)
     refused = {param: Capability("refused", "for a reason")}
 
-    with pytest.raises(UnsupportedParameter, match=f"^{param}: for a reason$") as caught:
-        check_parameters(request, refused)
-    assert caught.value.param == param
-    check_parameters(request, {param: Capability("emulated")})
-    check_parameters(GenerateRequest(request_id="r", model=None), refused)
+    assert find_unsupported(request, refused) == ((param, "for a reason"),)
+    assert find_unsupported(request, {param: Capability("emulated")}) == ()
+    assert find_unsupported(GenerateRequest(request_id="r", model=None), refused) == ()
+
+
+LENIENT, STRICT = (
+    Tool(name="f", parameters={}, definition={}, strict=strict, param="tools[0].function") for strict in (False, True)
+)
+ANSWER = Constraint(kind="json_object", param="response_format")
+LARK = Constraint(kind="lark", text="start: /a/", param="structured_outputs.grammar")
+
+
+@pytest.mark.parametrize(
+    ("fields", "unsupported"),
+    [
+        ({"tool_use": ToolUse(tools=(LENIENT,))}, []),
+        ({"tool_use": ToolUse(tools=(LENIENT,), choice="required")}, ["tool_choice"]),
+        ({"tool_use": ToolUse(tools=(STRICT,))}, ["tools[0].function.strict"]),
+        ({"tool_use": ToolUse(tools=(STRICT,), choice="required")}, ["tool_choice", "tools[0].function.strict"]),
+        ({"tool_use": ToolUse(tools=(STRICT,), choice="none"), "constraint": ANSWER}, []),
+        ({"tool_use": ToolUse(tools=(LENIENT,)), "constraint": ANSWER}, ["response_format"]),
+        ({"constraint": ANSWER}, []),
+        ({"constraint": LARK}, ["structured_outputs.grammar"]),
+    ],
+)
+def test_decoder_that_enforces_answers_but_no_calls(fields: dict[str, Any], unsupported: list[str]) -> None:
+    """Everything that the engine would refuse is found before it is asked."""
+    kinds = ("json_object", "json_schema", "choice")
+    known = capabilities(EngineCapabilities(constraint_kinds=kinds, constraint_problem="no decoder"), TOOLS)
+    request = GenerateRequest(request_id="r", model=None, **fields)
+
+    found = find_unsupported(request, known)
+    assert [param for param, _ in found] == unsupported
+    assert all(reason in ("no decoder (composition)", "no decoder (lark)") for _, reason in found)
+    assert find_unsupported(request, capabilities(template=TOOLS)) == ()
+
+
+def test_format_that_cannot_check_calls_of_the_model_s_own_choice() -> None:
+    """A call that looks like text cannot be told from an answer: its arguments are enforced in required calls only."""
+    known = capabilities(template="<|python_start|>{{ tools }}<|python_end|>")
+    strict, required = (
+        GenerateRequest(request_id="r", model=None, tool_use=ToolUse(tools=(STRICT,), choice=choice))
+        for choice in ("auto", "required")
+    )
+
+    ((param, reason),) = find_unsupported(strict, known)
+    assert param == "tools[0].function.strict" and reason.startswith("this model's calls can only be checked")
+    assert find_unsupported(required, known) == ()
+
+
+def test_engine_that_takes_messages_gets_strict_tools() -> None:
+    engine = EngineCapabilities(takes_messages=True, native=("tools", "tool_choice", "response_format"))
+    use = ToolUse(tools=(STRICT,), choice="required")
+
+    assert find_unsupported(GenerateRequest(request_id="r", model=None, tool_use=use), capabilities(engine)) == ()
+
+
+# -- leaving out --------------------------------------------------------------------------------------
+
+STRICT_USE = ToolUse(tools=(Tool(name="f", parameters={}, definition={}, strict=True),))
+LENIENT_USE = ToolUse(tools=(Tool(name="f", parameters={}, definition={}),))
+SCHEMA = Constraint(kind="json_object", param="response_format")
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(request_id="r", model=None, **fields)
+
+
+def required(use: ToolUse) -> ToolUse:
+    return ToolUse(tools=use.tools, choice="required", only="f")
+
+
+@pytest.mark.parametrize(
+    ("before", "param", "after", "left_out"),
+    [
+        ({"constraint": SCHEMA}, "response_format", {}, "response_format"),
+        ({"sampling": {"min_p": 0.1, "top_k": 1}}, "min_p", {"sampling": {"top_k": 1}}, "min_p"),
+        ({"sampling": {"num_logprobs": 1}}, "logprobs", {"sampling": {}}, "logprobs"),
+        ({"stopping": {"stop": ("a",)}}, "stop", {"stopping": {}}, "stop"),
+        ({"extensions": {"x": {"a": 1, "b": 2}}}, "a", {"extensions": {"x": {"b": 2}}}, "a"),
+        ({"extensions": {"x": {"a": 1}}}, "a", {}, "a"),
+        ({"suffix": "x"}, "suffix", {}, "suffix"),
+        ({"num_prompt_logprobs": 1}, "loglikelihood", {}, "loglikelihood"),
+        ({"prediction": "x"}, "prediction", {}, "prediction"),
+        ({"template_variables": {"a": 1}}, "chat_template_kwargs", {}, "chat_template_kwargs"),
+        (
+            {"thinking": Thinking(enabled=True, budget=5)},
+            "thinking_budget",
+            {"thinking": Thinking(enabled=True)},
+            "thinking_budget",
+        ),
+        ({"tool_use": LENIENT_USE}, "tools", {}, "tools"),
+        ({"tool_use": required(LENIENT_USE)}, "tool_choice", {"tool_use": LENIENT_USE}, "tool_choice"),
+        ({"tool_use": STRICT_USE}, "tools[0].function.strict", {"tool_use": LENIENT_USE}, "tools[0].function.strict"),
+        (
+            {"tool_use": ToolUse(tools=LENIENT_USE.tools, parallel=False)},
+            "parallel_tool_calls",
+            {"tool_use": LENIENT_USE},
+            "parallel_tool_calls",
+        ),
+    ],
+)
+def test_without(before: dict[str, Any], param: str, after: dict[str, Any], left_out: str) -> None:
+    assert without_parameters(request(**before), [param]) == (request(**after), (left_out,))
+
+
+def test_without_several() -> None:
+    before = request(constraint=SCHEMA, sampling={"min_p": 0.1}, tool_use=required(STRICT_USE))
+    after = request(tool_use=LENIENT_USE)
+    params = ("min_p", "tool_choice", "tools[0].function.strict", "response_format.json_schema")
+
+    assert without_parameters(before, params) == (after, (*params[:3], "response_format"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "messages[0].content[1]"),
+        ({}, "prompt"),
+        ({}, "min_p"),
+        ({"tool_use": LENIENT_USE}, "tool_choice"),
+        ({"tool_use": LENIENT_USE}, "parallel_tool_calls"),
+        ({"tool_use": LENIENT_USE}, "tools[0].function.strict"),
+    ],
+)
+def test_what_cannot_be_left_out(fields: dict[str, Any], param: str) -> None:
+    assert without_parameters(request(**fields), [param]) == (request(**fields), ())
+
+
+def given(asked: GenerateRequest) -> set[str]:
+    """The names that a model would refuse which honours nothing, or nothing but tools."""
+    nothing = dict.fromkeys(capabilities(), Capability("refused", "why"))
+    but_tools = nothing | {"tools": Capability("emulated")}
+    return {name for known in (nothing, but_tools) for name, _ in find_unsupported(asked, known)}
+
+
+def test_what_only_some_engines_take_is_given_by_the_names_that_clients_write() -> None:
+    use = ToolUse(tools=LENIENT_USE.tools, choice="required", parallel=False)
+    asked = request(
+        tool_use=use,
+        template_variables={"a": 1},
+        thinking=Thinking(enabled=False, budget=3, effort="low"),
+        num_choices=2,
+        prediction="x",
+    )
+
+    assert given(asked) == {
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "enable_thinking",
+        "thinking_budget",
+        "reasoning_effort",
+        "n",
+        "prediction",
+    }
+
+
+def test_hidden_tools_are_not_given() -> None:
+    hidden = ToolUse(tools=LENIENT_USE.tools, choice="none")
+
+    assert given(request(tool_use=hidden)) == set()
+    assert given(request(tool_use=LENIENT_USE)) == {"tools"}

@@ -282,6 +282,30 @@ def test_hook_register_compressors(install: Install) -> None:
     assert record_of(registry, "one").error == "the compressor 'lame' lacks is_idempotent"
 
 
+def test_hook_register_preparers(install: Install) -> None:
+    """Preparers are known by name, and so are the request fields that they declare; no sampler may have them, too."""
+
+    @frozen
+    class Fields:
+        haste: bool = False
+
+    members = {"api_version": API_VERSION, "request_fields": Fields, "bind": lambda self, settings, objects: self}
+    hasty, twin = (type("Hasty", (), {"name": name, **members})() for name in ("hasty", "twin"))
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for preparer in (hasty, twin):
+            register(preparer)
+
+    install_hook(install, "one", "register_preparers", implementation)
+
+    registry = load(allow=("one",))
+
+    haste = registry.request_fields["haste"]
+    assert registry.preparers == {"hasty": hasty}
+    assert (haste.owner, haste.plugin, haste.is_sampled) == ("hasty", "one", False)
+    assert "the request field 'haste' is taken by 'one'" in (record_of(registry, "one").error or "")
+
+
 def test_hook_register_commands(install: Install) -> None:
     """A command is known by name; core's own names and taken ones are refused, and nothing is imported."""
     mine, again, own = (
@@ -346,7 +370,7 @@ def test_hook_register_samplers(install: Install) -> None:
 
     assert registry.samplers["spice"] is spice
     field = registry.request_fields["spiciness"]
-    assert (field.sampler, field.plugin, field.attribute.type) == ("spice", "one", float)
+    assert (field.owner, field.plugin, field.attribute.type) == ("spice", "one", float)
 
 
 def test_hook_register_logits_processors(install: Install) -> None:
@@ -365,7 +389,7 @@ def test_hook_register_logits_processors(install: Install) -> None:
 
     assert registry.logits_processors["calmer"] is calmer
     assert role_of(registry.samplers["calmer"]) == "processor"
-    assert registry.request_fields["calm"].sampler == "calmer"
+    assert registry.request_fields["calm"].owner == "calmer"
     assert "is taken" in (record_of(registry, "one").error or "")
 
 

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelUnloaded
 from enginehouse.contract.types import Event, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.contract.usage import Usage
 from enginehouse.replay import Generation
 from enginehouse.serving.leases import Uses
 
@@ -17,7 +18,7 @@ LOGPROBS = (TokenLogprob(0, b"x", -0.1),)
 FIRST, SECOND, END = (
     [TextDelta(0, "a", (0,), LOGPROBS)],
     [TextDelta(0, "b", (1,), LOGPROBS)],
-    [RequestFinished(3, 0, 2)],
+    [RequestFinished(Usage(prompt_tokens=3, completion_tokens=2))],
 )
 
 

@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
+import attrs
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +24,7 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.replay.culprits import _MAX_PAUSE_S
 from enginehouse.replay.generation import Generation
 from enginehouse.replay.model_work import ModelWork
@@ -121,8 +122,8 @@ class Worker(WorkerEngine):
                 num_tokens += 1
         if self._is_alive and not stream._is_ended:
             del self._inside[stream]
-            stream.push(ChoiceFinished(0, "length", num_tokens))
-            stream.push(RequestFinished(1, 0, num_tokens))
+            stream.push(ChoiceFinished(0, "length", Usage(completion_tokens=num_tokens)))
+            stream.push(RequestFinished(Usage(prompt_tokens=1, completion_tokens=num_tokens)))
 
     async def tokenize(  # type: ignore[override]
         self, segments: list[Segment], add_special: bool, observer: WorkObserver
@@ -224,7 +225,7 @@ class Client:
             await question.answer(Worker.tokenize, segments, False)
             return
         stopping = StopParams(max_tokens=self.length)
-        request = msgspec.structs.replace(request, stopping=stopping, constraint=self.constraint)
+        request = attrs.evolve(request, stopping=stopping, constraint=self.constraint)
         recoverable = RecoverableRequest(request, place, 3600.0, (self.text,))
         place.add(model, recoverable)  # type: ignore[arg-type]
         generation = Generation(await recoverable.begin(), recoverable)

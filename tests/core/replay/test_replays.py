@@ -73,7 +73,7 @@ class Server:
                     text += event.text
                     token_ids += event.token_ids
                 elif isinstance(event, RequestFinished):
-                    count = event.num_completion_tokens
+                    count = event.usage.completion_tokens
         assert count >= 0, "no last event"
         return text, tuple(token_ids), count
 

@@ -28,8 +28,8 @@ from enginehouse.contract.types import (
     SamplingParams,
     StopParams,
     TextDelta,
-    WorkCounts,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay.transcript import Transcript
@@ -102,7 +102,8 @@ def merged(events: list[Event]) -> Mapping[str, Any]:
             case PromptLogprobs():
                 scores += [(entry.token_id, round(entry.logprob, 4)) for entry in event.entries]
             case RequestFinished():
-                summary = msgspec.structs.replace(event, queue_s=0.0, prefill_s=0.0, decode_s=0.0)
+                usage = msgspec.structs.replace(event.usage, queue_s=0.0, prefill_s=0.0, decode_s=0.0)
+                summary = RequestFinished(usage, event.cache_miss)
     assert summary is not None, "no last event"
     return {
         "text": text,
@@ -133,7 +134,7 @@ def cut(request: EngineRequest, prompt: list[int], places: list[int], **engine: 
         assert isinstance(message, Submit)
         one.add(message.request, prompt, message.resume)
         transcript.accepted()
-        transcript.started(0)
+        transcript.started(Usage())
         for batch in itertools.islice(steps(one), place):
             events += map(transcript.record, batch)
         if transcript.is_finished:
@@ -271,7 +272,7 @@ def test_stopped_thinking_stays_stopped():
 
     assert merged(events)["text"][0].startswith("</think>")
     (finished,) = [event for event in events if isinstance(event, ChoiceFinished)]
-    assert finished.num_reasoning_tokens == 3
+    assert finished.usage.reasoning_tokens == 3
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 1])
@@ -283,7 +284,7 @@ def test_stopped_thinking_counts_the_same_in_the_next_worker(num_logprobs):
     for place in (None, *range(7, 20, 2)):
         transcript = Transcript(request, clock=iter(np.arange(0, 1e6)).__next__)
         transcript.begin_stay()
-        transcript.started(0)
+        transcript.started(Usage())
         engine, events = make_engine(), []
         engine.add(request, prompt)
         for number, batch in enumerate(steps(engine)):
@@ -328,25 +329,54 @@ def _added(request: EngineRequest) -> StepEngine:
     return engine
 
 
+def test_tokens_tell_whether_another_worker_made_them() -> None:
+    sampling, stopping = SamplingParams(temperature=0, num_logprobs=0), StopParams(max_tokens=12, ignore_eos=True)
+    request = EngineRequest(request_id="r", sampling=sampling, stopping=stopping, token_details=True)
+    transcript = Transcript(request, clock=iter(np.arange(0, 1e6)).__next__)
+    resumed: list[bool] = []
+    num_told: list[int] = []
+    for num_batches in (4, 100):
+        one = make_engine()
+        one.add(request, prompt_of(20), transcript.begin_stay())
+        for batch in itertools.islice(steps(one), num_batches):
+            for event in map(transcript.record, batch):
+                entries = event.logprobs if isinstance(event, TextDelta) else None
+                resumed += [entry.details.resumed for entry in entries or () if entry.details is not None]
+        num_told.append(len(resumed))
+
+    assert 0 < num_told[0] < num_told[1] == 12
+    assert resumed == [False] * num_told[0] + [True] * (12 - num_told[0])
+
+
+def work(drafted: int, accepted: int, left_early: int = 0, skipped: int = 0) -> Usage:
+    return Usage(
+        drafted_tokens=drafted,
+        accepted_draft_tokens=accepted,
+        early_exit_tokens=left_early,
+        skipped_layers=skipped,
+    )
+
+
 def test_figures_are_those_of_all_workers_together():
     """Work is added up; what the prefix cache had is what it had the first time."""
     transcript = Transcript(make_request(), clock=iter(np.arange(0, 1e6)).__next__)
     miss = CacheMiss(3, b"a", b"b")
     transcript.begin_stay()
     transcript.accepted()
-    transcript.started(5, 2, miss)
-    transcript.record(TextDelta(0, "a", (97,), work=WorkCounts(8, 5, 1, 4)))
-    transcript.record(TextDelta(0, "b", (98,), work=WorkCounts(9, 6, 1, 4)))
+    transcript.started(Usage(cached_tokens=5, loaded_prompt_tokens=2), miss)
+    transcript.record(TextDelta(0, "a", (97,), work=work(8, 5, 1, 4)))
+    transcript.record(TextDelta(0, "b", (98,), work=work(9, 6, 1, 4)))
     transcript.begin_stay()
     transcript.begin_stay()
-    transcript.started(40, 40, None)
-    transcript.record(TextDelta(0, "c", (99,), work=WorkCounts(3, 1)))
-    transcript.record(ChoiceFinished(0, "stop", 3))
-    last = RequestFinished(45, 40, 1, num_drafted_tokens=4, num_accepted_tokens=1, num_loaded_tokens=40)
-    summary = transcript.record(last)
+    transcript.started(Usage(cached_tokens=40, loaded_prompt_tokens=40))
+    transcript.record(TextDelta(0, "c", (99,), work=work(3, 1)))
+    transcript.record(ChoiceFinished(0, "stop", Usage(completion_tokens=3)))
+    told = Usage(prompt_tokens=45, cached_tokens=40, loaded_prompt_tokens=40, completion_tokens=1)
+    summary = transcript.record(RequestFinished(told + work(4, 1)))
 
     assert isinstance(summary, RequestFinished)
-    assert (summary.num_cached_tokens, summary.num_loaded_tokens, summary.cache_miss) == (5, 2, miss)
-    assert (summary.num_drafted_tokens, summary.num_accepted_tokens) == (13, 7)
-    assert (summary.num_early_exit_tokens, summary.num_skipped_layers) == (1, 4)
-    assert summary.num_completion_tokens == 3
+    assert summary.usage.prompt_tokens == 45
+    assert (summary.usage.cached_tokens, summary.usage.loaded_prompt_tokens, summary.cache_miss) == (5, 2, miss)
+    assert (summary.usage.drafted_tokens, summary.usage.accepted_draft_tokens) == (13, 7)
+    assert (summary.usage.early_exit_tokens, summary.usage.skipped_layers) == (1, 4)
+    assert summary.usage.completion_tokens == 3

@@ -24,6 +24,7 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse_testkit.script import Script, ScriptToken, write_script
 from enginehouse_testkit.scripted import ScriptedBackend, ScriptedEngine, ScriptedOptions
 
@@ -65,9 +66,9 @@ async def test_replays_and_counts(open_engine) -> None:
     events = await events_of(open_engine(["Hel", "lo"]), request("grüß"))
 
     assert text_of(events) == "Hello"
-    assert events[-2] == ChoiceFinished(0, "stop", 2)
+    assert events[-2] == ChoiceFinished(0, "stop", Usage(completion_tokens=2))
     assert isinstance(events[-1], RequestFinished)
-    assert (events[-1].num_prompt_tokens, events[-1].num_completion_tokens) == (6, 2)  # one token per byte
+    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (6, 2)  # one token per byte
 
 
 async def test_characters_are_never_split(open_engine) -> None:
@@ -92,22 +93,23 @@ async def test_choices_stop_together_and_count_apart(open_engine) -> None:
 
     assert [text_of(events, choice) for choice in range(3)] == ["ab"] * 3
     ends = [event for event in events if isinstance(event, ChoiceFinished)]
-    assert [(end.choice, end.finish_reason, end.num_tokens) for end in ends] == [(n, "length", 2) for n in range(3)]
-    assert events[-1].num_completion_tokens == 6
+    found = [(end.choice, end.finish_reason, end.usage.completion_tokens) for end in ends]
+    assert found == [(n, "length", 2) for n in range(3)]
+    assert events[-1].usage.completion_tokens == 6
 
 
 async def test_stop_string_is_reported(open_engine) -> None:
     events = await events_of(open_engine(["one t", "wo"]), request(stopping=StopParams(stop=("two",))))
 
     assert text_of(events) == "one "
-    assert events[-2] == ChoiceFinished(0, "stop", 2, "two")
+    assert events[-2] == ChoiceFinished(0, "stop", Usage(completion_tokens=2), "two")
 
 
 async def test_a_loop_ends_with_the_context(open_engine) -> None:
     events = await events_of(open_engine(["a", "b"], {"context": 10}, loop=True), request("four"))
 
     assert text_of(events) == "ababab"
-    assert events[-2] == ChoiceFinished(0, "length", 6)
+    assert events[-2] == ChoiceFinished(0, "length", Usage(completion_tokens=6))
 
 
 async def test_delay_and_error(open_engine) -> None:

@@ -103,7 +103,7 @@ async def test_answer_comes_as_text_then_finish_then_summary(isolation):
         events = await collect(generation)
 
     assert engine.info.backend == "fake"
-    assert generation.num_prompt_tokens == events[-1].num_prompt_tokens > 0
+    assert generation.num_prompt_tokens == events[-1].usage.prompt_tokens > 0
     assert isinstance(events[-1], RequestFinished)
     for choice in (0, 1):
         kinds = [type(event) for event in events[:-1] if event.choice == choice]

@@ -13,13 +13,14 @@ import pytest
 from attrs import evolve, frozen
 
 from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, cut
-from enginehouse.contract.types import Compression, GenerateRequest, Message
-from enginehouse.pipeline.compressing import Compressed, PromptCompressor
+from enginehouse.contract.types import GenerateRequest, Message
+from enginehouse.pipeline.preparing import Preparers
 from enginehouse.plugins import PluginRegistry
 from enginehouse.replay import Replays
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_compress.extractive import ExtractiveCompressor
+from enginehouse_compress.fields import CompressionBody
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor
 from enginehouse_compress.sentences import split_sentences
@@ -86,8 +87,8 @@ class Survival:
 
 
 @contextlib.asynccontextmanager
-async def smollm2(**settings: object) -> AsyncIterator[tuple[PromptCompressor, LoadedModel]]:
-    """SmolLM2 and a compressor for its prompts."""
+async def smollm2(**settings: object) -> AsyncIterator[tuple[Preparers, LoadedModel]]:
+    """SmolLM2 and what prepares its prompts."""
     model = ModelSettings(source="starter", context=2048, options={"cache_tokens": 8192}, **settings)  # type: ignore[arg-type]
     everything = Settings(models={"m": model})
     registry = PluginRegistry.for_settings(everything)
@@ -95,13 +96,13 @@ async def smollm2(**settings: object) -> AsyncIterator[tuple[PromptCompressor, L
     await manager.start()
     try:
         await manager.wait_settled(120)
-        yield PromptCompressor(everything.models, registry.compressors, manager, Replays(100)), manager.get("m")
+        yield Preparers(everything.models, registry, manager, Replays(100)), manager.get("m")
     finally:
         await manager.close()
 
 
 async def survival(
-    compressor: PromptCompressor, model: LoadedModel, documents: Sequence[PlantedDocument], method: str, wording: str
+    preparers: Preparers, model: LoadedModel, documents: Sequence[PlantedDocument], method: str, wording: str
 ) -> Survival:
     num_left, num_tokens, began = 0, 0, time.perf_counter()
     for document in documents:
@@ -110,16 +111,17 @@ async def survival(
             request_id="r",
             model="m",
             messages=(Message(role="user", content=f"{document.text}\n\n{question}"),),
-            compression=Compression(method=method, ratio=0.5),
+            extensions={"compression": {"compression": CompressionBody(method=method, ratio=0.5)}},
         )
-        shorter, compressed = await compressor.compress(request, model)
-        assert isinstance(compressed, Compressed)
-        assert not compressed.error
-        assert compressed.tokens_after <= 0.5 * compressed.tokens_before + 40  # and the question
+        shorter, reports = await preparers.prepare(request, model)
+        report = reports["compression"]
+        assert report is not None
+        assert report.details["failed"] is None
+        assert report.details["tokens_after"] <= 0.5 * report.details["tokens_before"] + 40  # and the question
         content = (shorter.messages or ())[0].content
         assert content.endswith(question)
         num_left += document.fact in content
-        num_tokens += compressed.tokens_before
+        num_tokens += report.details["tokens_before"]
     return Survival(num_left, time.perf_counter() - began, num_tokens)
 
 
@@ -131,9 +133,9 @@ async def test_scored_keeps_facts_that_are_asked_for_in_other_words() -> None:
     paragraphs = document.text.split("\n\n")
     place = next(index for index, paragraph in enumerate(paragraphs) if document.fact in paragraph)
     short = evolve(document, text="\n\n".join(paragraphs[max(0, place - 1) : place + 1]))
-    async with smollm2() as (compressor, model):
+    async with smollm2() as (preparers, model):
         for wording in ("question", "reworded"):
-            found = await survival(compressor, model, [short], "scored", wording)
+            found = await survival(preparers, model, [short], "scored", wording)
             assert found.num_left == 1
 
 
@@ -151,8 +153,8 @@ async def test_scored_keeps_facts_that_are_asked_for_in_other_words() -> None:
 async def test_planted_facts_survive(
     method: str, wording: str, least: int, record_property: pytest.RecordProperty
 ) -> None:
-    async with smollm2() as (compressor, model):
-        found = await survival(compressor, model, DOCUMENTS, method, wording)
+    async with smollm2() as (preparers, model):
+        found = await survival(preparers, model, DOCUMENTS, method, wording)
     record_property("num_left", found.num_left)
     record_property("ms_per_1000_tokens", found.ms_per_1000_tokens)
     print(method, wording, found.num_left, f"{found.ms_per_1000_tokens:.0f} ms per 1,000 tokens")

@@ -349,7 +349,7 @@ def _drafted(
                 logprobs = [entry.logprob for entry in event.logprobs or ()]
                 answers[request_id] += zip(event.token_ids, logprobs, strict=True)
             elif isinstance(event, RequestFinished):
-                num_drafted += event.num_drafted_tokens
+                num_drafted += event.usage.drafted_tokens
     return list(answers.values()), num_drafted
 
 

@@ -147,8 +147,8 @@ def written(
             if isinstance(event, TextDelta):
                 found[prompt] += event.token_ids
             elif isinstance(event, RequestFinished):
-                num_drafted += event.num_drafted_tokens
-                num_accepted += event.num_accepted_tokens
+                num_drafted += event.usage.drafted_tokens
+                num_accepted += event.usage.accepted_draft_tokens
     engine.close()
     return list(found.values()), num_drafted, num_accepted
 

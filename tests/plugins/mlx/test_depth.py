@@ -140,8 +140,8 @@ def _answers(runner: Any, drafters: Callable[[], dict[str, BoundDrafter]]) -> tu
                 if isinstance(event, TextDelta):
                     token_ids.setdefault((request_id, event.choice), []).extend(event.token_ids)
                 elif isinstance(event, RequestFinished):
-                    num_drafted += event.num_drafted_tokens
-                    num_accepted += event.num_accepted_tokens
+                    num_drafted += event.usage.drafted_tokens
+                    num_accepted += event.usage.accepted_draft_tokens
     engine.close()
     return [token_ids[key] for key in sorted(token_ids)], num_drafted, num_accepted
 

@@ -115,8 +115,8 @@ async def test_answer_comes_with_its_usage_and_its_end(small_server: Any) -> Non
     finished, summary = events[-2:]
     assert isinstance(finished, ChoiceFinished)
     assert isinstance(summary, RequestFinished)
-    assert (finished.finish_reason, finished.num_tokens) == ("stop", 2)
-    assert (summary.num_prompt_tokens, summary.num_completion_tokens) == (7, 2)
+    assert (finished.finish_reason, finished.usage.completion_tokens) == ("stop", 2)
+    assert (summary.usage.prompt_tokens, summary.usage.completion_tokens) == (7, 2)
 
 
 async def test_request_is_written_out_with_the_key(small_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +506,7 @@ async def test_ends_keep_their_meaning(small_server: Any, there: str, here: str)
     summary = events[-1]
     assert isinstance(summary, RequestFinished)
     assert finished.finish_reason == here
-    assert summary.num_completion_tokens == 1  # a server that counts nothing gets its pieces counted
+    assert summary.usage.completion_tokens == 1  # a server that counts nothing gets its pieces counted
 
 
 async def test_client_that_leaves_before_the_answer_begins_is_gone_there_too(small_server: Any) -> None:

@@ -107,7 +107,7 @@ def test_a_prediction_that_is_nearly_right_saves_most_steps() -> None:
     token_ids, finished = answer(PredictionDrafter(), prediction=tuple(edited))
 
     assert token_ids == plain
-    assert finished.num_accepted_tokens > 60
+    assert finished.usage.accepted_draft_tokens > 60
 
 
 def test_a_draft_model_that_knows_better_is_right() -> None:
@@ -115,7 +115,7 @@ def test_a_draft_model_that_knows_better_is_right() -> None:
     token_ids, finished = answer(DraftModelDrafter(), {"min_probability": 0.0})
 
     assert token_ids == plain
-    assert finished.num_accepted_tokens == finished.num_drafted_tokens > 0
+    assert finished.usage.accepted_draft_tokens == finished.usage.drafted_tokens > 0
 
 
 def test_most_layers_are_right_more_often_than_few() -> None:

@@ -111,8 +111,8 @@ def drawn(
         while engine.has_work():
             for _, event in engine.step():
                 if isinstance(event, RequestFinished):
-                    num_drafted += event.num_drafted_tokens
-                    num_accepted += event.num_accepted_tokens
+                    num_drafted += event.usage.drafted_tokens
+                    num_accepted += event.usage.accepted_draft_tokens
                 elif isinstance(event, TextDelta):
                     paths[event.choice] += event.token_ids
         counts.update(tuple(path[:LENGTH]) for path in paths.values())

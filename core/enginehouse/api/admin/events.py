@@ -11,9 +11,9 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.http.sse import EVENT_STREAM_HEADERS, PING, event
+from enginehouse.api.http.sse import stream_headers, write_chunks
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.encoding import encode_json
+from enginehouse.contract.surface import SSE
 from enginehouse.serving.status import Subscription
 
 __all__ = ["event_route"]
@@ -42,8 +42,8 @@ class _EventsResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects or the server stops."""
         with self.state.manager.events.subscribe() as subscription:
-            await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
-            await send({"type": "http.response.body", "body": PING, "more_body": True})
+            await send({"type": "http.response.start", "status": 200, "headers": stream_headers(SSE)})
+            await send({"type": "http.response.body", "body": SSE.ping, "more_body": True})
             left = asyncio.create_task(_client_left(receive))
             try:
                 await self._send_events(subscription, left, send)
@@ -64,14 +64,14 @@ class _EventsResponse:
                 body = _encoded({"kind": "lost", "count": subscription.num_lost - num_lost}) + body
                 num_lost = subscription.num_lost
             if not body and loop.time() - last_sent >= self.state.settings.server.ping_s:
-                body = PING
+                body = SSE.ping
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 last_sent = loop.time()
 
 
 def _encoded(members: dict[str, Any]) -> bytes:
-    return event(encode_json(members))
+    return write_chunks(SSE, [members])
 
 
 async def _client_left(receive: Receive) -> None:

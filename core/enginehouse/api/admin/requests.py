@@ -50,7 +50,7 @@ def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restart
         "age_s": round(time.perf_counter() - record.began, 3),
         "first_token_s": None if record.pace.first_s is None else round(record.pace.first_s, 3),
         "prompt_tokens": _num_prompt_tokens(answer),
-        "cached_tokens": sum(view.num_cached_tokens for view in requests.values()) if requests else None,
+        "cached_tokens": sum(view.usage.cached_tokens for view in requests.values()) if requests else None,
         "choices": choices,
     }
 
@@ -136,7 +136,7 @@ def _choice(answer: OpenAnswer, index: int, sequence: SequenceView | None) -> di
 
 def _num_completion_tokens(ended: ChoiceFinished | None, sequence: SequenceView | None) -> int | None:
     if ended is not None:
-        return ended.num_tokens
+        return ended.usage.completion_tokens
     return sequence.num_completion_tokens if sequence is not None else None
 
 

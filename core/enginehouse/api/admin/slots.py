@@ -104,7 +104,7 @@ def _shown(view: EngineView, has_keys: bool) -> dict[str, Any]:
             "choice": sequence.choice,
             "phase": sequence.phase,
             "kv_tokens": sequence.num_kv_tokens,
-            "prompt_tokens": request.num_prompt_tokens,
+            "prompt_tokens": request.usage.prompt_tokens,
             "completion_tokens": sequence.num_completion_tokens,
         }
         for request in view.requests

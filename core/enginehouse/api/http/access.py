@@ -15,6 +15,7 @@ from attrs import define, field
 from litestar.types import Scope
 
 from enginehouse.api.http.headers import new_request_id
+from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.parameters import Parameters
 
 __all__ = ["GAP_BUCKETS_S", "RECORD_KEY", "AccessRecord", "Pace", "record_of"]
@@ -75,9 +76,9 @@ class AccessRecord:
         answer_id: the id in the response body, by which the engine knows the request.
         key: name of the API key that was used.
         model: the configured name of the model that answered; ``asked_model`` is the name in the request.
-        replays: number of times that generation was resumed after the worker died.
-        queue_s: times are in seconds; those of the engine are measured in the worker.
-        figures: metrics that optimisations report for this request, by name.
+        usage: what it has cost; None if nothing was generated for it.
+        is_complete: False if the response was broken off: then ``usage`` covers the part until then.
+        figures: further counts that optimisations report for this request, by name.
         parameters: effective parameters of the first prompt.
         traceparent: the W3C Trace Context header of that name, not validated; likewise ``tracestate``.
         began: ``time.perf_counter`` at its arrival; ``began_ns`` is the same moment as Unix time in nanoseconds.
@@ -95,13 +96,8 @@ class AccessRecord:
     asked_model: str | None = None
     stream: bool | None = None
     num_choices: int | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    replays: int | None = None
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
+    usage: Usage | None = None
+    is_complete: bool = False
     total_s: float = 0.0
     finish_reasons: Sequence[str] = ()
     figures: dict[str, float] = field(factory=dict)
@@ -118,10 +114,15 @@ class AccessRecord:
     @property
     def tokens_per_s(self) -> float | None:
         """Generated tokens after the first of each choice, per second of decoding; None if there are none."""
-        if self.completion_tokens is None or not self.decode_s:
+        if self.usage is None or not self.is_complete or not self.usage.decode_s:
             return None
-        num_decoded = self.completion_tokens - (self.num_choices or 1)
-        return num_decoded / self.decode_s if num_decoded > 0 else None
+        num_decoded = self.usage.completion_tokens - (self.num_choices or 1)
+        return num_decoded / self.usage.decode_s if num_decoded > 0 else None
+
+    def counts(self) -> dict[str, float]:
+        """Return the counts and times of generation that apply, by name."""
+        usage = () if self.usage is None else self.usage.shown(is_complete=self.is_complete)
+        return {**{name: value for name, _, value in usage}, **self.figures}
 
     def identify(self) -> str:
         """Return the request's id, creating one if the client sent none."""
@@ -150,17 +151,10 @@ class AccessRecord:
             "model": self.model,
             "asked_model": self._other_model(),
             "stream": self.stream,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "completion_tokens": self.completion_tokens,
-            "replays": self.replays or None,
-            "queue_s": self.queue_s,
-            "prefill_s": self.prefill_s,
-            "decode_s": self.decode_s,
+            **self.counts(),
             "first_token_s": self.pace.first_s,
             "total_s": self.total_s,
             "tokens_per_s": self.tokens_per_s,
-            **self.figures,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -1,7 +1,7 @@
 """The ASGI application: all routes, and the guard in front of them.
 
-Path of a request through the modules: ``security`` (admission), this module (routing), ``chat`` or ``completions``
-(decoding; wire format), ``generation`` (submission and response), ``answer`` (assembly), ``sse``.
+Path of a request through the modules: ``security`` (admission), this module (routing), ``surfaces`` (decoding, routes),
+``generation`` (submission and response), ``answer`` (assembly), ``sse`` (frames).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from litestar import Litestar, Request, Response, Router
-from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.admin.events import event_route
 from enginehouse.api.admin.models import admin_model_routes
@@ -18,44 +17,35 @@ from enginehouse.api.admin.reload import reload_route
 from enginehouse.api.admin.requests import request_routes
 from enginehouse.api.admin.slots import slot_route
 from enginehouse.api.http.access import AccessRecord, record_of
-from enginehouse.api.http.callers import Callers, caller_of
+from enginehouse.api.http.callers import Callers
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.health import health_route
 from enginehouse.api.http.listeners import request_ended
-from enginehouse.api.http.permissions import API_PREFIXES, may_manage, open_doors
-from enginehouse.api.http.security import Guard, note_outcome
+from enginehouse.api.http.permissions import may_manage, open_doors
+from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.state import ApiState
+from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.api.metrics.server_metrics import metrics_route
-from enginehouse.api.openai.chat import chat_route
-from enginehouse.api.openai.completions import completion_route
-from enginehouse.api.openai.models import model_routes
-from enginehouse.api.openai.route import route_route
-from enginehouse.api.openai.tokens import token_routes
-from enginehouse.api.openapi import schema_route
+from enginehouse.api.openai.surface import openai_surface
+from enginehouse.api.openapi.route import schema_route
 from enginehouse.contract.errors import ModelLoadError
 
-__all__ = ["api_routes", "build_app"]
-
-
-def api_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """Return every route of the API itself, relative to its mount prefix."""
-    generating = [chat_route(state), completion_route(state)]
-    return [*generating, route_route(state), *model_routes(state), *token_routes(state)]
+__all__ = ["build_app"]
 
 
 def build_app(state: ApiState) -> Guard:
     """Return the ASGI application of one server.
 
     Raises:
-        ConfigError: the settings name an authenticator that does not exist.
+        ConfigError: the settings name an authenticator or a surface that does not exist, or two surfaces collide.
     """
-    routes = api_routes(state)
+    surfaces = Surfaces([openai_surface(state), *state.registry.surfaces.values()], state.settings.server.surfaces)
     litestar = Litestar(
         route_handlers=[
-            *(Router(prefix or "/", route_handlers=routes) for prefix in API_PREFIXES),
-            health_route(state),
-            schema_route(state),
-            metrics_route(state.metrics),
+            *surfaces.routers(state),
+            Router("/", route_handlers=[health_route(state)], opt={"scope": None}),
+            Router("/", route_handlers=[schema_route(state, surfaces.routes)], opt={"scope": "infer"}),
+            Router("/", route_handlers=[metrics_route(state.metrics)], opt={"scope": "metrics"}),
             *admin_model_routes(state),
             event_route(state),
             reload_route(state),
@@ -70,7 +60,7 @@ def build_app(state: ApiState) -> Guard:
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
     callers = Callers(state.keys, authenticators)
-    return Guard(litestar, state.settings, callers, state.admission, _on_end(state))
+    return Guard(litestar, state.settings, callers, state.admission, find_surface=surfaces.at, on_end=_on_end(state))
 
 
 def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
@@ -91,5 +81,6 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
     note_outcome(request.scope, answer.code)
     headers = dict(answer.headers)
-    body = answer.body(caller_of(request.scope).profile)
-    return Response(body, status_code=answer.status, media_type="application/json", headers=headers)
+    return Response(
+        written_error(answer, request.scope), status_code=answer.status, media_type="application/json", headers=headers
+    )

@@ -63,16 +63,13 @@ class Caller:
         """Names of the models that it may use; None means all."""
         return None if self.key is None or self.key.models is None else frozenset(self.key.models)
 
-    def namespace(self, salt: str, cache_key: str | None = None) -> str:
+    def namespace(self, own: str) -> str:
         """Return the request's prefix-cache namespace, private to the caller unless keys share a namespace.
 
         Args:
-            salt: its ``cache_salt``.
-            cache_key: its ``prompt_cache_key``.
+            own: namespace within the caller's, chosen by the request.
         """
-        # The first NUL ends the key's part, which contains none, so no two callers produce the same text. After it, a
-        # caller may write the same text in two ways, but only with the salt, known only to those who share it.
-        own = salt if not cache_key else f"{salt}\0{cache_key}"
+        # The first NUL ends the key's part, which contains none, so no two callers produce the same text.
         return own if self.key is None else f"{self.key.namespace or self.key.name}\0{own}"
 
 

@@ -19,11 +19,11 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.app import build_app
-from enginehouse.api.http.errors import ErrorAnswer
 from enginehouse.api.http.origins import Headers
 from enginehouse.api.http.security import Guard
 from enginehouse.api.http.state import ApiState, ReloadReport
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
+from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.serving.background import apart

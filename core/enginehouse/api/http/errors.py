@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-from attrs import frozen
+from attrs import evolve
 from litestar.exceptions import HTTPException
 
 from enginehouse.contract.errors import (
@@ -44,18 +43,21 @@ from enginehouse.contract.errors import (
     ServerStopping,
     TotalTimeout,
     UnsupportedParameter,
+    UnsupportedTask,
 )
-from enginehouse.settings.profiles import DEFAULT_PROFILE, Profile
+from enginehouse.contract.surface import ErrorAnswer
+from enginehouse.settings.profiles import Profile
 
 __all__ = [
     "BodyTooLarge",
     "ClientLeft",
-    "ErrorAnswer",
     "MissingScope",
     "NotLocal",
     "NotThinking",
     "RequestNotRunning",
     "describe",
+    "error_body",
+    "for_client",
     "http_error",
 ]
 
@@ -109,6 +111,7 @@ _log = logging.getLogger("enginehouse.server")
 # Most specific first: status, type, code.
 _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (UnsupportedParameter, 400, "invalid_request_error", "unsupported_parameter"),
+    (UnsupportedTask, 400, "invalid_request_error", "unsupported_task"),
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (RenderError, 400, "invalid_request_error", "template_error"),
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
@@ -158,25 +161,17 @@ _HTTP_CODES = {
 }
 
 
-@frozen
-class ErrorAnswer:
-    """An error ready to send: as a response before the first byte, as an event after it."""
+def for_client(answer: ErrorAnswer, profile: Profile) -> ErrorAnswer:
+    """Return an error with the code that ``profile`` uses for it, and a message that can be encoded."""
+    # A message may quote anything that a client sent; a lone surrogate would not encode.
+    message = answer.message.encode("utf-8", "replace").decode()
+    return evolve(answer, message=message, code=profile.error_codes.get(answer.status, answer.code))
 
-    status: int
-    message: str
-    kind: str
-    code: str
-    param: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
 
-    def body(self, profile: Profile = DEFAULT_PROFILE) -> bytes:
-        """Return the JSON error object, with the error code used by ``profile``."""
-        code = profile.error_codes.get(self.status, self.code)
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": code}
-        # A message may quote anything that a client sent; a lone surrogate would not encode.
-        if not self.message.isascii():
-            error["message"] = self.message.encode("utf-8", "replace").decode()
-        return msgspec.json.encode({"error": error})
+def error_body(answer: ErrorAnswer) -> dict[str, Any]:
+    """Return OpenAI's error object, which is also that of addresses that belong to no surface."""
+    error = {"message": answer.message, "type": answer.kind, "param": answer.param, "code": answer.code}
+    return {"error": error}
 
 
 def http_error(status: int, message: str, code: str | None = None, **headers: str) -> ErrorAnswer:

@@ -121,7 +121,7 @@ class _Thread(threading.Thread):
 
 
 _NAMES = tuple(attribute.name for attribute in attrs.fields(RequestEnded))
-_OWN = ("first_token_s", "parameters", "figures", "finish_reasons")
+_OWN = ("first_token_s", "parameters", "usage", "finish_reasons")
 
 
 def request_ended(record: AccessRecord) -> RequestEnded:
@@ -130,7 +130,7 @@ def request_ended(record: AccessRecord) -> RequestEnded:
     return RequestEnded(
         **copied,
         first_token_s=record.pace.first_s,
-        figures=dict(record.figures),
+        usage=record.counts(),
         finish_reasons=tuple(record.finish_reasons),
         parameters=_parameters(record),
     )

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 from litestar.types import HTTPScope
 
-from enginehouse.api.http.errors import ErrorAnswer, http_error
+from enginehouse.api.http.errors import http_error
 from enginehouse.api.http.headers import RATE_HEADERS
+from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Headers", "Origins", "host_name", "is_preflight", "is_same_origin"]

@@ -1,7 +1,8 @@
-"""Route permissions: public, or a required scope of the caller's key. The only list of both.
+"""Route permissions: public, or a required scope of the caller's key, and the limits of callers that count a request.
 
-A route that is not listed requires the scope ``admin``, so a forgotten route is closed, not open. Without keys, anyone
-who can reach the server may use the models and read metrics; only requests from its own machine may manage it.
+Both are options (``opt``) of Litestar's routers and handlers. A route without the option ``scope`` requires ``admin``,
+so a forgotten route is closed, not open. Without keys, anyone who can reach the server may use the models and read
+metrics; only requests from its own machine may manage it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,7 @@ from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.contract.identity import Scope
 
 __all__ = [
-    "API_PREFIXES",
-    "COUNTED",
-    "METERED",
     "PUBLIC",
-    "SCOPES",
     "may_manage",
     "open_doors",
     "scope_of",
@@ -35,52 +32,12 @@ __all__ = [
 _TICKET_KEY = "enginehouse.ticket"
 
 PUBLIC = frozenset({"/health"})
-"""Routes that need no key."""
-
-API_PREFIXES = ("/v1", "")
-"""Mount prefixes of the API: each of its routes exists with and without ``/v1``."""
-
-_API: dict[str, Scope] = {
-    "/chat/completions": "infer",
-    "/completions": "infer",
-    "/route": "infer",
-    "/models": "infer",
-    "/models/{model_id}": "infer",
-    "/tokenize": "infer",
-    "/detokenize": "infer",
-    "/apply-template": "infer",
-}
-
-SCOPES: dict[str, Scope] = {
-    **{f"{prefix}{path}": scope for prefix in API_PREFIXES for path, scope in _API.items()},
-    "/schema": "infer",
-    "/schema/openapi.json": "infer",
-    "/metrics": "metrics",
-    "/admin/events": "admin",
-    "/admin/models": "admin",
-    "/admin/models/{model_id}": "admin",
-    "/admin/reload": "admin",
-    "/admin/requests": "admin",
-    "/admin/requests/{request_id}": "admin",
-    "/admin/requests/{request_id}/partial": "admin",
-    "/admin/requests/{request_id}/cancel": "admin",
-    "/admin/requests/{request_id}/stop-thinking": "admin",
-    "/admin/slots": "admin",
-}
-"""Route, with the names of its path parameters, to the required scope."""
-
-METERED = frozenset(f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/chat/completions", "/completions"))
-"""Routes whose requests count against all limits of callers."""
-
-COUNTED = METERED | {
-    f"{prefix}{path}" for prefix in API_PREFIXES for path in ("/tokenize", "/detokenize", "/apply-template", "/route")
-}
-"""Routes whose requests count against the concurrency limit."""
+"""Addresses that need no key, also if they are not found."""
 
 
-def scope_of(template: str) -> Scope | None:
+def scope_of(handler: BaseRouteHandler) -> Scope | None:
     """Return the scope that a route requires; None if it is public."""
-    return None if template in PUBLIC else SCOPES.get(template, "admin")
+    return cast(Scope | None, handler.opt.get("scope", "admin"))
 
 
 _Connection = ASGIConnection[Any, Any, Any, Any]
@@ -93,17 +50,17 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
     and the request may come from another machine, RateLimited and ServerOverloaded if limits are used up.
     """
 
-    async def open_door(connection: _Connection, _: BaseRouteHandler) -> None:
-        template = connection.scope["path_template"]
-        record_of(connection.scope).endpoint = template.removeprefix("/v1")
-        needed = scope_of(template)
+    async def open_door(connection: _Connection, handler: BaseRouteHandler) -> None:
+        record_of(connection.scope).endpoint = connection.scope["path_template"].removeprefix("/v1")
+        needed = scope_of(handler)
         key = caller_of(connection.scope).key
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
         if key is None and needed == "admin" and (sign := foreign_sign(connection.scope)) is not None:
             raise NotLocal(sign)
-        if template in COUNTED and connection.scope.get("method") == "POST":
-            ticket = admission.ticket(key, is_generating=template in METERED)
+        limits = handler.opt.get("limits")
+        if limits is not None:
+            ticket = admission.ticket(key, is_generating=limits == "all")
             connection.scope[_TICKET_KEY] = ticket  # type: ignore[literal-required]
             await admission.enter(ticket)
 

@@ -20,14 +20,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.http.callers import CALLER_KEY, caller_of
 from enginehouse.api.http.config_snapshots import Generations
-from enginehouse.api.http.errors import ErrorAnswer, describe, http_error
+from enginehouse.api.http.errors import describe, http_error
 from enginehouse.api.http.headers import new_request_id
-from enginehouse.api.http.security import CONNECTION_KEY
+from enginehouse.api.http.security import CONNECTION_KEY, written_error
 from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.config import Settings
-from enginehouse.settings.profiles import DEFAULT_PROFILE
 
 __all__ = ["HttpProtocol", "WireBounds"]
 
@@ -376,8 +375,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_answering:  # the application must not continue with what it has
             self.cycle.disconnected, self.cycle.body = True, bytearray()
             self.cycle.message_event.set()
-        scope: Any = self.scope or {}
-        body = answer.body(caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE)
+        body = written_error(answer, self.scope or {})
         record = AccessRecord(method="-", path="-", status=answer.status, outcome=answer.code)
         record.request_id = new_request_id()
         head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"

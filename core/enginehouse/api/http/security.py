@@ -9,29 +9,37 @@ the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticat
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
 from enginehouse.api.http.callers import CALLER_KEY, Caller, Callers, ExpiredKey, caller_of, split_compat
-from enginehouse.api.http.errors import BodyTooLarge, ErrorAnswer, describe, http_error
+from enginehouse.api.http.errors import BodyTooLarge, describe, error_body, for_client, http_error
 from enginehouse.api.http.headers import REQUEST_ID_HEADER, rate_headers, sent_request_id
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.http.permissions import PUBLIC, ticket_of
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.identity import Identity
+from enginehouse.contract.surface import ErrorAnswer, Surface
 from enginehouse.settings.config import Settings, is_loopback
-from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
 
-__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome"]
+__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome", "written_error"]
 
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""
+
+_SURFACE_KEY = "enginehouse.surface"
+"""Key of the surface of a request's address in its ASGI scope."""
+
+_log = logging.getLogger("enginehouse.server")
 
 _MAX_TRACE_BYTES = 512
 _MAX_SHOWN_CHARS = 100
@@ -42,12 +50,26 @@ def note_outcome(scope: Scope, outcome: str) -> None:
     record_of(scope).outcome = outcome
 
 
+def written_error(answer: ErrorAnswer, scope: Any) -> bytes:
+    """Return the body of an error, written by the surface of the address, with the codes of the caller's profile."""
+    profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
+    surface: Surface | None = scope.get(_SURFACE_KEY)
+    answer = for_client(answer, profile)
+    if surface is not None:
+        try:
+            return msgspec.json.encode(surface.error(answer))
+        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
+            _log.exception("the surface %r could not write an error", surface.name)
+    return msgspec.json.encode(error_body(answer))
+
+
 class Guard:
     """Passes requests to ``app`` or answers them itself.
 
     Args:
         callers: authenticates callers.
         admission: closes the tickets of requests, and counts the bytes of their bodies.
+        find_surface: returns the surface of an address, which writes the bodies of errors there.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
@@ -60,12 +82,15 @@ class Guard:
         settings: Settings,
         callers: Callers,
         admission: Admission,
+        *,
+        find_surface: Callable[[str], Surface | None],
         on_end: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self.app = app
         self._on_end = on_end
         self._callers = callers
         self._admission = admission
+        self._find_surface = find_surface
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
@@ -158,6 +183,7 @@ class Guard:
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
         scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]
+        scope[_SURFACE_KEY] = self._find_surface(scope["path"])  # type: ignore[literal-required]
         if key is not None:
             record_of(scope).key = key.name
 
@@ -305,7 +331,7 @@ def _head_only(send: Send) -> Send:
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
-    body = answer.body(caller_of(scope).profile)
+    body = written_error(answer, scope)
     fields = [
         ("content-type", "application/json"),
         ("content-length", str(len(body))),

@@ -1,46 +1,49 @@
-"""The only writer of server-sent events.
+"""The only writer of streamed responses, in the frame of a surface: server-sent events, or lines of JSON.
 
-Order: the dialect's opening, one event per piece, the usage event if requested, ``[DONE]``. An error after the first
-byte becomes ``data: {"error": {...}}`` and ends the body without ``[DONE]``, so that clients do not mistake a truncated
-response for a complete one. While nothing is generated (queue, prefill), the comment ``: ping`` keeps proxies from
+An error after the first byte becomes a chunk and ends the body without the frame's last bytes, so that clients do not
+mistake a truncated response for a complete one. While nothing is generated (queue, prefill), pings keep proxies from
 closing the connection. Writes ASGI messages itself: one per batch of events.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
+import msgspec
 from litestar.types import Send
 
-from enginehouse.api.http.errors import describe
+from enginehouse.api.http.errors import describe, for_client
 from enginehouse.api.http.exchange import Exchange
-from enginehouse.api.openai.answer import Assembly, Dialect
-from enginehouse.api.openai.choice_parser import Piece
+from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.details import AnswerDetails
+from enginehouse.api.openai.encoding import encode_line
 from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.surface import Assembler, Chunk, Frame, Piece
 from enginehouse.contract.types import Event
 from enginehouse.settings.profiles import Profile
 
-__all__ = ["EVENT_STREAM_HEADERS", "PING", "EventStream", "event"]
-
-_DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
-EVENT_STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer the events
-)
+__all__ = ["ResponseStream", "stream_headers", "write_chunks"]
 
 
-def event(payload: bytes) -> bytes:
-    """Return one event; ``payload`` is one line of JSON."""
-    return b"data: " + payload + b"\n\n"
+def stream_headers(frame: Frame) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response in that frame."""
+    return [
+        (b"content-type", frame.media_type.encode()),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer the events
+    ]
 
 
-class EventStream:
+def write_chunks(frame: Frame, chunks: Iterable[Chunk | msgspec.Raw]) -> bytes:
+    """Return chunks as bytes."""
+    before, after = frame.before, frame.after
+    return b"".join([before + encode_line(chunk) + after for chunk in chunks])
+
+
+class ResponseStream:
     """Writes one streamed response.
 
     Args:
-        include_usage: end with the dialect's usage event.
         profile: determines the error codes.
         headers: further response headers.
     """
@@ -49,43 +52,59 @@ class EventStream:
         self,
         send: Send,
         exchange: Exchange,
-        dialect: Dialect,
+        frame: Frame,
+        assembler: Assembler,
         *,
-        include_usage: bool,
         profile: Profile,
         headers: Sequence[tuple[str, str]],
     ) -> None:
         self._send = send
         self._exchange = exchange
-        self._dialect = dialect
-        self._include_usage = include_usage
+        self._frame = frame
+        self._assembler = assembler
         self._profile = profile
-        self._headers = [*EVENT_STREAM_HEADERS, *((name.encode(), value.encode()) for name, value in headers)]
+        self._headers = [*stream_headers(frame), *((name.encode(), value.encode()) for name, value in headers)]
         self._is_sending = False
 
-    async def write(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> None:
+    async def write(
+        self,
+        assembly: Assembly,
+        batches: AsyncIterator[tuple[int, Sequence[Event]]],
+        details: AnswerDetails | None,
+    ) -> None:
         """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._write(self._dialect.opening() or PING)
+        await self._write(write_chunks(self._frame, self._assembler.opening()) or self._frame.ping)
         self._exchange.on_idle = self._ping
         try:
-            tail = await self._write_pieces(assembly, batches)
-        except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes an event
+            tail = await self._write_pieces(assembly, batches, details)
+        except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
             tail = self._failure(assembly, error)
         finally:
             self._exchange.on_idle = None
         if not self._exchange.disconnected:
             await self._send({"type": "http.response.body", "body": tail, "more_body": False})
 
-    async def _write_pieces(self, assembly: Assembly, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> bytes:
+    async def _write_pieces(
+        self,
+        assembly: Assembly,
+        batches: AsyncIterator[tuple[int, Sequence[Event]]],
+        details: AnswerDetails | None,
+    ) -> bytes:
         """Write the pieces as they arrive; returns the last bytes of the body."""
-        push, encode, sent = assembly.push, self._dialect.event, assembly.sent
+        push, sent, chunks_of = assembly.push, assembly.sent, self._assembler.push
+        before, after = self._frame.before, self._frame.after
         async for prompt, events in batches:
             pieces: list[Piece] = []
             for item in events:
                 push(prompt, item, pieces)
             if pieces:
-                await self._write(encode(pieces[0]) if len(pieces) == 1 else b"".join(map(encode, pieces)))
+                written = b""
+                for piece in pieces:  # plain loops: this runs for every token
+                    for chunk in chunks_of(piece):
+                        written += before + encode_line(chunk) + after
+                if written:
+                    await self._write(written)
                 if pieces[-1].scores is None:
                     sent(pieces)
         if self._exchange.error is not None:
@@ -94,18 +113,18 @@ class EventStream:
             assembly.record.outcome = "cancelled"
             return b""
         assembly.complete()
-        dialect = self._dialect
-        return (dialect.usage_event(assembly.usage()) if self._include_usage else dialect.flush()) + _DONE
+        last = self._assembler.close(assembly.usage(), None if details is None else details.to_plain())
+        return write_chunks(self._frame, last) + self._frame.last
 
     def _failure(self, assembly: Assembly, error: Exception) -> bytes:
-        """Return the error event. Other choices of the request are stopped, as their output is lost."""
+        """Return the chunk with the error. Other choices of the request are stopped, as their output is lost."""
         self._exchange.cancel()
         if self._exchange.disconnected and isinstance(error, EnginehouseError):
             assembly.record.outcome = "cancelled"
             return b""
         answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
-        return self._dialect.flush() + event(answer.body(self._profile))
+        return write_chunks(self._frame, self._assembler.fail(for_client(answer, self._profile)))
 
     async def _write(self, data: bytes) -> None:
         self._is_sending = True
@@ -116,4 +135,4 @@ class EventStream:
     async def _ping(self) -> None:
         # A client that does not read blocks the write; a ping after it would have no effect.
         if not self._is_sending:
-            await self._write(PING)
+            await self._write(self._frame.ping)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -12,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from enginehouse.api.http.access import GAP_BUCKETS_S
 from enginehouse.contract.inspection import BATCH_SIZES
+from enginehouse.contract.usage import USAGE_FIELDS
 
 __all__ = ["FAMILIES", "FIGURES", "PREFIX", "Family", "Values", "family"]
 
@@ -61,21 +61,26 @@ _OF_REQUESTS = (
     _counter("requests", "Requests whose response has ended.", "model", "endpoint", "status", "outcome"),
     _counter("refusals", "Requests refused before their answer began, by error code.", "endpoint", "code"),
     _counter("disconnects", "Requests whose client left before the end.", "model"),
-    _counter("prompt_tokens", "Tokens of prompts that an engine has accepted.", "model"),
-    _counter("cached_prompt_tokens", "Of these, tokens that the prefix cache held.", "model"),
-    _counter("completion_tokens", "Tokens of answers, those that were broken off up to there.", "model"),
     _counter("prefix_cache_requests", "Answers by whether some of the prompt was cached.", "model", "result"),
-    _counter("replays", "Answers that went on after their worker had died.", "model"),
     _histogram("time_to_first_token_seconds", "From a request's arrival to its first text.", _SHORT_S, "model"),
     _histogram("inter_token_seconds", "Between two texts of one answer; counted when it ends.", GAP_BUCKETS_S, "model"),
-    _histogram("queue_seconds", "Waiting for a slot.", _SHORT_S, "model"),
-    _histogram("prefill_seconds", "From the slot to the first token.", _SHORT_S, "model"),
     _histogram("request_seconds", "From a request's arrival to its end.", _LONG_S, "model", "endpoint"),
     _histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS, "model"),
     _histogram("request_completion_tokens", "Tokens of an answer, all choices together.", _TOKENS, "model"),
     _counter("key_requests", "Requests by API key; only with `server.key_metrics`.", "key"),
     _counter("key_tokens", "Tokens by API key; only with `server.key_metrics`.", "key", "kind"),
 )
+
+
+def _families_of_usage() -> Iterator[Family]:
+    for shown in USAGE_FIELDS.values():
+        if shown.metric is not None and shown.metric.endswith("_seconds"):
+            yield _histogram(shown.metric, shown.help, _SHORT_S, "model")
+        elif shown.metric is not None:
+            yield _counter(shown.metric, shown.help, "model")
+
+
+_OF_USAGE = tuple(_families_of_usage())
 
 _OF_MODELS = (
     _gauge("models", "1 for the state that a model is in.", "model", "state"),
@@ -104,33 +109,16 @@ _OF_THE_SERVER = (
     _counter("dropped_events", "Events that a plugin failed to take, or was too slow for.", "plugin", "reason"),
 )
 
-_OF_OPTIMISATIONS: Mapping[str, Family] = {
-    "loaded_prompt_tokens": _counter("loaded_prompt_tokens", "Cached prompt tokens that came from the disk.", "model"),
-    "forced_tokens": _counter("forced_tokens", "Tokens that a constraint forced, so that no pass was needed.", "model"),
-    "accepted_prediction_tokens": _counter(
-        "accepted_prediction_tokens", "Tokens of predicted answers that came.", "model"
-    ),
-    "rejected_prediction_tokens": _counter(
-        "rejected_prediction_tokens", "Tokens of predicted answers that did not come.", "model"
-    ),
-    "drafted_tokens": _counter("drafted_tokens", "Tokens that a drafter proposed.", "model"),
-    "accepted_draft_tokens": _counter("accepted_draft_tokens", "Of these, tokens that the model would draw.", "model"),
-    "early_exit_tokens": _counter("early_exit_tokens", "Tokens made without the model's last layers.", "model"),
-    "skipped_layers": _counter("skipped_layers", "Layers that these tokens did not need.", "model"),
-    "compressed_tokens_before": _counter("compressed_tokens_before", "Tokens of prompts before compression.", "model"),
-    "compressed_tokens_after": _counter("compressed_tokens_after", "Tokens of the same prompts behind it.", "model"),
-    "failed_compressions": _counter(
-        "failed_compressions", "Prompts that stayed whole as a compressor failed.", "model"
-    ),
-    "routed_requests": _counter("routed_requests", "Requests that a router sent to this model.", "model"),
-    "routing_attempts": _counter("routing_attempts", "Models that were tried for these, the last one too.", "model"),
-    "discarded_tokens": _counter("discarded_tokens", "Tokens of attempts that were not good enough.", "model"),
-}
+_OF_COMPRESSION = (
+    _counter("compressed_tokens_before", "Tokens of prompts before compression.", "model"),
+    _counter("compressed_tokens_after", "Tokens of the same prompts behind it.", "model"),
+    _counter("failed_compressions", "Prompts that stayed whole as a compressor failed.", "model"),
+)
 
-FIGURES: Mapping[str, Family] = MappingProxyType(dict(_OF_OPTIMISATIONS))
-"""Name of a metric that an optimisation reports per request (``AccessRecord.figures``) to its family."""
+FIGURES = frozenset(item.name for item in _OF_COMPRESSION)
+"""Names of the counts that an optimisation reports per request (``AccessRecord.figures``)."""
 
-FAMILIES: tuple[Family, ...] = (*_OF_REQUESTS, *_OF_MODELS, *_OF_THE_SERVER, *FIGURES.values())
+FAMILIES: tuple[Family, ...] = (*_OF_REQUESTS, *_OF_USAGE, *_OF_MODELS, *_OF_THE_SERVER, *_OF_COMPRESSION)
 """All families, in output order."""
 
 _BY_NAME = {item.name: item for item in FAMILIES}
@@ -171,6 +159,13 @@ class Values:
         buckets = self._histogram(name, labels)
         buckets.counts[bisect_left(family(name).buckets, value)] += 1
         buckets.total += value
+
+    def count(self, name: str, *labels: str, amount: float) -> None:
+        """Increase a counter, or add one value to a histogram."""
+        if family(name).kind == "histogram":
+            self.observe(name, *labels, value=amount)
+        else:
+            self.add(name, *labels, amount=amount)
 
     def observe_counts(self, name: str, *labels: str, counts: Sequence[int], total: float) -> None:
         """Add values to a histogram that are already counted per bucket."""

@@ -23,6 +23,7 @@ from enginehouse.api.metrics.families import FIGURES, Values
 from enginehouse.api.openai.open_answers import list_answers
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineFigures, Inspectable
+from enginehouse.contract.usage import Usage
 from enginehouse.serving import ModelManager, ModelState, ModelStatus
 from enginehouse.workers.stats import rss_bytes
 
@@ -60,41 +61,35 @@ class RequestMetrics:
             self._count_key(record, self._key_label(record.key))
         if record.model is not None:
             values.observe("request_seconds", model, endpoint, value=record.total_s)
-            self._count_times(record, model)
-            self._count_tokens(record, model)
+            self._count_pace(record, model)
+            self._count_usage(record, model)
 
-    def _count_times(self, record: AccessRecord, model: str) -> None:
+    def _count_pace(self, record: AccessRecord, model: str) -> None:
         values, pace = self._values, record.pace
         if pace.first_s is not None:
             values.observe("time_to_first_token_seconds", model, value=pace.first_s)
             counts, total = pace.gaps()
             values.observe_counts("inter_token_seconds", model, counts=counts, total=total)
-        if record.queue_s is not None:
-            values.observe("queue_seconds", model, value=record.queue_s)
-        if record.prefill_s is not None:
-            values.observe("prefill_seconds", model, value=record.prefill_s)
 
-    def _count_tokens(self, record: AccessRecord, model: str) -> None:
-        values = self._values
-        if record.replays:
-            values.add("replays", model, amount=record.replays)
+    def _count_usage(self, record: AccessRecord, model: str) -> None:
+        values, usage = self._values, record.usage
         for name, amount in record.figures.items():
             if name in FIGURES:
                 values.add(name, model, amount=amount)
-        if record.prompt_tokens is None or record.completion_tokens is None:
+        if usage is None:
             return
-        values.add("prompt_tokens", model, amount=record.prompt_tokens)
-        values.add("completion_tokens", model, amount=record.completion_tokens)
-        if record.cached_tokens is None:
-            return  # it ended early: these counts cover the part until then
-        values.add("cached_prompt_tokens", model, amount=record.cached_tokens)
-        values.add("prefix_cache_requests", model, "hit" if record.cached_tokens else "miss")
-        values.observe("request_prompt_tokens", model, value=record.prompt_tokens)
-        values.observe("request_completion_tokens", model, value=record.completion_tokens)
+        for _, shown, amount in usage.shown(is_complete=record.is_complete):
+            if shown.metric is not None:
+                values.count(shown.metric, model, amount=amount)
+        if record.is_complete:
+            values.add("prefix_cache_requests", model, "hit" if usage.cached_tokens else "miss")
+            values.observe("request_prompt_tokens", model, value=usage.prompt_tokens)
+            values.observe("request_completion_tokens", model, value=usage.completion_tokens)
 
     def _count_key(self, record: AccessRecord, key: str) -> None:
         self._values.add("key_requests", key)
-        for kind, amount in (("prompt", record.prompt_tokens), ("completion", record.completion_tokens)):
+        usage = record.usage or Usage()
+        for kind, amount in (("prompt", usage.prompt_tokens), ("completion", usage.completion_tokens)):
             if amount:
                 self._values.add("key_tokens", key, kind, amount=amount)
 

@@ -1,25 +1,26 @@
 """Assembly of engine events into choices, shared by streamed and whole responses.
 
 An :class:`Assembly` turns events into pieces, through a parser if the output may contain reasoning or tool calls. A
-stream encodes each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire
-formats are in ``chat`` and ``completions``, which implement :class:`Dialect`.
+stream sends each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire formats
+are those of a surface's :class:`~enginehouse.contract.surface.Assembler`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import define, field
+from msgspec.structs import replace
 
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.openai.choice_parser import CallPiece, ChoiceParser, Piece, call_piece
-from enginehouse.api.openai.compression import compression_figures
+from enginehouse.api.openai.choice_parser import ChoiceParser, call_piece
 from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.api.openai.prompt_scores import PromptScores, ScoreFields
+from enginehouse.api.openai.reports import report_figures
 from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.surface import Assembler, CallPiece, Piece
 from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
@@ -30,10 +31,11 @@ from enginehouse.contract.types import (
     TextDelta,
     TokenLogprob,
 )
+from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "Dialect", "WholeCall", "event_batches", "model_name"]
+__all__ = ["Assembly", "Choice", "WholeCall", "event_batches"]
 
 
 @define
@@ -94,36 +96,15 @@ class Choice:
         return "".join(self.reasonings)
 
 
-class Dialect(Protocol):
-    """Wire format of one endpoint's response; created per request."""
-
-    def opening(self) -> bytes:
-        """Return the events before the first piece, possibly none."""
-        ...
-
-    def event(self, piece: Piece) -> bytes:
-        """Return one server-sent event."""
-        ...
-
-    def flush(self) -> bytes:
-        """Return the events that were held back, at the end of a stream without a usage event."""
-        ...
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the event with the token counts."""
-        ...
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """Return the JSON of a response that is not streamed."""
-        ...
-
-
 @define
 class Assembly:
     """Output of all prompts of one API call; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
 
     Attributes:
+        id: that of the first request, and of the response.
         running: one accepted request per prompt.
+        is_streamed: True if pieces are sent as they arrive.
+        has_details: True if the response has the extension member.
         choices: output of each choice so far; for a stream, without log-probabilities.
         prompt_logprobs: per prompt, its tokens except the first, if requested; complete before the first piece of that
             prompt.
@@ -135,9 +116,12 @@ class Assembly:
         ended: choices that have ended, by index.
     """
 
+    id: str
     running: Sequence[RunningRequest]
     num_choices: int
     record: AccessRecord
+    is_streamed: bool = False
+    has_details: bool = False
     finished: list[RequestFinished] = field(factory=list)
     choices: list[Choice] = field(factory=list)
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
@@ -160,9 +144,27 @@ class Assembly:
                 self.choices.append(Choice(index))
 
     @property
+    def model(self) -> str:
+        """The model name for responses: its own name, or in some profiles the requested one."""
+        running = self.running[0]
+        asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
+        return asked or running.model.name
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts, as counted when they were accepted."""
+        return sum(running.generation.num_prompt_tokens for running in self.running)
+
+    @property
     def num_prompts(self) -> int:
         """Number of requests that must end."""
         return len(self.running)
+
+    def score_prompts(self, fields: ScoreFields) -> None:
+        """Report the log-probabilities of the prompts' tokens, if ``fields`` ask for them and the model honours it."""
+        is_asked = fields.loglikelihood or fields.prompt_logprobs is not None
+        if is_asked and self.running[0].request.num_prompt_logprobs is not None:
+            self.scores = PromptScores(fields, self.num_prompts)
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces that ``event`` adds, possibly none."""
@@ -202,8 +204,8 @@ class Assembly:
         else:
             pieces += parser.finish(event.finish_reason)
 
-    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]]) -> list[Choice]:
-        """Return every complete choice once the last one has ended."""
+    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler) -> None:
+        """Collect every choice for a whole response, until the last one has ended."""
         mark = self.record.pace.mark
         async for prompt, events in batches:
             pieces: list[Piece] = []
@@ -214,7 +216,7 @@ class Assembly:
             for piece in pieces:
                 if piece.scores is None:
                     self.choices[piece.index].add(piece)
-        return self.choices
+                assembler.push(piece)
 
     def sent(self, pieces: Sequence[Piece]) -> None:
         """Record the time and content of pieces that a stream has sent."""
@@ -230,67 +232,45 @@ class Assembly:
         """Check that everything has ended and store the results in the access record."""
         if len(self.finished) < self.num_prompts or len(self.ended) < self.num_prompts * self.num_choices:
             raise GenerationFailed("The engine ended the request before it was complete.")
-        record, finished = self.record, self.finished
+        record = self.record
         record.finish_reasons = [event.finish_reason for event in self.ended.values()]
         record.outcome = ",".join(sorted(set(record.finish_reasons)))
-        record.prompt_tokens = sum(event.num_prompt_tokens for event in finished)
-        record.cached_tokens = sum(event.num_cached_tokens for event in finished)
-        record.completion_tokens = sum(event.num_completion_tokens for event in finished)
-        record.queue_s = max(event.queue_s for event in finished)
-        record.prefill_s = max(event.prefill_s for event in finished)
-        record.decode_s = max(event.decode_s for event in finished)
-        record.replays = self._num_replays()
-        self._note_figures()
+        record.usage, record.is_complete = self.total(), True
+        record.figures |= report_figures(self.running)
         self.is_complete = True
 
     def break_off(self) -> None:
-        """Record the cost and the number of replays so far of a response that ends before it is complete."""
-        record = self.record
-        record.prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
-        record.completion_tokens = self.num_tokens
-        record.replays = self._num_replays()
-        self._note_figures()
+        """Record the usage so far of a response that ends before it is complete."""
+        num_prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
+        self.record.usage = replace(self.total(), prompt_tokens=num_prompt_tokens, completion_tokens=self.num_tokens)
+        self.record.figures |= report_figures(self.running)
 
-    def _num_replays(self) -> int:
-        return sum(running.generation.num_replays for running in self.running)
-
-    def _note_figures(self) -> None:
-        """Record the metrics of optimisations for this response, over all prompts."""
-        figures: Counter[str] = Counter(compression_figures(self.running))
-        for event in self.finished:
-            figures["loaded_prompt_tokens"] += event.num_loaded_tokens
-            figures["forced_tokens"] += event.num_forced_tokens
-            if event.num_drafted_tokens:
-                figures["drafted_tokens"] += event.num_drafted_tokens
-                figures["accepted_draft_tokens"] += event.num_accepted_tokens
-            figures["early_exit_tokens"] += event.num_early_exit_tokens
-            figures["skipped_layers"] += event.num_skipped_layers
-        for running in self.running:
-            if running.routed is not None:
-                figures["routed_requests"] += 1
-                figures["routing_attempts"] += 1 + len(running.routed.tried)
-                figures["discarded_tokens"] += running.routed.num_discarded_tokens
-        if self.prediction is not None:
-            figures["accepted_prediction_tokens"] = self.prediction.num_accepted
-            figures["rejected_prediction_tokens"] = self.prediction.num_rejected
-        self.record.figures.update({name: value for name, value in figures.items() if value})
+    def total(self) -> Usage:
+        """Return the usage of all prompts that have ended, with what the engines do not know."""
+        routed = [running.routed for running in self.running if running.routed is not None]
+        predicted = self.prediction
+        own = Usage(
+            replays=sum(running.generation.num_replays for running in self.running),
+            routed_requests=len(routed),
+            routing_attempts=sum(1 + len(one.tried) for one in routed),
+            discarded_tokens=sum(one.num_discarded_tokens for one in routed),
+            accepted_prediction_tokens=predicted.num_accepted if predicted is not None else 0,
+            rejected_prediction_tokens=predicted.num_rejected if predicted is not None else 0,
+        )
+        return sum((event.usage for event in self.finished), own)
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's usage object; prompt tokens count once per prompt."""
-        prompt = sum(event.num_prompt_tokens for event in self.finished)
-        completion = sum(event.num_completion_tokens for event in self.finished)
-        cached = sum(event.num_cached_tokens for event in self.finished)
-        predicted = self.prediction
+        total = self.total()
+        groups: dict[str, dict[str, int]] = {}
+        for name, shown in USAGE_FIELDS.items():
+            if shown.group is not None:
+                groups.setdefault(shown.group, {})[name] = getattr(total, name)
         return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(event.num_reasoning_tokens for event in self.ended.values()),
-                "accepted_prediction_tokens": predicted.num_accepted if predicted is not None else 0,
-                "rejected_prediction_tokens": predicted.num_rejected if predicted is not None else 0,
-            },
+            "prompt_tokens": total.prompt_tokens,
+            "completion_tokens": total.completion_tokens,
+            "total_tokens": total.prompt_tokens + total.completion_tokens,
+            **groups,
         }
 
     async def counting(
@@ -303,12 +283,6 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
-
-
-def model_name(running: RunningRequest) -> str:
-    """Return the model name for responses: its own name, or in some profiles the requested one."""
-    asked = running.request.model if PROFILES[running.request.profile].names_asked_model else None
-    return asked or running.model.name
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -2,72 +2,38 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
-from attrs.validators import ge, le, optional
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp
+from attrs import frozen
 
-from enginehouse.api.http.body import KEEPS_NULLS, read_body
-from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly, Dialect
-from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions, HeldUsage
-from enginehouse.api.openai.decoding import BodyDecoder, GenerationBody
-from enginehouse.api.openai.generation import GenerationResponse
-from enginehouse.api.openai.messages import MessageBody, find_ignored_in_messages, read_messages
+from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
+from enginehouse.api.openai.decoding import Decoded, GenerationBody
+from enginehouse.api.openai.messages import find_ignored_in_messages, read_messages
 from enginehouse.api.openai.prediction import check_prediction, find_ignored_in_prediction, read_prediction
 from enginehouse.api.openai.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
 from enginehouse.api.openai.tools import (
-    MAX_TOOLS,
-    Effort,
-    ToolBody,
     check_template_variables,
     find_ignored_in_choice,
     find_ignored_in_tools,
     read_thinking,
     read_tool_use,
 )
+from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.pipeline.parameters import INT64_MAX
-from enginehouse.serving.background import aside
+from enginehouse.contract.fields import MAX_TOOLS, ChatFields
+from enginehouse.contract.surface import GenerationRoute, new_id
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["ChatBody", "chat_route"]
 
 
 @frozen(kw_only=True)
-class ChatBody(GenerationBody):
-    """The request body.
-
-    Attributes:
-        messages: the chat; either this or ``prompt``.
-        prompt: raw text without a chat template, instead of ``messages``.
-        max_completion_tokens: another name of ``max_tokens``.
-        tool_choice: ``none``, ``auto``, ``required``, or an object that names a function.
-        enable_thinking: enable or disable reasoning, for models that support both.
-        thinking_budget: maximum tokens of reasoning; 0 means no reasoning, -1 no limit.
-        chat_template_kwargs: further variables of the chat template.
-        prediction: the predicted output; the usage counts the part of it that was generated.
-    """
-
-    messages: tuple[MessageBody, ...] | None = None
-    prompt: str | None = None
-    max_completion_tokens: int | None = field(default=None, validator=optional([ge(1), le(INT64_MAX)]))
-    logprobs: bool = False
-    top_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    tools: tuple[ToolBody, ...] = field(default=(), metadata=KEEPS_NULLS)
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Effort | None = None
-    thinking_budget: int | None = field(default=None, validator=optional([ge(-1), le(2**31 - 1)]))
-    chat_template_kwargs: dict[str, Any] = field(factory=dict, metadata=KEEPS_NULLS)
-    prediction: Any = None
+class ChatBody(GenerationBody, ChatFields):
+    """The request body."""
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -75,6 +41,8 @@ class ChatBody(GenerationBody):
         self.check_prompt()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+        if self.token_details and not self.logprobs:
+            raise InvalidRequest("token_details: only allowed when logprobs is true", "token_details")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = f"max_completion_tokens ({self.max_completion_tokens}) and max_tokens ({self.max_tokens}) differ"
             raise InvalidRequest(f"{message}; give one of them", "max_completion_tokens")
@@ -155,38 +123,27 @@ class ChatBody(GenerationBody):
         }
 
 
-def chat_route(state: ApiState) -> HTTPRouteHandler:
-    """Return the route, relative to the mount prefix of the API."""
-    settings = state.settings
-    server = settings.server
-    decoder = BodyDecoder(
-        ChatBody,
-        state.registry.samplers,
-        settings.limits,
-        server.unsupported_parameters,
-        logs_prompts=server.log_prompts,
+def chat_route(state: ApiState) -> GenerationRoute:
+    """Return the route, without a prefix."""
+    reasoning_field = state.settings.server.reasoning_field
+
+    def requests(call: Decoded[ChatBody]) -> list[GenerateRequest]:
+        return [call.request(new_id(call.caller.profile.chat_id), **call.body.chat())]
+
+    async def assemble(call: Decoded[ChatBody], assembly: Assembly) -> ChatDialect:
+        profile = call.caller.profile
+        usage = profile.usage_in_streams if call.body.include_usage else None
+        assembly.score_prompts(call.body)
+        return ChatDialect(assembly, ChatOptions(usage=usage, profile=profile, reasoning_field=reasoning_field))
+
+    return GenerationRoute(
+        path="/chat/completions",
+        name="create_chat_completion",
+        summary="Continue a chat",
+        body=ChatBody,
+        requests=requests,
+        assemble=assemble,
+        request_schema=reference("ChatCompletionRequest"),
+        response_schema=reference("ChatCompletion"),
+        chunk_schema=reference("ChatCompletionChunk"),
     )
-
-    @post("/chat/completions", status_code=200)
-    async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
-        """Continue a chat."""
-        caller = caller_of(request.scope)
-        profile = caller.profile
-        decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
-        request_id = f"{profile.chat_id}{uuid.uuid4().hex}"
-
-        def dialect(assembly: Assembly) -> Dialect:
-            body, own_chunk = decoded.body, profile.usage_in_streams == "own_chunk"
-            options = ChatOptions(
-                num_choices=body.n,
-                usage_chunk=body.include_usage and own_chunk,
-                profile=profile,
-                reasoning_field=server.reasoning_field,
-            )
-            chat = ChatDialect(request_id, assembly, options)
-            return HeldUsage(chat) if body.include_usage and not own_chunk else chat
-
-        request_made = await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
-        return GenerationResponse(state=state, decoded=decoded, requests=[request_made], dialect=dialect)
-
-    return create_chat_completion

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from attrs import frozen
 
-from enginehouse.api.http.sse import event
-from enginehouse.api.openai.answer import Assembly, Choice, model_name
-from enginehouse.api.openai.choice_parser import CallPiece, Piece
-from enginehouse.api.openai.encoding import chat_logprobs, encode_json, encode_line
+from enginehouse.api.http.errors import error_body
+from enginehouse.api.openai.answer import Assembly, Choice
+from enginehouse.api.openai.encoding import TextChunks, chat_logprobs, held_chunks, with_details
+from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.types import TokenLogprob
 from enginehouse.settings.profiles import Profile
 
-__all__ = ["ChatDialect", "ChatOptions", "HeldUsage"]
+__all__ = ["ChatDialect", "ChatOptions"]
 
 _REASONING_FIELDS = {
     "reasoning_content": ("reasoning_content",),
@@ -22,97 +24,109 @@ _REASONING_FIELDS = {
     "both": ("reasoning_content", "reasoning"),
 }
 
-_EVENT_END = b"}\n\n"
-
 
 @frozen(kw_only=True)
 class ChatOptions:
     """Options of the response format.
 
     Attributes:
-        num_choices: number of choices.
-        usage_chunk: a stream ends with a chunk that has the token counts only.
+        usage: place of the token counts in a stream: a chunk of their own, the last chunk with content, or none.
         profile: determines the format.
         reasoning_field: member for reasoning, unless the profile specifies it.
     """
 
-    num_choices: int
-    usage_chunk: bool
+    usage: Literal["own_chunk", "last_content"] | None
     profile: Profile
     reasoning_field: Literal["reasoning_content", "reasoning", "both"]
 
 
 class ChatDialect:
-    """Writes ``chat.completion`` and ``chat.completion.chunk`` objects.
+    """Writes ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
-    Events are performance-critical: everything that does not change between them is encoded once.
-    """
-
-    def __init__(self, request_id: str, assembly: Assembly, options: ChatOptions) -> None:
+    def __init__(self, assembly: Assembly, options: ChatOptions) -> None:
         profile, running = options.profile, assembly.running[0]
         self._profile = profile
         self._assembly = assembly
+        self._usage = options.usage
         self._reasoning_fields = _REASONING_FIELDS[profile.reasoning_field or options.reasoning_field]
         self._head = {
-            "id": request_id,
+            "id": assembly.id,
             "created": int(time.time()),
-            "model": model_name(running),
+            "model": assembly.model,
             "system_fingerprint": running.card.fingerprint,
         }
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
-        start = b"data: " + encode_line(self._chunk_head)[:-1] + b',"choices":[{"index":'
-        self._starts = [start + str(index).encode() + b',"delta":{' for index in range(options.num_choices)]
-        self._opening = encode_line(profile.opening_delta)[1:-1]
-        self._no_logprobs = b'},"logprobs":null' if profile.null_logprobs else b"}"
-        self._usage = b',"usage":null' if options.usage_chunk else b""
-        self._end = self._no_logprobs + b',"finish_reason":null}]' + self._usage + b"}\n\n"
+        self._tail = {"usage": None} if options.usage == "own_chunk" else {}
+        self._held = held_chunks(options.usage, has_details=assembly.has_details)
+        self._sends_at_once = assembly.is_streamed and self._held is None
+        self._texts = TextChunks(lambda index, text: self._chunk(index, {"content": text}), assembly.num_choices)
 
     def _select(self, members: Sequence[str], kind: str) -> dict[str, Any]:
         """Return the head of an object of that kind."""
         head = {**self._head, "object": kind}
         return {name: head[name] for name in members}
 
-    def opening(self) -> bytes:
+    def opening(self) -> list[Chunk]:
         """Return the role of every choice."""
-        return b"".join(start + self._opening + self._end for start in self._starts)
+        return [self._chunk(index, self._profile.opening_delta) for index in range(self._assembly.num_choices)]
 
-    def event(self, piece: Piece) -> bytes:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return a chunk with text, reasoning or part of a call, or with the finish reason of the choice."""
-        start = self._starts[piece.index]
-        if piece.finish_reason is None and piece.logprobs is None and piece.text:
-            return start + b'"content":' + encode_line(piece.text) + self._end
+        if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:
+            return self._texts.of(piece)
+        if not self._assembly.is_streamed:
+            return ()
         if piece.scores is not None:
-            return start + self._end.removesuffix(_EVENT_END) + b"," + encode_line(piece.scores)[1:] + b"\n\n"
-        logprobs = self._no_logprobs
-        if piece.logprobs is not None:
-            logprobs = b'},"logprobs":' + encode_line(chat_logprobs(piece.logprobs))
-        end = logprobs + b',"finish_reason":' + encode_json(piece.finish_reason) + b"}]" + self._usage + b"}\n\n"
-        return start + self._delta(piece) + end
+            chunk = self._chunk(piece.index, {}) | piece.scores
+        else:
+            chunk = self._chunk(piece.index, self._delta(piece), piece.logprobs, piece.finish_reason)
+        return (chunk,) if self._held is None else self._held.push(chunk, piece)
 
-    def _delta(self, piece: Piece) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        logprobs: Sequence[TokenLogprob] | None = None,
+        finish_reason: str | None = None,
+    ) -> Chunk:
+        choice: dict[str, Any] = {"index": index, "delta": delta}
+        if logprobs is not None:
+            choice["logprobs"] = chat_logprobs(logprobs)
+        elif self._profile.null_logprobs:
+            choice["logprobs"] = None
+        choice["finish_reason"] = finish_reason
+        return {**self._chunk_head, "choices": [choice], **self._tail}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
         """Return the members of a delta."""
         if piece.finish_reason is not None:
-            return b""
+            return {}
         if piece.reasoning:
-            return encode_line(dict.fromkeys(self._reasoning_fields, piece.reasoning))[1:-1]
+            return dict.fromkeys(self._reasoning_fields, piece.reasoning)
         if piece.call is not None:
-            return b'"tool_calls":[' + encode_line(_call_delta(piece.call)) + b"]"
-        return b'"content":' + encode_line(piece.text)
+            return {"tool_calls": [_call_delta(piece.call)]}
+        return {"content": piece.text}
 
-    def flush(self) -> bytes:
-        """Return nothing: events are never held back."""
-        return b""
+    def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> list[Chunk]:
+        """Return what was held back, with the token counts and the details where they belong."""
+        last = self._held.take() if self._held is not None else []
+        if self._usage == "own_chunk":
+            last.append({**self._chunk_head, "choices": [], "usage": self.counts(usage)})
+        elif self._usage == "last_content":
+            last[0]["usage"] = self.counts(usage)
+        return with_details(last, details)
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the chunk without choices that has the token counts."""
-        return event(encode_line({**self._chunk_head, "choices": [], "usage": self.counts(usage)}))
+    def fail(self, error: ErrorAnswer) -> list[Chunk]:
+        """Return what was held back, and the error."""
+        return [*(self._held.take() if self._held is not None else ()), error_body(error)]
 
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
+    def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
         """Return the whole response."""
         head = self._select(self._profile.whole_head, "chat.completion")
-        written = [self._choice(choice) for choice in choices]
+        written = [self._choice(choice) for choice in self._assembly.choices]
         scores = self._assembly.scores.members(0) if self._assembly.scores is not None else {}
-        return encode_json({**head, "choices": written, **scores, "usage": self.counts(usage)})
+        (whole,) = with_details([{**head, "choices": written, **scores, "usage": self.counts(usage)}], details)
+        return whole
 
     def counts(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Return the token counts that the profile includes."""
@@ -155,43 +169,3 @@ def _call_delta(call: CallPiece) -> dict[str, Any]:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
-class HeldUsage:
-    """Chat dialect with usage attached to the last chunk with content, else to the very last chunk."""
-
-    def __init__(self, dialect: ChatDialect) -> None:
-        self._dialect = dialect
-        self._held = b""
-        self._behind = b""
-        self._has_content = False
-
-    def opening(self) -> bytes:
-        """Return the dialect's opening."""
-        return self._dialect.opening()
-
-    def event(self, piece: Piece) -> bytes:
-        """Return the bytes to send now: the previous chunk, once this one replaces it as the last with content."""
-        event = self._dialect.event(piece)
-        has_content = piece.finish_reason is None and piece.scores is None
-        if self._has_content and not has_content:
-            self._behind += event
-            return b""
-        ready = self.flush()
-        self._held, self._has_content = event, has_content
-        return ready
-
-    def flush(self) -> bytes:
-        """Return what was held back, without usage."""
-        ready = self._held + self._behind
-        self._held = self._behind = b""
-        return ready
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return what was held back, with usage."""
-        counts = b',"usage":' + encode_line(self._dialect.counts(usage))
-        return self._held.removesuffix(_EVENT_END) + counts + _EVENT_END + self._behind
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """Return the dialect's whole response."""
-        return self._dialect.whole(choices, usage)

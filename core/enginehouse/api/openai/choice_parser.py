@@ -9,40 +9,13 @@ from __future__ import annotations
 import codecs
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import msgspec
 
 from enginehouse.contract.parsers import AnswerPart, AnswerText, CallArguments, CallStarted, ReasoningText
+from enginehouse.contract.surface import CallPiece, Piece
 from enginehouse.contract.types import CallDelta, FinishReason, TokenLogprob
 from enginehouse.pipeline.answer_parser import AnswerParser
 
-__all__ = ["CallPiece", "ChoiceParser", "Piece", "call_piece"]
-
-
-class CallPiece(msgspec.Struct, gc=False):
-    """Addition to one tool call; ``id`` and ``name`` come first, and once."""
-
-    index: int
-    arguments: str = ""
-    id: str | None = None
-    name: str | None = None
-
-
-class Piece(msgspec.Struct, gc=False):
-    """Addition of one event to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
-
-    ``finish_reason`` is an engine's, or ``tool_calls``. ``scores`` are members that describe the prompt, and come
-    before everything else.
-    """
-
-    index: int
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: str | None = None
-    reasoning: str = ""
-    call: CallPiece | None = None
-    scores: dict[str, Any] | None = None
+__all__ = ["ChoiceParser", "call_piece"]
 
 
 class ChoiceParser:

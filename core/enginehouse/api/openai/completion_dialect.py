@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from enginehouse.api.http.sse import event
-from enginehouse.api.openai.answer import Assembly, Choice, model_name
-from enginehouse.api.openai.choice_parser import Piece
-from enginehouse.api.openai.encoding import LegacyLogprobs, encode_json, encode_line
+import msgspec
+
+from enginehouse.api.http.errors import error_body
+from enginehouse.api.openai.answer import Assembly, Choice
+from enginehouse.api.openai.encoding import LegacyLogprobs, TextChunks, held_chunks, with_details
 from enginehouse.api.openai.prompt_scores import Echo
+from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 
 __all__ = ["CompletionDialect", "CompletionOptions"]
 
@@ -42,15 +44,13 @@ class CompletionDialect:
         echoes: one per prompt if prompts are echoed, else empty.
     """
 
-    def __init__(
-        self, request_id: str, assembly: Assembly, options: CompletionOptions, echoes: Sequence[Echo] = ()
-    ) -> None:
+    def __init__(self, assembly: Assembly, options: CompletionOptions, echoes: Sequence[Echo] = ()) -> None:
         model = assembly.running[0].model
         self._head = {
-            "id": request_id,
+            "id": assembly.id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model_name(assembly.running[0]),
+            "model": assembly.model,
             "system_fingerprint": assembly.running[0].card.fingerprint,
         }
         self._assembly = assembly
@@ -62,49 +62,54 @@ class CompletionDialect:
             for index in range(assembly.num_choices * assembly.num_prompts)
         ]
         self._is_echoed = [not echoes] * len(self._logprobs)
-        self._start = b"data: " + encode_line(self._head)[:-1] + b',"choices":[{"index":'
-        self._usage = b',"usage":null' if options.include_usage else b""
-        self._end = b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+        self._tail = {"usage": None} if options.include_usage else {}
+        self._held = held_chunks("own_chunk" if options.include_usage else None, has_details=assembly.has_details)
+        self._sends_at_once = assembly.is_streamed and self._held is None and not echoes
+        self._texts = TextChunks(self._text_chunk, len(self._logprobs))
 
-    def opening(self) -> bytes:
+    def opening(self) -> Sequence[Chunk]:
         """Return nothing: these chunks have no roles."""
-        return b""
+        return ()
 
-    def event(self, piece: Piece) -> bytes:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return a chunk with text or with the finish reason; the first one of a choice follows the echoed prompt."""
+        index = piece.index
+        if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:
+            return self._texts.of(piece)
+        if not self._assembly.is_streamed:
+            return ()
         if piece.scores is not None:
-            return self._scores_event(piece.index, piece.scores)
-        if not self._is_echoed[piece.index]:
-            return self._echo_event(piece.index) + self.event(piece)
-        if piece.finish_reason is None and piece.logprobs is None:
-            return self._start + str(piece.index).encode() + b',"text":' + encode_line(piece.text) + self._end
-        logprobs = None if piece.logprobs is None else self._logprobs[piece.index].take(piece.logprobs)
-        return self._chunk(piece.index, piece.text, logprobs, piece.finish_reason)
+            return (self._chunk({"index": index, "text": "", **piece.scores, "logprobs": None, "finish_reason": None}),)
+        logprobs = None if piece.logprobs is None else self._logprobs[index].take(piece.logprobs)
+        chunk = self._text_chunk(index, piece.text, logprobs, piece.finish_reason)
+        ready = (chunk,) if self._held is None else self._held.push(chunk, piece)
+        return ready if self._is_echoed[index] else (self._echo_chunk(index), *ready)
 
-    def _echo_event(self, index: int) -> bytes:
+    def _text_chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+    ) -> Chunk:
+        return self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
+
+    def _chunk(self, choice: dict[str, Any]) -> Chunk:
+        return {**self._head, "choices": [choice], **self._tail}
+
+    def _echo_chunk(self, index: int) -> Chunk:
         """Return a chunk with the prompt."""
         self._is_echoed[index] = True
-        return self._chunk(index, self._echo_text(index), self._echo_logprobs(index), None)
+        return self._text_chunk(index, self._echo_text(index), self._echo_logprobs(index))
 
-    def _scores_event(self, index: int, scores: dict[str, Any]) -> bytes:
-        """Return a chunk of the prompt's first choice that describes the prompt."""
-        choice = {"index": index, "text": "", **scores, "logprobs": None, "finish_reason": None}
-        return b"data: " + encode_line({**self._head, "choices": [choice]})[:-1] + self._usage + b"}\n\n"
+    def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> list[Chunk]:
+        """Return what was held back, or the chunk without choices that has the token counts; with the details."""
+        last = self._held.take() if self._held is not None else []
+        if self._options.include_usage:
+            last.append({**self._head, "choices": [], "usage": usage})
+        return with_details(last, details)
 
-    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> bytes:
-        start = self._start + str(index).encode() + b',"text":' + encode_line(text) + b',"logprobs":'
-        end = b',"finish_reason":' + encode_json(finish_reason) + b"}]" + self._usage + b"}\n\n"
-        return start + encode_line(logprobs) + end
+    def fail(self, error: ErrorAnswer) -> list[Chunk]:
+        """Return what was held back, and the error."""
+        return [*(self._held.take() if self._held is not None else ()), error_body(error)]
 
-    def flush(self) -> bytes:
-        """Return nothing: events are never held back."""
-        return b""
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the chunk without choices that has the token counts."""
-        return event(encode_line({**self._head, "choices": [], "usage": usage}))
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
+    def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
         """Return the whole response."""
         written = [
             {
@@ -114,9 +119,10 @@ class CompletionDialect:
                 "logprobs": self._whole_logprobs(choice),
                 "finish_reason": choice.finish_reason,
             }
-            for index, choice in enumerate(self._shown(choices))
+            for index, choice in enumerate(self._shown(self._assembly.choices))
         ]
-        return encode_json({**self._head, "choices": written, "usage": usage})
+        (whole,) = with_details([{**self._head, "choices": written, "usage": usage}], details)
+        return whole
 
     def _shown(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return the choices, or the ``n`` best ones of each prompt, best first."""
@@ -133,7 +139,8 @@ class CompletionDialect:
         echoed = self._echo_logprobs(choice.index)
         if echoed is None or answered is None:
             return echoed or answered
-        return {name: [*values, *answered[name]] for name, values in echoed.items()}
+        unknown = [None] * len(echoed["tokens"])  # the prompt's tokens have no details
+        return {name: [*echoed.get(name, unknown), *values] for name, values in answered.items()}
 
     def _scores(self, index: int) -> dict[str, Any]:
         """Return the members that describe the prompt, the same for all its choices."""

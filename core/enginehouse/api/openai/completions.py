@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve, field, frozen
-from attrs.validators import ge, le, optional
-from litestar import Request, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp
+from attrs import evolve, frozen
 
-from enginehouse.api.http.body import read_body
-from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly
 from enginehouse.api.openai.completion_dialect import CompletionDialect
-from enginehouse.api.openai.decoding import BodyDecoder, Decoded, GenerationBody
-from enginehouse.api.openai.generation import GenerationResponse
+from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.prompt_scores import Echo, read_echo
 from enginehouse.api.openai.raw_prompt import read_prompts
+from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import CompletionFields
+from enginehouse.contract.surface import GenerationRoute, new_id
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.pipeline.parameters import INT64_MAX
-from enginehouse.pipeline.pipeline import RunningRequest
-from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["CompletionBody", "completion_route"]
@@ -37,33 +28,17 @@ _MAX_SHARED_MEMBERS = 2**17
 
 
 @frozen(kw_only=True)
-class CompletionBody(GenerationBody):
-    """The request body.
-
-    Attributes:
-        prompt: a string, a list of strings, a list of token ids, or a list of such lists.
-        suffix: text that follows the completion, for fill-in-the-middle models.
-        echo: prepend the prompt to each completion, and its log-probabilities to those of the completion.
-        logprobs: number of alternatives to report per token; 0 reports the sampled token only.
-        best_of: sample this many completions and return the ``n`` with the highest mean token log-probability.
-        max_tokens: at least 1; with ``echo`` also 0, which only reports the prompt.
-    """
-
-    prompt: Any
-    suffix: str = ""
-    echo: bool = False
-    logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    best_of: int | None = field(default=None, validator=optional(ge(1)))
-    max_tokens: int | None = field(default=None, validator=optional([ge(0), le(INT64_MAX)]))
+class CompletionBody(GenerationBody, CompletionFields):
+    """The request body."""
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
         super().check(limits)
         self._check_best_of(limits)
+        if self.token_details and self.logprobs is None:
+            raise InvalidRequest("token_details: only allowed together with logprobs", "token_details")
         if self.max_tokens == 0:
             self._check_scoring()
-        if self.compression and self.echo:
-            raise InvalidRequest("echo: not allowed together with compression", "echo")
         if self.suffix and self.echo:
             raise InvalidRequest("echo: not allowed together with suffix", "echo")
 
@@ -114,37 +89,34 @@ class CompletionBody(GenerationBody):
         return [{"suffix": self.suffix or None, **prompt} for prompt in prompts]
 
 
-def completion_route(state: ApiState) -> HTTPRouteHandler:
-    """Return the route, relative to the mount prefix of the API."""
-    settings = state.settings
-    decoder = BodyDecoder(
-        CompletionBody,
-        state.registry.samplers,
-        settings.limits,
-        settings.server.unsupported_parameters,
-        logs_prompts=settings.server.log_prompts,
-    )
+def completion_route(state: ApiState) -> GenerationRoute:
+    """Return the route, without a prefix."""
+    max_prompts = max(1, state.settings.limits.max_queue)
 
-    @post("/completions", status_code=200)
-    async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
-        """Continue texts."""
-        body = await read_body(request.receive, settings.limits.max_body_bytes)
-        decoded = await decoder.read(body, caller_of(request.scope))
-        request_id = f"cmpl-{uuid.uuid4().hex}"
+    def requests(call: Decoded[CompletionBody]) -> list[GenerateRequest]:
+        changing = [name for name in state.registry.preparers if any(call.extensions.get(name, {}).values())]
+        if call.body.echo and changing:
+            raise InvalidRequest(f"echo: not allowed together with {changing[0]}", "echo")
+        return _requests(call, new_id("cmpl-"), max_prompts)
+
+    async def assemble(call: Decoded[CompletionBody], assembly: Assembly) -> CompletionDialect:
         echoes: list[Echo] = []
+        if call.body.echo:
+            echoes = await asyncio.gather(*(read_echo(state.pipeline, one) for one in assembly.running))
+        assembly.score_prompts(call.body)
+        return CompletionDialect(assembly, call.body, echoes)
 
-        async def prepare(running: Sequence[RunningRequest]) -> None:
-            if decoded.body.echo:
-                echoes.extend(await asyncio.gather(*(read_echo(state.pipeline, one) for one in running)))
-
-        def dialect(assembly: Assembly) -> CompletionDialect:
-            return CompletionDialect(request_id, assembly, decoded.body, echoes)
-
-        most = max(1, settings.limits.max_queue)
-        requests = await aside(decoded.is_large, lambda: _requests(decoded, request_id, most))
-        return GenerationResponse(state=state, decoded=decoded, requests=requests, dialect=dialect, prepare=prepare)
-
-    return create_completion
+    return GenerationRoute(
+        path="/completions",
+        name="create_completion",
+        summary="Continue texts",
+        body=CompletionBody,
+        requests=requests,
+        assemble=assemble,
+        request_schema=reference("CompletionRequest"),
+        response_schema=reference("Completion"),
+        chunk_schema=reference("CompletionChunk"),
+    )
 
 
 def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:

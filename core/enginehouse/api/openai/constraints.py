@@ -12,15 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
-
-from enginehouse.api.http.body import KEEPS_NULLS
-from enginehouse.api.openai.unsupported import refuse
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import ConstraintFields
+from enginehouse.contract.refusals import refuse
 from enginehouse.contract.types import Constraint, ConstraintKind
-from enginehouse.pipeline.parameters import ParameterFields
 
-__all__ = ["ConstraintFields", "find_ignored_in_constraints"]
+__all__ = ["check_members", "find_ignored_in_constraints", "read_constraint"]
 
 _KNOWN = {
     "response_format": {"type", "json_schema", "schema"},
@@ -35,88 +32,68 @@ _JSON_SCHEMA_KNOWN = {"name", "description", "strict", "schema"}
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 
 
-@frozen(kw_only=True)
-class ConstraintFields(ParameterFields):
-    """Constraint fields, as plain data, in addition to the sampling parameters. Null means absent, except in a schema.
+def check_members(fields: ConstraintFields) -> None:
+    """Refuse members that are known but not supported.
 
-    Attributes:
-        response_format: ``text``, ``json_object`` (optionally with ``schema``) or ``json_schema``; a schema is enforced
-            with or without ``strict``.
-        structured_outputs: an object with one of ``json``, ``regex``, ``choice``, ``grammar`` and ``json_object``.
-        guided_json: a schema; the following are vLLM's earlier names of the members of ``structured_outputs``.
-        grammar: a grammar in GBNF or Lark.
-        json_schema: a schema.
+    Raises:
+        UnsupportedParameter: names the member.
     """
+    for field_name, members in _UNSUPPORTED.items():
+        given = getattr(fields, field_name)
+        for name in members if isinstance(given, dict) else ():
+            if given.get(name):
+                raise refuse(f"{field_name}.{name}")
 
-    response_format: Any = field(default=None, metadata=KEEPS_NULLS)
-    structured_outputs: Any = field(default=None, metadata=KEEPS_NULLS)
-    guided_json: Any = field(default=None, metadata=KEEPS_NULLS)
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    grammar: Any = None
-    json_schema: Any = field(default=None, metadata=KEEPS_NULLS)
 
-    def check_members(self) -> None:
-        """Refuse members that are known but not supported.
+def read_constraint(fields: ConstraintFields) -> Constraint | None:
+    """Return the constraint on the output; None if none is requested.
 
-        Raises:
-            UnsupportedParameter: names the member.
-        """
-        for field_name, members in _UNSUPPORTED.items():
-            given = getattr(self, field_name)
-            for name in members if isinstance(given, dict) else ():
-                if given.get(name):
-                    raise refuse(f"{field_name}.{name}")
+    Raises:
+        InvalidRequest: a field is malformed, or more than one constraint is given.
+    """
+    asked = [*_response_format(fields.response_format), *_structured_outputs(fields), *_aliases(fields)]
+    if len(asked) > 1:
+        first, second = asked[0].param, asked[1].param
+        raise InvalidRequest(f"{second}: not allowed together with {first}; give one of them", second)
+    return asked[0] if asked else None
 
-    def constraint(self) -> Constraint | None:
-        """Return the constraint on the output; None if none is requested.
 
-        Raises:
-            InvalidRequest: a field is malformed, or more than one constraint is given.
-        """
-        asked = [*self._response_format(), *self._structured_outputs(), *self._aliases()]
-        if len(asked) > 1:
-            first, second = asked[0].param, asked[1].param
-            raise InvalidRequest(f"{second}: not allowed together with {first}; give one of them", second)
-        return asked[0] if asked else None
+def _response_format(value: Any) -> Iterator[Constraint]:
+    if value is None:
+        return
+    data, path = _object(value, "response_format"), "response_format"
+    kind = data.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        message = "response_format.type: must be 'text', 'json_object' or 'json_schema'"
+        raise InvalidRequest(message, "response_format.type")
+    if kind == "json_object":
+        schema = data.get("schema")
+        yield _schema(schema, f"{path}.schema") if schema is not None else Constraint(kind="json_object", param=path)
+    if kind == "json_schema":
+        yield _json_schema(data)
 
-    def _response_format(self) -> Iterator[Constraint]:
-        if self.response_format is None:
-            return
-        data, path = _object(self.response_format, "response_format"), "response_format"
-        kind = data.get("type")
-        if kind not in ("text", "json_object", "json_schema"):
-            message = "response_format.type: must be 'text', 'json_object' or 'json_schema'"
-            raise InvalidRequest(message, "response_format.type")
-        if kind == "json_object":
-            schema = data.get("schema")
-            yield (
-                _schema(schema, f"{path}.schema") if schema is not None else Constraint(kind="json_object", param=path)
-            )
-        if kind == "json_schema":
-            yield _json_schema(data)
 
-    def _structured_outputs(self) -> Iterator[Constraint]:
-        if self.structured_outputs is None:
-            return
-        path = "structured_outputs"
-        data = _object(self.structured_outputs, path)
-        for name, value in data.items():
-            if name in _READERS and value is not None:
-                yield _READERS[name](value, f"{path}.{name}")
-        if _flag(data.get("json_object"), f"{path}.json_object"):
-            yield Constraint(kind="json_object", param=f"{path}.json_object")
+def _structured_outputs(fields: ConstraintFields) -> Iterator[Constraint]:
+    if fields.structured_outputs is None:
+        return
+    path = "structured_outputs"
+    data = _object(fields.structured_outputs, path)
+    for name, value in data.items():
+        if name in _READERS and value is not None:
+            yield _READERS[name](value, f"{path}.{name}")
+    if _flag(data.get("json_object"), f"{path}.json_object"):
+        yield Constraint(kind="json_object", param=f"{path}.json_object")
 
-    def _aliases(self) -> Iterator[Constraint]:
-        for name in ("json", "regex", "choice", "grammar"):
-            value = getattr(self, f"guided_{name}")
-            if value is not None:
-                yield _READERS[name](value, f"guided_{name}")
-        if self.grammar is not None and self.grammar != "":
-            yield _grammar(self.grammar, "grammar")
-        if self.json_schema is not None:
-            yield _schema(self.json_schema, "json_schema")
+
+def _aliases(fields: ConstraintFields) -> Iterator[Constraint]:
+    for name in ("json", "regex", "choice", "grammar"):
+        value = getattr(fields, f"guided_{name}")
+        if value is not None:
+            yield _READERS[name](value, f"guided_{name}")
+    if fields.grammar is not None and fields.grammar != "":
+        yield _grammar(fields.grammar, "grammar")
+    if fields.json_schema is not None:
+        yield _schema(fields.json_schema, "json_schema")
 
 
 def find_ignored_in_constraints(data: Mapping[str, Any]) -> Iterator[str]:

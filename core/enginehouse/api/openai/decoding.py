@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
-from attrs import field, frozen
-from attrs.validators import ge, le, optional
+from attrs import evolve, frozen
 from cattrs import Converter
 
-from enginehouse.api.http.body import KEEPS_NULLS, check_depth, parse_object, without_nulls
+from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.openai.compression import find_ignored_in_compression, read_compression
-from enginehouse.api.openai.constraints import ConstraintFields, find_ignored_in_constraints
+from enginehouse.api.openai.constraints import check_members, find_ignored_in_constraints, read_constraint
 from enginehouse.api.openai.encoding import encode_json
-from enginehouse.api.openai.unsupported import find_unsupported, is_known, refuse
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
-from enginehouse.contract.sampler import SamplerPlugin
-from enginehouse.contract.types import GenerateRequest
+from enginehouse.contract.fields import GenerationFields
+from enginehouse.contract.refusals import REFUSED, refuse
+from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
+from enginehouse.contract.shapes import StreamOptions
+from enginehouse.contract.types import Constraint, GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
 from enginehouse.serving.background import aside
 from enginehouse.settings.config import LimitsSettings
@@ -34,7 +34,6 @@ __all__ = [
     "Decoded",
     "GenerationBody",
     "RequestBody",
-    "StreamOptions",
     "decode_problem",
     "name_list",
 ]
@@ -46,22 +45,8 @@ MAX_TOKEN_IDS = 2**20
 
 _LARGE_BYTES = 262_144  # decoded in about 10 ms
 _MAX_HEADER_CHARS = 1000
-_MAX_SALT_CHARS = 1000
 _MAX_MEMBERS = 65_536
 """Maximum number of members of an object such as ``logit_bias``: collecting all their errors takes time."""
-
-
-def _check_salt(_: Any, attribute: Any, value: str) -> None:
-    if len(value) > _MAX_SALT_CHARS:
-        raise ValueError(f"'{attribute.name}' must have at most {_MAX_SALT_CHARS} characters, not {len(value)}")
-
-
-@frozen(kw_only=True)
-class StreamOptions:
-    """``stream_options``. Obfuscation pads streams to hide lengths from eavesdroppers; accepted, without effect."""
-
-    include_usage: bool = False
-    include_obfuscation: bool = False
 
 
 @frozen(kw_only=True)
@@ -78,48 +63,14 @@ class RequestBody:
 
 
 @frozen(kw_only=True)
-class GenerationBody(RequestBody, ConstraintFields):
-    """Fields of both generation endpoints other than the sampling parameters and the constraint.
-
-    Attributes:
-        n: number of choices.
-        priority: lower numbers are served earlier.
-        cache_salt: prompts share the prefix cache only with those of the same salt; at most 1000 characters.
-        cache_prompt: reuse cached prefixes, and add the tokens of this request to the prefix cache.
-        prompt_cache_key: like ``cache_salt``, by OpenAI's name; both may be given.
-        loglikelihood: report the log-probabilities of the prompt's tokens, except the first.
-        prompt_logprobs: the same with this many alternatives, by token id.
-        compression: shorten the prompt: false, true, or an object with ``method`` and ``ratio``.
-        log_prompt: allow the server to log the prompt, if its settings allow it as well.
-        user: this and the following fields are accepted for compatibility; they have no effect.
-    """
-
-    model: str | None = None
-    n: int = field(default=1, validator=ge(1))
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    priority: int = field(default=0, validator=[ge(-(2**31)), le(2**31 - 1)])
-    cache_salt: str = field(default="", validator=_check_salt)
-    cache_prompt: bool = True
-    prompt_cache_key: str | None = field(default=None, validator=optional(_check_salt))
-    loglikelihood: bool = False
-    prompt_logprobs: int | None = field(default=None, validator=optional([ge(0), le(20)]))
-    compression: Any = None
-    log_prompt: bool = False
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+class GenerationBody(RequestBody, GenerationFields):
+    """Base of the bodies of both generating endpoints. The fields are rows of the table of request fields."""
 
     def check(self, limits: LimitsSettings) -> None:
         """Check rules that involve several fields or the server's limits. Raises RequestError."""
-        self.check_members()
+        check_members(self)
         if self.n > limits.max_choices:
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
-        read_compression(self.compression)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
 
@@ -128,8 +79,11 @@ class GenerationBody(RequestBody, ConstraintFields):
         """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
-        yield from find_ignored_in_compression(data.get("compression"))
         yield from find_ignored_in_constraints(data)
+
+    def constraint(self) -> Constraint | None:
+        """Return the constraint on the output. Raises InvalidRequest."""
+        return read_constraint(self)
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -137,9 +91,10 @@ class GenerationBody(RequestBody, ConstraintFields):
         return 0 if self.loglikelihood and self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
-    def asks_for_scores(self) -> bool:
-        """True if the response includes log-probabilities of the prompt."""
-        return self.loglikelihood or self.prompt_logprobs is not None
+    def namespace(self) -> str:
+        """The prefix-cache namespace within the caller's own."""
+        # The same text may be written in two ways, but only with the salt, known only to those who share it.
+        return f"{self.cache_salt}\0{self.prompt_cache_key}" if self.prompt_cache_key else self.cache_salt
 
     @property
     def num_choices(self) -> int:
@@ -158,7 +113,7 @@ class Decoded(Generic[_B_co]):
 
     Attributes:
         caller: the sender.
-        extensions: plugin name to that plugin's request fields.
+        extensions: name of a sampler or preparer to its request fields.
         given: the fields of the body and of plugins that the client sent.
         ignored: paths of unknown fields.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
@@ -182,18 +137,25 @@ class Decoded(Generic[_B_co]):
             num_choices=body.num_choices,
             sampling=body.sampling(),
             stopping=body.stopping(),
-            extensions=self.extensions,
             constraint=body.constraint(),
             num_prompt_logprobs=body.num_prompt_logprobs,
-            compression=read_compression(body.compression),
-            priority=body.priority,
-            namespace=self.caller.namespace(body.cache_salt, body.prompt_cache_key),
-            cache_prompt=body.cache_prompt,
-            profile=self.caller.profile.name,
-            caller=self.caller.name,
-            allowed_models=self.caller.allowed_models,
-            is_large=self.is_large,
+            namespace=body.namespace,
+            log_prompt=body.log_prompt,
+            **body.options(),
             **prompt,
+        )
+
+    def identify(self, request: GenerateRequest) -> GenerateRequest:
+        """Return a request of the body with what core knows of its caller, and the plugins' fields."""
+        caller = self.caller
+        return evolve(
+            request,
+            extensions=self.extensions,
+            namespace=caller.namespace(request.namespace),
+            profile=caller.profile.name,
+            caller=caller.name,
+            allowed_models=caller.allowed_models,
+            is_large=self.is_large,
         )
 
     def headers(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -211,7 +173,7 @@ class BodyDecoder(Generic[_B_co]):
 
     Args:
         body_class: the class to decode into.
-        samplers: plugins whose request fields are accepted as well.
+        plugin_fields: fields of plugins, by name; accepted as well.
         unsupported: ``reject`` refuses known but unsupported fields, ``report`` lists them.
         logs_prompts: the server may log prompts; otherwise ``log_prompt`` is listed as ignored.
     """
@@ -219,25 +181,21 @@ class BodyDecoder(Generic[_B_co]):
     def __init__(
         self,
         body_class: type[_B_co],
-        samplers: Mapping[str, SamplerPlugin],
+        plugin_fields: Mapping[str, RequestField],
         limits: LimitsSettings,
         unsupported: Literal["reject", "report"],
         *,
         logs_prompts: bool = False,
     ) -> None:
         self._body_class = body_class
-        self._samplers = samplers
+        self._plugin_classes = classes_of(plugin_fields.values())
         self._limits = limits
         self._rejects = unsupported == "reject"
         self._logs_prompts = logs_prompts
         self._converter: Converter = request_converter()
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
-        self._keeping_nulls = frozenset(
-            a.name for a in attrs.fields(body_class) if KEEPS_NULLS.items() <= a.metadata.items()
-        )
-        self._declared = frozenset(
-            a.name for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)
-        )
+        self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
+        self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
@@ -251,14 +209,15 @@ class BodyDecoder(Generic[_B_co]):
             UnsupportedParameter: a field is not supported.
         """
         data = parse_object(body)
-        unsupported = find_unsupported(data, self._declared, self._own)
+        refusals = {name: REFUSED[name] for name in data if name in REFUSED and not self._is_known(name)}
+        unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
             raise refuse(unsupported[0])
         self._check_sizes(data, len(body))
         try:
             known = {}
             for name, value in data.items():
-                is_known_here = name in self._own or name in self._declared
+                is_known_here = self._is_known(name)
                 keeps_nulls = name in self._keeping_nulls or not is_known_here
                 kept = (check_depth if keeps_nulls else without_nulls)(value, self._limits.max_json_depth)
                 if is_known_here:
@@ -268,12 +227,13 @@ class BodyDecoder(Generic[_B_co]):
         except (InvalidRequest, RecursionError) as error:
             raise InvalidRequest(str(error)) from error
         structured, extensions = self._structure(known, unsupported)
+        inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
         return Decoded(
             body=structured,
             caller=caller,
             extensions=extensions,
             given=frozenset(known),
-            ignored=(*self._find_ignored(data), *self._body_class.find_ignored(known)),
+            ignored=(*self._find_ignored(data), *inner),
             unsupported=tuple(unsupported),
             is_large=len(body) >= _LARGE_BYTES,
         )
@@ -283,19 +243,23 @@ class BodyDecoder(Generic[_B_co]):
         while True:
             try:
                 structured = self._converter.structure(known, self._body_class)
-                extensions = read_extensions(self._converter, known, self._samplers)
+                extensions = read_extensions(self._converter, known, self._plugin_classes)
             except RecursionError as error:
                 raise InvalidRequest(str(error)) from error
             except Exception as error:
                 raise decode_problem(error) from error
             try:
-                structured.check(self._limits)
+                if isinstance(structured, RequestBody):
+                    structured.check(self._limits)
             except UnsupportedParameter as error:
                 if self._rejects or error.param is None or not _leave_out(known, error.param):
                     raise
                 unsupported.append(error.param)
             else:
                 return structured, extensions
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._own or name in self._declared
 
     def _check_sizes(self, data: Mapping[str, Any], num_bytes: int) -> None:
         limits = self._limits
@@ -312,8 +276,12 @@ class BodyDecoder(Generic[_B_co]):
 
     def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
         for name in data:
-            if name not in self._own and name not in self._declared and not is_known(name):
+            if not self._is_known(name) and name not in REFUSED:
                 yield name
+            details = self._declared.get(name)
+            if details is not None and isinstance(data[name], dict):
+                members = {attribute.name for attribute in attrs.fields(details)}
+                yield from (f"{name}.{member}" for member in data[name] if member not in members)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
             yield "log_prompt"
 

@@ -9,13 +9,12 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from enginehouse.api.openai.answer import Assembly, Choice, Dialect
-from enginehouse.api.openai.choice_parser import Piece
-from enginehouse.api.openai.compression import shown_compressed
+from enginehouse.api.openai.answer import Assembly
 from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.encoding import encode_json, encode_line
+from enginehouse.api.openai.reports import shown_reports
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.request_fields import RequestField
+from enginehouse.contract.rows import RequestField
+from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.pipeline.parameters import Origin, Parameters
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.pipeline.routing import Routed
@@ -24,7 +23,6 @@ from enginehouse.settings.profiles import Profile
 __all__ = [
     "DETAILS_HEADER",
     "AnswerDetails",
-    "DetailedDialect",
     "asks_for_details",
     "optimization_headers",
     "routed_headers",
@@ -72,20 +70,22 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         for name in group.__struct_fields__
         if name not in ("extensions", "num_logprobs")
     }
-    for field in plugin_fields:
-        value = sampling.extensions.get(field.sampler, {}).get(field.name, _default(field))
+    for field in (one for one in plugin_fields if one.is_sampled):
+        value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
         shown[field.name] = _shown(value, field.name, origins)
     return shown
 
 
 def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
-    """Return the other fields of a body, except those without value and default.
+    """Return the other fields of a body and of plugins, except those without value and default.
 
     Structures and longer texts are the client's own: only their origin is shown.
     """
     shown: dict[str, dict[str, Any]] = {}
-    for attribute in attrs.fields(type(decoded.body)):
-        name, value = attribute.name, getattr(decoded.body, attribute.name)
+    values = {attribute.name: getattr(decoded.body, attribute.name) for attribute in attrs.fields(type(decoded.body))}
+    for fields in decoded.extensions.values():
+        values |= fields
+    for name, value in values.items():
         given = name in decoded.given
         if name in _CONTENT or (value is None and not given):
             continue
@@ -110,7 +110,6 @@ def _shown(value: Any, name: str, origins: Mapping[str, Origin]) -> dict[str, An
 
 
 DETAILS_HEADER = b"x-enginehouse-details"
-_EVENT_END = b"}\n\n"
 _VALUES = {b"true": True, b"1": True, b"false": False, b"0": False}
 
 
@@ -153,8 +152,8 @@ class AnswerDetails:
             "parameters": self._parameters(),
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
-            "optimizations": _optimizations(self.assembly),
-            "compression": shown_compressed(self.assembly.running),
+            "optimizations": _optimizations(self.assembly.total()),
+            **shown_reports(self.assembly.running),
             "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
             "ignored": list(decoded.ignored),
@@ -174,88 +173,37 @@ class AnswerDetails:
 
     def _timings_ms(self) -> dict[str, float]:
         """Return the time of each stage; with several prompts, the longest one."""
-        running, finished = self.assembly.running, self.assembly.finished
+        running, total = self.assembly.running, self.assembly.total()
         seconds = {
             "render": max(one.render_s for one in running),
             "tokenize": max(one.tokenize_s for one in running),
-            "queue": max(event.queue_s for event in finished),
-            "prefill": max(event.prefill_s for event in finished),
-            "decode": max(event.decode_s for event in finished),
+            "queue": total.queue_s,
+            "prefill": total.prefill_s,
+            "decode": total.decode_s,
             "total": time.perf_counter() - self.assembly.record.began,
         }
         return {name: round(1000 * value, 3) for name, value in seconds.items()}
 
     def _speeds(self) -> dict[str, float | None]:
         """Return computed prompt tokens, and generated tokens after the first of each choice, per second."""
-        finished = self.assembly.finished
-        prefill_s = sum(event.prefill_s for event in finished)
-        decode_s = max(event.decode_s for event in finished)
-        num_computed = sum(event.num_prompt_tokens - event.num_cached_tokens for event in finished)
-        num_decoded = sum(event.num_completion_tokens for event in finished) - (
-            len(finished) * self.assembly.num_choices
-        )
-        return {"prefill": _per_second(num_computed, prefill_s), "decode": _per_second(num_decoded, decode_s)}
+        finished, total = self.assembly.finished, self.assembly.total()
+        prefill_s = sum(event.usage.prefill_s for event in finished)
+        num_computed = total.prompt_tokens - total.cached_tokens
+        num_decoded = total.completion_tokens - len(finished) * self.assembly.num_choices
+        return {"prefill": _per_second(num_computed, prefill_s), "decode": _per_second(num_decoded, total.decode_s)}
 
 
-def optimization_headers(assembly: Assembly, profile: Profile) -> list[tuple[str, str]]:
-    """Return the profile's response headers for the optimisations that took effect; complete once the assembly is."""
-    saved: dict[str, Any] = _optimizations(assembly)
+def optimization_headers(usage: Usage, profile: Profile) -> list[tuple[str, str]]:
+    """Return the profile's response headers for the optimisations that took effect in a complete response."""
+    saved: dict[str, Any] = _optimizations(usage)
     if saved["drafted_tokens"]:
         saved["speculative"] = "true"
     return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
 
 
-class DetailedDialect:
-    """Wraps a dialect and adds the member to the last object that it writes."""
-
-    def __init__(self, dialect: Dialect, details: AnswerDetails) -> None:
-        self._dialect = dialect
-        self._details = details
-        self._held = b""  # the end of a choice, possibly the last chunk
-
-    def opening(self) -> bytes:
-        """Return the dialect's opening."""
-        return self._dialect.opening()
-
-    def event(self, piece: Piece) -> bytes:
-        """Return the events that can be sent now."""
-        ready, self._held = self._held, self._dialect.event(piece)
-        if piece.finish_reason is None:
-            ready, self._held = ready + self._held, b""
-        return ready
-
-    def flush(self) -> bytes:
-        """Return what was held back, with the member if the response is complete."""
-        ready = self._held + self._dialect.flush()
-        self._held = b""
-        return self._with_details(ready) if self._details.assembly.is_complete else ready
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the dialect's usage event, with the member."""
-        ready, self._held = self._held, b""
-        return self._with_details(ready + self._dialect.usage_event(usage))
-
-    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> bytes:
-        """Return the dialect's whole response, with the member."""
-        body = self._dialect.whole(choices, usage)
-        return body.removesuffix(b"}") + b',"enginehouse":' + encode_json(self._details.to_plain()) + b"}"
-
-    def _with_details(self, events: bytes) -> bytes:
-        """Add the member to the last of the events, a JSON object on one line."""
-        member = b',"enginehouse":' + encode_line(self._details.to_plain())
-        return events.removesuffix(_EVENT_END) + member + _EVENT_END if events else events
-
-
-def _optimizations(assembly: Assembly) -> dict[str, int]:
-    """Return the measured savings; complete once the assembly is."""
-    return {
-        "cached_tokens": sum(event.num_cached_tokens for event in assembly.finished),
-        "forced_tokens": sum(event.num_forced_tokens for event in assembly.finished),
-        "drafted_tokens": sum(event.num_drafted_tokens for event in assembly.finished),
-        "accepted_draft_tokens": sum(event.num_accepted_tokens for event in assembly.finished),
-        "early_exit_tokens": sum(event.num_early_exit_tokens for event in assembly.finished),
-        "skipped_layers": sum(event.num_skipped_layers for event in assembly.finished),
-    }
+def _optimizations(usage: Usage) -> dict[str, int]:
+    """Return the measured savings."""
+    return {name: getattr(usage, name) for name, shown in USAGE_FIELDS.items() if shown.is_optimization}
 
 
 def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
@@ -270,7 +218,7 @@ def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:
         if shows_kept_text:
             difference["expected"] = None if missed.expected is None else missed.expected.decode("utf-8", "replace")
     return {
-        "loaded_tokens": sum(event.num_loaded_tokens for event in assembly.finished),
+        "loaded_tokens": assembly.total().loaded_prompt_tokens,
         "first_difference": difference,
     }
 

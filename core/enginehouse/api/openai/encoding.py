@@ -1,33 +1,37 @@
-"""JSON parts of responses: stream lines and log-probabilities; and the prompt log, if enabled."""
+"""JSON parts of responses: lines, log-probabilities, held-back chunks; and the prompt log, if enabled."""
 
 from __future__ import annotations
 
 import codecs
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
+from enginehouse.contract.backend import LOWEST_LOGPROB
+from enginehouse.contract.surface import Chunk, Piece
 from enginehouse.contract.types import GenerateRequest, TokenLogprob
 
 __all__ = [
+    "HeldChunks",
     "LegacyLogprobs",
+    "TextChunks",
     "chat_logprobs",
     "encode_json",
     "encode_line",
     "finite_logprob",
+    "held_chunks",
     "legacy_logprob",
     "legacy_top_logprobs",
     "log_prompts",
     "token_text",
+    "with_details",
 ]
 
 encode_json = msgspec.json.Encoder().encode
 """Encodes plain data to JSON bytes."""
-
-_LOWEST_LOGPROB = -9999.0
-"""Represents minus infinity, which JSON does not have; OpenAI's value."""
 
 _LINE_BREAKS = (
     ("\u2028".encode(), b"\\u2028"),
@@ -45,6 +49,76 @@ def encode_line(value: Any) -> bytes:
             if raw in encoded:
                 encoded = encoded.replace(raw, escaped)
     return encoded
+
+
+_TEXT = "\0text\0"
+
+
+class TextChunks:
+    """The usual chunks of a stream, one per token: each is encoded once, and only its text is replaced.
+
+    Args:
+        make: returns the chunk of a choice with that text.
+        num_choices: number of choices.
+    """
+
+    def __init__(self, make: Callable[[int, str], Chunk], num_choices: int) -> None:
+        encoded = [encode_json(make(index, _TEXT)) for index in range(num_choices)]
+        self._parts = [chunk.rpartition(encode_json(_TEXT)) for chunk in encoded]
+
+    def of(self, piece: Piece) -> tuple[msgspec.Raw]:
+        """Return the chunk of a piece that is only text."""
+        start, _, end = self._parts[piece.index]
+        return (msgspec.Raw(start + encode_json(piece.text) + end),)
+
+
+class HeldChunks:
+    """Holds back the chunks of a stream that may be the last ones, because these get further members.
+
+    Args:
+        until_content: hold back the last chunk with content and those after it; otherwise only the end of a choice.
+    """
+
+    def __init__(self, *, until_content: bool) -> None:
+        self._until_content = until_content
+        self._held: list[Chunk] = []
+        self._has_content = False
+
+    def push(self, chunk: Chunk, piece: Piece) -> list[Chunk]:
+        """Return the chunks that can be sent, now that ``chunk``, made of ``piece``, follows."""
+        has_content = piece.finish_reason is None and piece.scores is None
+        if self._has_content and not has_content:
+            self._held.append(chunk)
+            return []
+        ready = self.take()
+        if self._until_content or piece.finish_reason is not None:
+            self._held, self._has_content = [chunk], self._until_content and has_content
+            return ready
+        return [*ready, chunk]
+
+    def take(self) -> list[Chunk]:
+        """Return the chunks held back, in order."""
+        held, self._held = self._held, []
+        return held
+
+
+def held_chunks(usage: str | None, *, has_details: bool) -> HeldChunks | None:
+    """Return what holds back the chunks of a stream; None if every chunk can be sent at once.
+
+    Args:
+        usage: ``own_chunk``, ``last_content`` or None: the place of the token counts.
+        has_details: the last chunk has the details.
+    """
+    if usage == "last_content":
+        return HeldChunks(until_content=True)
+    return HeldChunks(until_content=False) if has_details and usage is None else None
+
+
+def with_details(chunks: list[Chunk], details: dict[str, Any] | None) -> list[Chunk]:
+    """Add the member ``enginehouse`` to the last chunk, unless there are no details."""
+    if details is not None and chunks:
+        chunks[-1]["enginehouse"] = details
+    return chunks
 
 
 def token_text(token: bytes) -> str:
@@ -69,7 +143,7 @@ def legacy_top_logprobs(entry: TokenLogprob) -> dict[str, float]:
 
 def finite_logprob(value: float) -> float:
     """Return a log-probability as a JSON number; minus infinity is replaced."""
-    return value if value > _LOWEST_LOGPROB else _LOWEST_LOGPROB
+    return value if value > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -78,6 +152,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         {
             **_chat_entry(entry.token, entry.logprob),
             "top_logprobs": [_chat_entry(other.token, other.logprob) for other in entry.top],
+            **({} if entry.details is None else asdict(entry.details)),
         }
         for entry in entries
     ]
@@ -102,17 +177,19 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the four lists for the next tokens of the choice."""
+        """Return the four lists for the next tokens of the choice, and the tokens' details if there are any."""
         offsets = []
         for entry in entries:
             offsets.append(self._num_chars)
             if entry.token_id not in self._hidden:
                 self._num_chars += len(self._decoder.decode(entry.token))
+        details = [asdict(entry.details) for entry in entries if entry.details is not None]
         return {
             "tokens": [token_text(entry.token) for entry in entries],
             "token_logprobs": [legacy_logprob(entry) for entry in entries],
             "top_logprobs": [legacy_top_logprobs(entry) for entry in entries],
             "text_offset": offsets,
+            **({"token_details": details} if details else {}),
         }
 
 
@@ -120,8 +197,10 @@ _log = logging.getLogger("enginehouse.prompts")
 
 
 def log_prompts(requests: Iterable[GenerateRequest]) -> None:
-    """Log the prompt of each request: its id and, as JSON, its messages, text or token ids."""
+    """Log the prompt of each request that allows it: its id and, as JSON, its messages, text or token ids."""
     for request in requests:
+        if not request.log_prompt:
+            continue
         prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
         line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"
         if request.suffix is not None:

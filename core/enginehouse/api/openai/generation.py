@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
@@ -16,22 +17,21 @@ from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import EventStream
+from enginehouse.api.http.sse import ResponseStream
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly, Dialect, event_batches
-from enginehouse.api.openai.compression import compression_headers
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
+from enginehouse.api.openai.answer import Assembly, event_batches
+from enginehouse.api.openai.decoding import Decoded
 from enginehouse.api.openai.details import (
     AnswerDetails,
-    DetailedDialect,
     asks_for_details,
     optimization_headers,
     routed_headers,
 )
-from enginehouse.api.openai.encoding import log_prompts
+from enginehouse.api.openai.encoding import encode_json, log_prompts
 from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.prompt_scores import PromptScores
+from enginehouse.api.openai.reports import report_headers
+from enginehouse.contract.surface import Assembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import aside
@@ -44,21 +44,28 @@ _LOGPROB_BYTES = 256
 _MANY_LOGPROBS = 500  # with twenty alternatives each, written in about 10 ms
 
 
-@frozen(eq=False, kw_only=True)
+@frozen(eq=False)
 class GenerationResponse:
     """An ASGI response. Refusals are raised before its first byte.
 
     Attributes:
         requests: one per prompt.
-        dialect: creates the writer of this response, once every prompt has been accepted.
-        prepare: awaited before that, with the accepted requests.
     """
 
     state: ApiState
-    decoded: Decoded[GenerationBody]
+    route: GenerationRoute
+    call: Decoded[Any]
     requests: Sequence[GenerateRequest]
-    dialect: Callable[[Assembly], Dialect]
-    prepare: Callable[[Sequence[RunningRequest]], Awaitable[None]] | None = None
+
+    @classmethod
+    async def make(cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]) -> GenerationResponse:
+        """Return the response to a call; prepares the requests of a large one off the event loop.
+
+        Raises:
+            RequestError: the body is invalid.
+        """
+        requests = await aside(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
+        return cls(state, route, call, requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the request, and send the response as it is generated; stops as soon as the client disconnects."""
@@ -88,15 +95,15 @@ class GenerationResponse:
             RequestError: the caller may not use the model or the priority.
             RateLimited: it has used up its tokens.
         """
-        caller, body = self.decoded.caller, self.decoded.body
-        if not self.state.pipeline.is_routed(body.model):  # a router only considers allowed models
-            check_model(caller, body.model, self.state.manager)
-        check_priority(caller, body.priority)
-        num_tokens = await aside(self.decoded.is_large, lambda: estimate_tokens(self.requests))
+        caller, first = self.call.caller, self.requests[0]
+        if not self.state.pipeline.is_routed(first.model):  # a router only considers allowed models
+            check_model(caller, first.model, self.state.manager)
+        check_priority(caller, first.priority)
+        num_tokens = await aside(self.call.is_large, lambda: estimate_tokens(self.requests))
         await self.state.admission.reserve(ticket, num_tokens)
 
     def _timeouts(self) -> Timeouts:
-        model = self.state.manager.find(self.state.pipeline.usual_model(self.decoded.body.model))
+        model = self.state.manager.find(self.state.pipeline.usual_model(self.requests[0].model))
         return timeouts_of(self.state.settings.limits, model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
@@ -107,54 +114,50 @@ class GenerationResponse:
             _give_up(exchange, record)
             return
         record.model, record.parameters = running[0].model.name, running[0].parameters
-        if self.decoded.body.log_prompt and server.log_prompts:
+        if server.log_prompts:
             log_prompts(self.requests)
-        assembly = answer.assembly = Assembly(running, self.decoded.body.num_choices, record)
-        if running[0].request.num_prompt_logprobs is not None and self.decoded.body.asks_for_scores:
-            assembly.scores = PromptScores(self.decoded.body, len(running))
-        dialect = self._open_dialect(assembly, scope)
-        left_out = dict.fromkeys(name for one in running for name in one.unsupported)
-        profile = self.decoded.caller.profile
-        headers = self.decoded.headers(left_out) + routed_headers(running, profile)
-        headers += compression_headers(running, profile)
-        if self.decoded.body.stream:
-            include_usage = self.decoded.body.include_usage
-            stream = EventStream(
-                send,
-                exchange,
-                dialect,
-                include_usage=include_usage,
-                profile=self.decoded.caller.profile,
-                headers=headers,
-            )
-            await stream.write(assembly, _batches(assembly))
+        has_details = asks_for_details(scope["headers"], server.details)
+        first = self.requests[0]
+        assembly = Assembly(first.request_id, running, first.num_choices, record, self.call.body.stream, has_details)
+        assembler = await exchange.until_ended(self.route.assemble(self.call, assembly))
+        if exchange.is_ended:
+            _give_up(exchange, record)
             return
-        choices = await assembly.fold(_batches(assembly))
+        answer.assembly = assembly
+        left_out = dict.fromkeys(name for one in running for name in one.unsupported)
+        profile = self.call.caller.profile
+        headers = self.call.headers(left_out) + routed_headers(running, profile)
+        headers += report_headers(running, profile)
+        details = self._details(assembly, scope)
+        if assembly.is_streamed:
+            stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)
+            await stream.write(assembly, _batches(assembly), details)
+            return
+        await assembly.fold(_batches(assembly), assembler)
         if exchange.is_ended:
             _give_up(exchange, record)
             return
         assembly.complete()
-        headers += optimization_headers(assembly, self.decoded.caller.profile)
-        usage = assembly.usage()
-        body = await aside(_is_long(assembly), lambda: dialect.whole(choices, usage))
-        await _send_json(send, body, headers)
+        headers += optimization_headers(assembly.total(), profile)
+        written = await aside(_is_long(assembly), lambda: _whole(assembly, assembler, details))
+        await _send_json(send, written, headers)
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Store everything known before submission in the access record."""
         record, request = record_of(scope), self.requests[0]
         record.answer_id = request.request_id
         record.request_id = record.request_id or request.request_id
-        record.stream, record.asked_model = self.decoded.body.stream, request.model
-        record.num_choices = len(self.requests) * self.decoded.body.num_choices
+        record.stream, record.asked_model = self.call.body.stream, request.model
+        record.num_choices = len(self.requests) * request.num_choices
         return record
 
-    def _open_dialect(self, assembly: Assembly, scope: Scope) -> Dialect:
-        dialect, server = self.dialect(assembly), self.state.settings.server
-        if not asks_for_details(scope["headers"], server.details):
-            return dialect
-        shows_kept_text = may_see_prompts(self.decoded.caller, server, is_local=foreign_sign(scope) is None)
-        details = AnswerDetails(self.decoded, assembly, self.state.registry.request_fields, shows_kept_text)
-        return DetailedDialect(dialect, details)
+    def _details(self, assembly: Assembly, scope: Scope) -> AnswerDetails | None:
+        """Return the writer of the extension member, if the response has it."""
+        if not assembly.has_details:
+            return None
+        server = self.state.settings.server
+        shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
+        return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
     async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
         """Submit every prompt to the engine; returns None if the exchange ended meanwhile."""
@@ -176,9 +179,6 @@ class GenerationResponse:
                 same = [evolve(request, model=submitted[0].model.name) for request in others]
                 rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
                 submitted = None if rest is None else [*submitted, *rest]
-        if submitted is not None and self.prepare is not None:
-            await exchange.until_ended(self.prepare(submitted))
-            return None if exchange.is_ended else submitted
         return submitted
 
 
@@ -206,6 +206,11 @@ def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
     batches = event_batches(assembly.running)
     predicted = assembly.running[0].prediction_token_ids
     return batches if predicted is None else assembly.counting(batches, PredictionCount(predicted))
+
+
+def _whole(assembly: Assembly, assembler: Assembler, details: AnswerDetails | None) -> bytes:
+    """Return a response that is not streamed."""
+    return encode_json(assembler.whole(assembly.usage(), None if details is None else details.to_plain()))
 
 
 async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import msgspec
-from attrs import evolve, frozen
+from attrs import evolve
 
-from enginehouse.api.openai.unsupported import refuse
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.refusals import refuse
+from enginehouse.contract.shapes import MessageBody
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 
 __all__ = [
     "PART_SEPARATOR",
-    "MessageBody",
     "find_ignored_in_calls",
     "find_ignored_in_messages",
     "read_messages",
@@ -91,29 +91,6 @@ def _read_arguments(arguments: Any, path: str) -> str:
 
 PART_SEPARATOR = "\n"
 _MEDIA = ("image_url", "image", "input_image", "input_audio", "video_url", "file")
-
-
-@frozen(kw_only=True)
-class MessageBody:
-    """One message as the client sent it, before its content is read.
-
-    Attributes:
-        reasoning: another name of ``reasoning_content``.
-        compress: false excludes this message from compression; likewise in a part of its content.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Any = None
-    name: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: Any = None
-    refusal: str | None = None
-    annotations: Any = None
-    audio: Any = None
-    compress: bool | None = None
 
 
 _KNOWN = frozenset(attribute.name for attribute in attrs.fields(MessageBody))

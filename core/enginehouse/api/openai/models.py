@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
-from litestar import Request, get
-from litestar.handlers import HTTPRouteHandler
+from litestar import Request, Response
 
 from enginehouse.api.http.callers import caller_of, shown_as
 from enginehouse.api.http.permissions import may_manage
-from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.api.http.state import ApiState, HandlerRoute
 from enginehouse.api.openai.details import shown_parameters
-from enginehouse.api.openai.unsupported import refused_fields
+from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.refusals import refused_fields
+from enginehouse.contract.surface import Route
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_card import ModelCard
@@ -30,38 +28,51 @@ __all__ = ["all_capabilities", "model_routes"]
 
 _Request = Request[Any, Any, Any]
 
-_BODY_FIELDS = frozenset(attribute.name for body in (ChatBody, CompletionBody) for attribute in attrs.fields(body))
 
+def model_routes(state: ApiState) -> list[Route]:
+    """Return the routes, without a prefix."""
 
-def model_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """Return the routes, relative to the mount prefix of the API."""
-
-    @get("/models")
-    async def list_models(request: _Request) -> dict[str, Any]:
-        """List all models that the caller may use."""
+    async def list_models(request: _Request, _: None) -> Response[dict[str, Any]]:
         models = _models(state, request)
         behind_auto = _behind_auto(state, models)
-        return {"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])}
+        return Response({"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])})
 
-    @get("/models/{model_id:path}")
-    async def show_model(request: _Request) -> dict[str, Any]:
-        """Show one model, by its name or an alias; names may contain slashes."""
+    async def show_model(request: _Request, _: None) -> Response[dict[str, Any]]:
         name = str(request.path_params["model_id"]).removeprefix("/")
         caller = caller_of(request.scope)
         for status in state.manager.statuses():
             names = shown_as(caller, status)
             if name in names:
-                return _model(state, status, names, name, request)
+                return Response(_model(state, status, names, name, request))
         if name == AUTO and (behind_auto := _behind_auto(state, _models(state, request))):
-            return _routed(behind_auto)
+            return Response(_routed(behind_auto))
         raise ModelNotFound(name)
 
-    return [list_models, show_model]
+    return [
+        HandlerRoute(
+            method="GET",
+            path="/models",
+            name="list_models",
+            summary="List all models",
+            handle=list_models,
+            limits=None,
+            response_schema=reference("ModelList"),
+        ),
+        HandlerRoute(
+            method="GET",
+            path="/models/{model_id:path}",
+            name="show_model",
+            summary="Show one model",
+            handle=show_model,
+            limits=None,
+            response_schema=reference("Model"),
+        ),
+    ]
 
 
 def all_capabilities(card: ModelCard) -> dict[str, Capability]:
     """Return the handling of every known parameter, including those that no model of this server supports."""
-    refused = refused_fields(_BODY_FIELDS | card.capabilities.keys())
+    refused = refused_fields(card.capabilities)
     everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
     return dict(sorted(everything.items()))
 
@@ -91,6 +102,7 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
         "backend": status.backend,
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
+        "task": info.task if info else None,
         **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile.name)),
     }
 
@@ -122,6 +134,7 @@ def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "backend": None,
         "num_restarts": 0,
         "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
+        "task": "generate",
         **_UNKNOWN,
     }
 
@@ -145,6 +158,8 @@ def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: st
         "system_fingerprint": card.fingerprint,
         "parsers": {"tools": card.formats.tool_parser, "reasoning": card.formats.reasoning_parser},
         "parameters": dict(sorted(parameters.items())),
-        "capabilities": {name: attrs.asdict(capability) for name, capability in all_capabilities(card).items()},
+        "capabilities": {
+            name: {"support": one.support, "reason": one.reason} for name, one in all_capabilities(card).items()
+        },
         "metadata": info.metadata,
     }

@@ -10,6 +10,7 @@ from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.errors import NotThinking, RequestNotRunning
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.reports import num_read_tokens
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import InvalidRequest, RequestCancelled
 from enginehouse.contract.inspection import Inspectable
@@ -103,18 +104,17 @@ def estimate_tokens(requests: Sequence[GenerateRequest]) -> int:
 
 
 def used_tokens(answer: OpenAnswer) -> int:
-    """Return the tokens of prompts and completions, plus discarded tokens and those read by a compressor's scorer."""
+    """Return the tokens of prompts and completions, plus discarded tokens and those read to prepare requests."""
     assembly = answer.assembly
     if assembly is None:
         return answer.num_discarded_tokens
-    num_scored = sum(one.compressed.scored_tokens for one in assembly.running if one.compressed is not None)
-    return answer.num_discarded_tokens + num_scored + _answered(assembly)
+    return answer.num_discarded_tokens + num_read_tokens(assembly.running) + _answered(assembly)
 
 
 def _answered(assembly: Assembly) -> int:
     """Return the engine's count if reported, else the count so far, estimated from text if there are no tokens."""
     if len(assembly.finished) == assembly.num_prompts:
-        return sum(event.num_prompt_tokens + event.num_completion_tokens for event in assembly.finished)
+        return sum(event.usage.prompt_tokens + event.usage.completion_tokens for event in assembly.finished)
     started = [one for one in assembly.running if one.generation.has_started]
     prompts = sum(one.generation.num_prompt_tokens or _prompt_tokens(one.request) for one in started)
     return prompts + (assembly.num_tokens or sum(map(_num_tokens, _texts(assembly))))

@@ -9,19 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.pipeline.parameters import INT64_MAX
+from enginehouse.contract.fields import FIELDS
+from enginehouse.contract.rows import INT64_MAX
 from enginehouse.settings.structuring import without_fraction
 
 __all__ = ["TEMPLATE_FIELDS", "check_raw_prompt", "read_prompts", "read_token_ids"]
 
-TEMPLATE_FIELDS = (
-    "tools",
-    "tool_choice",
-    "enable_thinking",
-    "reasoning_effort",
-    "thinking_budget",
-    "chat_template_kwargs",
-)
+TEMPLATE_FIELDS = tuple(name for name, row in FIELDS.items() if row.prompt == "template")
 """Fields of a chat request that are read only by its template or that template's parsers."""
 
 _NEUTRAL: tuple[Any, ...] = (None, (), {}, "none", "auto")

@@ -9,41 +9,43 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import evolve
-from litestar import Request, Response, post
-from litestar.handlers import HTTPRouteHandler
+from litestar import Request, Response
 
-from enginehouse.api.http.body import read_body
-from enginehouse.api.http.callers import caller_of, check_model, check_priority
-from enginehouse.api.http.state import ApiState
+from enginehouse.api.http.callers import check_model, check_priority
+from enginehouse.api.http.state import ApiState, HandlerRoute
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.decoding import BodyDecoder
+from enginehouse.api.openai.decoding import Decoded
+from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.router import Candidate
+from enginehouse.contract.surface import Route
 from enginehouse.pipeline.routing import AUTO, Plan
 from enginehouse.serving.background import aside
 
 __all__ = ["route_route"]
 
 
-def route_route(state: ApiState) -> HTTPRouteHandler:
-    """Return the route, relative to the mount prefix of the API. Its body is that of a chat; ``model`` is optional."""
-    settings = state.settings
-    decoder = BodyDecoder(ChatBody, state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
+def route_route(state: ApiState) -> Route:
+    """Return the route, without a prefix. Its body is that of a chat; ``model`` is optional."""
 
-    @post("/route", status_code=200)
-    async def explain_route(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-        """Explain the choice of a model for a request."""
-        caller = caller_of(request.scope)
-        decoded = await decoder.read(await read_body(request.receive, settings.limits.max_body_bytes), caller)
-        asked = decoded.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
+    async def explain_route(request: Request[Any, Any, Any], call: Decoded[ChatBody]) -> Response[dict[str, Any]]:
+        asked = call.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
-            check_model(caller, asked, state.manager)
-        check_priority(caller, decoded.body.priority)
-        chat = await aside(decoded.is_large, lambda: decoded.request("", **decoded.body.chat()))
+            check_model(call.caller, asked, state.manager)
+        check_priority(call.caller, call.body.priority)
+        chat = await aside(call.is_large, lambda: call.identify(call.request("", **call.body.chat())))
         plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
         shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
-        return Response(shown, headers=dict(decoded.headers(left_out)))
+        return Response(shown, headers=dict(call.headers(left_out)))
 
-    return explain_route
+    return HandlerRoute(
+        path="/route",
+        name="explain_route",
+        summary="Which models a chat would be tried on, and why",
+        body=ChatBody,
+        handle=explain_route,
+        request_schema=reference("RouteRequest"),
+        response_schema=reference("Route"),
+    )
 
 
 def _without_choice(asked: str | None, name: str) -> dict[str, Any]:

@@ -6,23 +6,25 @@ model's worker.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import evolve, field, frozen
-from litestar import Request, Response, post
-from litestar.handlers import HTTPRouteHandler
+from attrs import NOTHING, evolve, frozen
+from litestar import Request, Response
 
 from enginehouse.api.http.access import RECORD_KEY
-from enginehouse.api.http.body import read_body
-from enginehouse.api.http.callers import caller_of, check_model
-from enginehouse.api.http.state import ApiState
+from enginehouse.api.http.callers import check_model
+from enginehouse.api.http.state import ApiState, HandlerRoute
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.decoding import BodyDecoder, Decoded, RequestBody
+from enginehouse.api.openai.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
 from enginehouse.api.openai.encoding import encode_json, token_text
 from enginehouse.api.openai.raw_prompt import read_token_ids
+from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import FIELDS
+from enginehouse.contract.rows import row
+from enginehouse.contract.shapes import TOKEN_ID, MessageBody
+from enginehouse.contract.surface import Route, new_id
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
@@ -32,30 +34,11 @@ from enginehouse.settings.config import LimitsSettings
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
 
 _C = TypeVar("_C", bound=ChatBody)
+_Request = Request[Any, Any, Any]
 
 _MANY_TOKENS = 20_000  # written in about 10 ms
 
-_SHAPES_PROMPT = frozenset(
-    {
-        "chat_template_kwargs",
-        "enable_thinking",
-        "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "json_schema",
-        "messages",
-        "model",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "response_format",
-        "structured_outputs",
-        "thinking_budget",
-        "tool_choice",
-        "tools",
-    }
-)
+_SHAPES_PROMPT = frozenset(name for name, row in FIELDS.items() if row.prompt)
 """Fields of a chat request that the prompt depends on."""
 
 
@@ -77,25 +60,29 @@ class ApplyTemplateBody(ChatBody):
 
 @frozen(kw_only=True)
 class TokenizeBody(ChatBody):
-    """The body of ``/tokenize``: a text or a chat request.
+    """The body of ``/tokenize``: a text or a chat request."""
 
-    Attributes:
-        content: a text; as in llama-server, without the model's special prefix unless ``add_special`` is true.
-        prompt: a text; as in vLLM and ``/v1/completions``, with the special prefix unless ``add_special`` is false.
-        messages: a chat, whose template writes the special prefix.
-        add_special: prepend the model's special prefix (for example BOS).
-        add_special_tokens: another name of ``add_special``.
-        parse_special: treat control-token strings in a text as control tokens.
-        with_pieces: return ``tokens`` as objects with ``id`` and ``piece``, the token's text, or its bytes.
-        return_token_strs: also return the text of each token, as ``token_strs``.
-    """
-
-    content: str | None = None
-    add_special: bool | None = None
-    add_special_tokens: bool | None = None
-    parse_special: bool | None = None
-    with_pieces: bool = False
-    return_token_strs: bool = False
+    content: str | None = row(
+        "A text; as in llama-server, without the model's special prefix unless `add_special` is true."
+    )
+    prompt: str | None = row(
+        "A text; as in vLLM and `/v1/completions`, with the special prefix unless `add_special` is false."
+    )
+    messages: tuple[MessageBody, ...] | None = row(
+        "A chat, whose template writes the special prefix.", schema={"minItems": 1}, limit=("maxItems", "max_messages")
+    )
+    add_special: bool | None = row("Prepend the model's special prefix (for example BOS).")
+    add_special_tokens: bool | None = row("Another name of `add_special`.")
+    parse_special: bool | None = row("Treat control-token strings in a text as control tokens.")
+    with_pieces: bool = row(
+        "Return `tokens` as objects with `id` and `piece`, the token's text, or its bytes.", default=False
+    )
+    return_token_strs: bool = row("Also return the text of each token, as `token_strs`.", default=False)
+    details: bool = row(
+        "Also say how much of the prompt is cached for `cache_salt` and `prompt_cache_key`, and in which parts of its "
+        "text control-token strings are trusted to be control tokens.",
+        default=False,
+    )
 
     def check(self, limits: LimitsSettings) -> None:
         """Check combinations of fields."""
@@ -117,7 +104,8 @@ class TokenizeBody(ChatBody):
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Yield fields without effect: those of generation, and for a text also those of chats."""
         shaping = _SHAPES_PROMPT if "messages" in data else frozenset({"model"})
-        yield from (name for name in data if name not in shaping | _OF_TOKENIZE)
+        own = _OF_TOKENIZE | (_OF_NAMESPACE if data.get("details") else frozenset())
+        yield from (name for name in data if name not in shaping | own)
         yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in shaping})
 
     @property
@@ -127,75 +115,92 @@ class TokenizeBody(ChatBody):
         return self.prompt is not None if asked is None else asked
 
 
-_OF_TOKENIZE = frozenset(
-    {"content", "prompt", "add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs"}
-)
+_OF_TOKENIZE = frozenset(TokenizeBody.__annotations__)
+_OF_NAMESPACE = frozenset({"cache_salt", "prompt_cache_key"})
 
 
 @frozen(kw_only=True)
 class DetokenizeBody(RequestBody):
-    """The body of ``/detokenize``.
+    """The body of ``/detokenize``."""
 
-    Attributes:
-        tokens: token ids.
-    """
-
-    model: str | None = None
-    tokens: Any = field()
+    model: str | None = row(FIELDS["model"].text)
+    tokens: Any = row(
+        "Token ids.", default=NOTHING, schema={"type": "array", "items": TOKEN_ID, "maxItems": MAX_TOKEN_IDS}
+    )
 
 
-def token_routes(state: ApiState) -> list[HTTPRouteHandler]:
-    """Return the routes, relative to the mount prefix of the API."""
-    settings, replays = state.settings, state.pipeline.replays
-    shared = (state.registry.samplers, settings.limits, settings.server.unsupported_parameters)
-    tokenize_decoder = BodyDecoder(TokenizeBody, *shared)
-    detokenize_decoder = BodyDecoder(DetokenizeBody, *shared)
-    template_decoder = BodyDecoder(ApplyTemplateBody, *shared)
+def token_routes(state: ApiState) -> list[Route]:
+    """Return the routes, without a prefix."""
+    tokens = _Tokens(state)
+    return [
+        HandlerRoute(
+            path="/tokenize",
+            name="tokenize",
+            summary="Token ids of a text or a chat",
+            body=TokenizeBody,
+            handle=tokens.tokenize,
+            request_schema=reference("TokenizeRequest"),
+            response_schema=reference("Tokens"),
+        ),
+        HandlerRoute(
+            path="/detokenize",
+            name="detokenize",
+            summary="The text of token ids",
+            body=DetokenizeBody,
+            handle=tokens.detokenize,
+            request_schema=reference("DetokenizeRequest"),
+            response_schema=reference("DetokenizedText"),
+        ),
+        HandlerRoute(
+            path="/apply-template",
+            name="apply_template",
+            summary="The prompt that a chat makes",
+            body=ApplyTemplateBody,
+            handle=tokens.apply_template,
+            request_schema=reference("ApplyTemplateRequest"),
+            response_schema=reference("RenderedPrompt"),
+        ),
+    ]
 
-    async def read(request: Request[Any, Any, Any]) -> bytes:
-        return await read_body(request.receive, settings.limits.max_body_bytes)
 
-    @post("/tokenize", status_code=200)
-    async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+@frozen(eq=False)
+class _Tokens:
+    """Handlers of the routes."""
+
+    state: ApiState
+
+    async def tokenize(self, request: _Request, call: Decoded[TokenizeBody]) -> Response[bytes]:
         """Return the token ids of a text or a chat."""
-        decoded = await tokenize_decoder.read(await read(request), caller_of(request.scope))
-        body = decoded.body
-        check_model(decoded.caller, body.model, state.manager)
+        body, state, caller = call.body, self.state, call.caller
+        check_model(caller, body.model, state.manager)
         async with state.manager.use(body.model) as model:
-            prompt = await _tokenized_prompt(state, decoded, model)
-            token_ids = await prompt.tokenize(replays, decoded.caller.name)
+            prompt = await _tokenized_prompt(state, call, model)
+            token_ids = await prompt.tokenize(state.pipeline.replays, caller.name)
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
-                pieces = await replays.pieces(model, token_ids, decoded.caller.name)
+                pieces = await state.pipeline.replays.pieces(model, token_ids, caller.name)
+            details = await _details(state, call, prompt, token_ids) if body.details else {}
         written = await aside(
             len(token_ids) > _MANY_TOKENS,
-            lambda: encode_json(_tokenized(body, token_ids, pieces, model.info.max_context)),
+            lambda: encode_json({**_tokenized(body, token_ids, pieces, model.info.max_context), **details}),
         )
-        return _answer(request, decoded, model, written, prompt.unsupported)
+        return _answer(request, call, model, written, prompt.unsupported)
 
-    @post("/detokenize", status_code=200)
-    async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def detokenize(self, request: _Request, call: Decoded[DetokenizeBody]) -> Response[bytes]:
         """Return the text of token ids, with control tokens by name."""
-        decoded = await detokenize_decoder.read(await read(request), caller_of(request.scope))
-        token_ids = await aside(
-            decoded.is_large, lambda: read_token_ids(decoded.body.tokens, "tokens", may_be_empty=True)
-        )
-        check_model(decoded.caller, decoded.body.model, state.manager)
-        async with state.manager.use(decoded.body.model) as model:
-            text = await replays.detokenize(model, token_ids, decoded.caller.name)
-        return _answer(request, decoded, model, encode_json({"content": text, "prompt": text}))
+        token_ids = await aside(call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True))
+        check_model(call.caller, call.body.model, self.state.manager)
+        async with self.state.manager.use(call.body.model) as model:
+            text = await self.state.pipeline.replays.detokenize(model, token_ids, call.caller.name)
+        return _answer(request, call, model, encode_json({"content": text, "prompt": text}))
 
-    @post("/apply-template", status_code=200)
-    async def apply_template(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def apply_template(self, request: _Request, call: Decoded[ApplyTemplateBody]) -> Response[bytes]:
         """Return the prompt that a chat request produces."""
-        decoded = await template_decoder.read(await read(request), caller_of(request.scope))
-        check_model(decoded.caller, decoded.body.model, state.manager)
-        async with state.manager.use(decoded.body.model) as model:
-            prompt = await state.pipeline.prompt(await _chat(decoded), model)
+        check_model(call.caller, call.body.model, self.state.manager)
+        async with self.state.manager.use(call.body.model) as model:
+            prompt = await self.state.pipeline.prompt(await _chat(call), model)
         text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, decoded, model, encode_json({"prompt": text}), prompt.unsupported)
-
-    return [tokenize, detokenize, apply_template]
+        return _answer(request, call, model, encode_json({"prompt": text}), prompt.unsupported)
 
 
 async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
@@ -209,10 +214,22 @@ async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], mod
     return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed, written=(text,))
 
 
+async def _details(
+    state: ApiState, decoded: Decoded[TokenizeBody], prompt: Prompt, token_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Return the member ``details``. Only the caller's own namespace is searched."""
+    caller, body = decoded.caller, decoded.body
+    namespace = caller.namespace(body.namespace)
+    cached = await state.pipeline.replays.cached_tokens(prompt.model, token_ids, namespace, caller.name)
+    segments = [{"text": segment.text, "trusted": segment.trusted} for segment in prompt.segments]
+    return {"details": {"cached_tokens": cached, "segments": segments}}
+
+
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
     """Return the body's chat as a request."""
-    request_id = f"prompt-{uuid.uuid4().hex}"
-    return await aside(decoded.is_large, lambda: decoded.request(request_id, **decoded.body.chat()))
+    return await aside(
+        decoded.is_large, lambda: decoded.identify(decoded.request(new_id("prompt-"), **decoded.body.chat()))
+    )
 
 
 def _tokenized(

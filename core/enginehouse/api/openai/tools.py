@@ -8,16 +8,12 @@ from typing import Any, Literal
 
 import attrs
 import msgspec
-from attrs import frozen
 
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.shapes import Effort, FunctionBody, ToolBody
 from enginehouse.contract.types import Thinking, Tool, ToolUse
 
 __all__ = [
-    "MAX_TOOLS",
-    "Effort",
-    "FunctionBody",
-    "ToolBody",
     "check_template_variables",
     "find_ignored_in_choice",
     "find_ignored_in_tools",
@@ -25,26 +21,7 @@ __all__ = [
     "read_tool_use",
 ]
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # OpenAI's and dots, which MCP servers use in tool names
-
-
-@frozen(kw_only=True)
-class FunctionBody:
-    """A function. Required calls always match ``parameters``; other calls do with ``strict``."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-@frozen(kw_only=True)
-class ToolBody:
-    """One of ``tools``."""
-
-    type: Literal["function"]
-    function: FunctionBody
 
 
 def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None) -> ToolUse | None:
@@ -180,8 +157,6 @@ def _read_named(data: Mapping[str, Any], path: str) -> tuple[str, str]:
         raise InvalidRequest(f"{path}.function.name: must be a string", f"{path}.function.name")
     return f"{path}.function.name", name
 
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 _MAX_JSON_BYTES = 32 * 1024
 _SWITCHES = ("enable_thinking", "thinking")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.contract.usage import USAGE_FIELDS
 from enginehouse.pipeline.capabilities import Support
 from enginehouse.pipeline.parameters import Origin
 from enginehouse.serving import ModelState
@@ -20,6 +21,10 @@ def object_of(optional: dict[str, JsonSchema] | None = None, /, **members: JsonS
 def reference(name: str) -> JsonSchema:
     """Return a reference to the component of that name."""
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _usage_group(group: str) -> JsonSchema:
+    return object_of(**{name: _COUNT for name, shown in USAGE_FIELDS.items() if shown.group == group})
 
 
 def _list_of(items: JsonSchema) -> JsonSchema:
@@ -44,6 +49,12 @@ _FINISH: JsonSchema = {"enum": ["stop", "length", "tool_calls", "content_filter"
 _FINISH_OR_NULL: JsonSchema = {"enum": ["stop", "length", "tool_calls", "content_filter", None]}
 
 _CHAT_TOKEN = {"token": _TEXT, "logprob": _LOGPROB, "bytes": _BYTES}
+_TOKEN_DETAILS = {
+    "forced": {"type": "boolean"},
+    "drafted_by": _TEXT_OR_NULL,
+    "exit_layer": {"type": ["integer", "null"], "minimum": 1},
+    "resumed": {"type": "boolean"},
+}
 _HEAD = {"id": _TEXT, "created": _TIME, "model": _TEXT, "system_fingerprint": _TEXT}
 _REASONING = {"reasoning_content": _TEXT_OR_NULL, "reasoning": _TEXT_OR_NULL}
 
@@ -80,10 +91,8 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         prompt_tokens=_COUNT,
         completion_tokens=_COUNT,
         total_tokens=_COUNT,
-        prompt_tokens_details=object_of(cached_tokens=_COUNT),
-        completion_tokens_details=object_of(
-            reasoning_tokens=_COUNT, accepted_prediction_tokens=_COUNT, rejected_prediction_tokens=_COUNT
-        ),
+        prompt_tokens_details=_usage_group("prompt_tokens_details"),
+        completion_tokens_details=_usage_group("completion_tokens_details"),
     ),
     "Details": object_of(
         model=_TEXT,
@@ -101,16 +110,6 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
         tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         optimizations={"type": "object", "additionalProperties": _COUNT},
-        compression=_nullable(
-            object_of(
-                method=_TEXT,
-                tokens_before=_COUNT,
-                tokens_after=_COUNT,
-                scored_tokens=_COUNT,
-                ms={"type": "number", "minimum": 0},
-                failed=_TEXT_OR_NULL,
-            )
-        ),
         prefix_cache=object_of(
             loaded_tokens=_COUNT,
             first_difference=_nullable(object_of({"expected": _TEXT_OR_NULL}, index=_COUNT, got=_TEXT)),
@@ -118,9 +117,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         unsupported=_list_of(_TEXT),
         ignored=_list_of(_TEXT),
     ),
-    "ChatToken": object_of(**_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN))),
+    "ChatToken": object_of(_TOKEN_DETAILS, **_CHAT_TOKEN, top_logprobs=_list_of(object_of(**_CHAT_TOKEN))),
     "ChatLogprobs": object_of(content=_list_of(reference("ChatToken")), refusal={"type": "null"}),
     "CompletionLogprobs": object_of(
+        {"token_details": _list_of(_nullable(object_of(**_TOKEN_DETAILS)))},
         tokens=_list_of(_TEXT),
         token_logprobs=_list_of({"type": ["number", "null"], "maximum": 0}),
         top_logprobs=_list_of({"type": ["object", "null"], "additionalProperties": _LOGPROB}),
@@ -193,6 +193,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         error=_TEXT_OR_NULL,
         backend=_TEXT_OR_NULL,
         max_context={"type": ["integer", "null"]},
+        task={"enum": ["generate", "embed", "rerank", "classify", None]},
         num_restarts=_COUNT,
         quantization=_TEXT_OR_NULL,
         template_hash=_TEXT_OR_NULL,
@@ -207,7 +208,13 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     ),
     "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
     "Tokens": object_of(
-        {"token_strs": _list_of(_TEXT)},
+        {
+            "token_strs": _list_of(_TEXT),
+            "details": object_of(
+                cached_tokens=_nullable(_COUNT),
+                segments=_list_of(object_of(text=_TEXT, trusted={"type": "boolean"})),
+            ),
+        },
         tokens=_list_of(
             {
                 "anyOf": [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from enginehouse.api.http.headers import RATE_HEADERS
 from enginehouse.api.openapi.admin import ADMIN_SCHEMAS, admin_paths
 from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
-from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
-from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.rows import RequestField
+from enginehouse.contract.surface import GenerationRoute, Route
 from enginehouse.pipeline.model_card import release
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.profiles import PROFILES
@@ -69,16 +71,17 @@ _DETAILS = {
 
 
 def build_document(
-    samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings, root_path: str = ""
+    routes: Sequence[Route], plugin_fields: Mapping[str, RequestField], limits: LimitsSettings, root_path: str = ""
 ) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document as plain data.
 
     Args:
-        samplers: plugins whose request fields are included with those of core.
+        routes: those of all surfaces.
+        plugin_fields: fields of plugins, by name; they are included with those of core.
         limits: limits of this server.
         root_path: path prefix under which a proxy exposes this server.
     """
-    document = _document(samplers, limits)
+    document = _document(routes, plugin_fields, limits)
     for holder in (document, *document["paths"].values()):
         if "servers" in holder:
             urls = [root_path + server["url"] for server in holder["servers"]]
@@ -86,20 +89,21 @@ def build_document(
     return document
 
 
-def _document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> dict[str, Any]:
+def _document(
+    routes: Sequence[Route], plugin_fields: Mapping[str, RequestField], limits: LimitsSettings
+) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Enginehouse", "version": release(), "description": _DESCRIPTION},
         "servers": [{"url": "/v1"}, {"url": "/"}],
         "security": [{}, {"bearer": []}, {"key": []}],
         "paths": {
-            **_keep_within(limits, {**_generating_paths(), **_token_paths()}),
-            **_model_paths(),
+            **_surface_paths(routes, limits),
             **_server_paths(),
             **admin_paths(),
         },
         "components": {
-            "schemas": {**request_schemas(samplers, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
+            "schemas": {**request_schemas(plugin_fields, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
             "responses": {str(status): _error_response(status) for status in _EXAMPLES_OF_ERRORS},
             "parameters": {"Details": _DETAILS},
             "headers": {
@@ -117,41 +121,59 @@ def _document(samplers: Mapping[str, SamplerPlugin], limits: LimitsSettings) -> 
     }
 
 
-def _generating_paths() -> dict[str, Any]:
-    return {
-        "/chat/completions": _post(
-            "create_chat_completion",
-            "Continue a chat",
-            "ChatCompletionRequest",
-            "ChatCompletion",
-            "ChatCompletionChunk",
-        ),
-        "/completions": _post(
-            "create_completion", "Continue texts", "CompletionRequest", "Completion", "CompletionChunk"
-        ),
+def _surface_paths(routes: Sequence[Route], limits: LimitsSettings) -> dict[str, Any]:
+    """Return the paths of surfaces; one that exists with and without ``/v1`` is listed without it."""
+    known = {route.path for route in routes}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        if route.path.startswith("/v1/") and route.path.removeprefix("/v1") in known:
+            continue
+        item = paths.setdefault(re.sub(r":\w+}", "}", route.path), {})
+        item[route.method.lower()] = _route_operation(route, limits)
+        if f"/v1{route.path}" not in known:
+            item["servers"] = _ROOT
+        if names := re.findall(r"{(\w+)", route.path):
+            item["parameters"] = [_PARAMETERS.get(name) or _path_parameter(name) for name in names]
+    return paths
+
+
+def _path_parameter(name: str, **more: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, **more}
+
+
+_PARAMETERS = {"model_id": _path_parameter("model_id", description="A name or alias; it may hold slashes.")}
+
+
+def _route_operation(route: Route, limits: LimitsSettings) -> dict[str, Any]:
+    content = {"application/json": {"schema": dict(route.response_schema)}}
+    if route.body is None:
+        return _operation(route.name, route.summary, content, (401, 403, 404) if "{" in route.path else (401, 403))
+    headers = {"x-enginehouse-ignored": "Ignored", "x-enginehouse-unsupported": "Unsupported"}
+    refusals = tuple(_REFUSALS)
+    if isinstance(route, GenerationRoute):
+        content |= _stream(route)
+        refusals = (*_REFUSALS, *_TIMEOUTS)
+        headers |= {"x-request-id": "RequestId", **dict.fromkeys(RATE_HEADERS, "Rate")}
+    operation = _operation(route.name, route.summary, content, refusals)
+    if isinstance(route, GenerationRoute):
+        operation["parameters"] = [{"$ref": "#/components/parameters/Details"}]
+    operation["responses"]["200"]["headers"] = {
+        name: {"$ref": f"#/components/headers/{component}"} for name, component in headers.items()
     }
+    operation["requestBody"] = {"required": True, "content": {"application/json": _body(route, limits)}}
+    return operation
 
 
-def _token_paths() -> dict[str, Any]:
-    return {
-        "/route": _post("explain_route", "Which models a chat would be tried on, and why", "RouteRequest", "Route"),
-        "/tokenize": _post("tokenize", "Token ids of a text or a chat", "TokenizeRequest", "Tokens"),
-        "/detokenize": _post("detokenize", "The text of token ids", "DetokenizeRequest", "DetokenizedText"),
-        "/apply-template": _post(
-            "apply_template", "The prompt that a chat makes", "ApplyTemplateRequest", "RenderedPrompt"
-        ),
-    }
-
-
-def _model_paths() -> dict[str, Any]:
-    model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
-    return {
-        "/models": {"get": _operation("list_models", "List all models", _json("ModelList"), (401, 403))},
-        "/models/{model_id}": {
-            "parameters": [{**model_id, "description": "A name or alias; it may hold slashes."}],
-            "get": _operation("show_model", "Show one model", _json("Model"), (401, 403, 404)),
-        },
-    }
+def _body(route: Route, limits: LimitsSettings) -> dict[str, Any]:
+    """Return the schema of a route's body, with examples that the limits of this server allow."""
+    if route.request_schema is None:
+        return {"schema": ClassSchemas().object_schema(cast(type[Any], route.body))}
+    most = {"max_tokens": limits.max_tokens, "n": limits.max_choices, "best_of": limits.max_choices}
+    examples = {}
+    for title, body in REQUEST_EXAMPLES.get(route.request_schema.get("$ref", "").rpartition("/")[2], {}).items():
+        bounded = {name: min(body[name], limit) for name, limit in most.items() if limit and name in body}
+        examples[title] = {"value": {**body, **bounded}}
+    return {"schema": dict(route.request_schema), **({"examples": examples} if examples else {})}
 
 
 def _server_paths() -> dict[str, Any]:
@@ -163,39 +185,6 @@ def _server_paths() -> dict[str, Any]:
         "/health": {"servers": _ROOT, "get": health},
         "/schema": {"servers": _ROOT, "get": _operation("show_schema", "This document", schema, (401, 403))},
     }
-
-
-def _post(name: str, summary: str, request: str, answer: str, chunk: str | None = None) -> dict[str, Any]:
-    """Return a path with one operation that reads a body; ``chunk`` is given if it can be streamed."""
-    content = _json(answer) if chunk is None else {**_json(answer), **_events(chunk)}
-    generates = chunk is not None
-    operation = _operation(name, summary, content, (*_REFUSALS, *_TIMEOUTS) if generates else tuple(_REFUSALS))
-    headers = {"x-enginehouse-ignored": "Ignored", "x-enginehouse-unsupported": "Unsupported"}
-    if chunk is not None:
-        headers |= {"x-request-id": "RequestId", **dict.fromkeys(RATE_HEADERS, "Rate")}
-        operation["parameters"] = [{"$ref": "#/components/parameters/Details"}]
-    operation["responses"]["200"]["headers"] = {
-        name: {"$ref": f"#/components/headers/{component}"} for name, component in headers.items()
-    }
-    operation["requestBody"] = {
-        "required": True,
-        "content": {"application/json": {"schema": reference(request), "examples": _examples(request)}},
-    }
-    return {"post": operation}
-
-
-def _examples(request: str) -> dict[str, Any]:
-    return {title: {"value": dict(body)} for title, body in REQUEST_EXAMPLES[request].items()}
-
-
-def _keep_within(limits: LimitsSettings, paths: dict[str, Any]) -> dict[str, Any]:
-    """Adapt the examples to the limits of this server."""
-    most = {"max_tokens": limits.max_tokens, "n": limits.max_choices, "best_of": limits.max_choices}
-    for item in paths.values():
-        for example in item["post"]["requestBody"]["content"]["application/json"]["examples"].values():
-            body = example["value"]
-            body.update({name: min(body[name], limit) for name, limit in most.items() if limit and name in body})
-    return paths
 
 
 def _operation(name: str, summary: str, content: dict[str, Any], refusals: tuple[int, ...]) -> dict[str, Any]:
@@ -213,15 +202,17 @@ def _json(component: str) -> dict[str, Any]:
     return {"application/json": {"schema": reference(component)}}
 
 
-def _events(chunk: str) -> dict[str, Any]:
+def _stream(route: GenerationRoute) -> dict[str, Any]:
     """Return the description of a stream. OpenAPI 3.1 has no event schemas, so they are in an extension field."""
-    description = (
-        f"Events `data: <{chunk}>`, at the end `data: [DONE]`; or `data: <Error>` where the answer breaks off."
-    )
+    chunk, frame = route.chunk_schema, route.frame
+    name = chunk.get("$ref", "chunk").rpartition("/")[2]
+    before, last = frame.before.decode(), frame.last.decode().strip()
+    description = f"Events `{before}<{name}>`" + (f", at the end `{last}`" if last else "")
+    description += f"; or `{before}<Error>` where the answer breaks off."
     return {
-        "text/event-stream": {
+        frame.media_type.partition(";")[0]: {
             "schema": {"type": "string", "description": description},
-            "x-event-schema": {"anyOf": [reference(chunk), reference("Error")]},
+            "x-event-schema": {"anyOf": [dict(chunk), reference("Error")]},
         }
     }
 

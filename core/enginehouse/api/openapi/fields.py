@@ -1,6 +1,6 @@
 """Converts an attrs class that decodes JSON to the JSON Schema of its input.
 
-Types, validators, defaults and docstrings become keywords. Does not know any endpoint.
+Types, validators, defaults and the rows of the table of request fields become keywords. Does not know any endpoint.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 from attrs import define, field
 
-from enginehouse.api.http.body import KEEPS_NULLS
+from enginehouse.contract.rows import JsonSchema, Row, row_of
+from enginehouse.settings.config import LimitsSettings
 
-__all__ = ["ClassSchemas", "JsonSchema", "attribute_texts"]
-
-JsonSchema = dict[str, Any]
+__all__ = ["ClassSchemas", "JsonSchema"]
 
 _PLAIN: dict[Any, JsonSchema] = {
     Any: {},
@@ -36,11 +35,11 @@ class ClassSchemas:
     """Builds schemas of classes; nested ones become components.
 
     Attributes:
-        known: by class and attribute, keywords that its annotation does not express: the types behind ``Any``, lengths.
+        limits: of the server; they bound some fields. None shows none of them.
         components: name to schema; filled by the methods.
     """
 
-    known: Mapping[tuple[str, str], JsonSchema]
+    limits: LimitsSettings | None = None
     components: dict[str, JsonSchema] = field(factory=dict)
 
     def object_schema(self, cls: type[Any], *, drops_nulls: bool = True) -> JsonSchema:
@@ -50,24 +49,21 @@ class ClassSchemas:
             drops_nulls: allow null for all optional members; otherwise only for those annotated so.
         """
         attrs.resolve_types(cls)
-        texts = attribute_texts(cls)
         schema: JsonSchema = {"type": "object", "description": _summary(cls), "properties": {}}
         required = []
         for attribute in attrs.fields(cls):
-            keeps_nulls = KEEPS_NULLS.items() <= attribute.metadata.items()
-            value = self._value_schema(attribute.type, drops_nulls=drops_nulls and not keeps_nulls)
+            row = row_of(attribute)
+            value = self._value_schema(attribute.type, drops_nulls=drops_nulls and not row.keeps_nulls)
             value |= dict(_bounds(attribute.validator, value.get("type")))
-            keywords = dict(self._keywords(cls, attribute.name))
-            text = keywords.pop("description", None)
-            value |= keywords
+            value = self._limited({**value, **row.schema}, row)
             if choices := attribute.metadata.get("choices"):
                 value["enum"] = list(choices)
             if attribute.default is attrs.NOTHING:
                 required.append(attribute.name)
             elif drops_nulls:
                 value = _or_null(value)
-            if text := text or attribute.metadata.get("description") or texts.get(attribute.name):
-                value["description"] = text[0].upper() + text[1:]
+            if row.text:
+                value["description"] = row.text[0].upper() + row.text[1:]
             if _is_shown_default(attribute.default):
                 value["default"] = attribute.default
             schema["properties"][attribute.name] = value
@@ -75,11 +71,16 @@ class ClassSchemas:
             schema["required"] = required
         return schema
 
-    def _keywords(self, cls: type[Any], name: str) -> JsonSchema:
-        """Return the known keywords of an attribute that ``cls`` or one of its bases defines."""
-        return next(
-            (self.known[base.__name__, name] for base in cls.__mro__ if (base.__name__, name) in self.known), {}
-        )
+    def _limited(self, value: JsonSchema, row: Row) -> JsonSchema:
+        """Return a field's schema with the limit of the server, if one bounds it."""
+        keyword, name = row.limit or ("", "")
+        limit = getattr(self.limits, name) if name and self.limits is not None else None
+        if limit is None:
+            return value
+        if "anyOf" not in value:
+            return {**value, keyword: limit}
+        options = [{**one, keyword: limit} if one["type"] == "array" else one for one in value["anyOf"]]
+        return {**value, "anyOf": options}
 
     def _value_schema(self, kind: Any, *, drops_nulls: bool) -> JsonSchema:
         if kind in _PLAIN:
@@ -105,16 +106,6 @@ class ClassSchemas:
             self.components[name] = {}  # a class may contain itself
             self.components[name] = self.object_schema(cls, drops_nulls=drops_nulls)
         return {"$ref": f"#/components/schemas/{name}"}
-
-
-def attribute_texts(cls: type[Any]) -> dict[str, str]:
-    """Return the descriptions of attributes from the docstrings of a class and its bases."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE):
-            texts[name] = re.sub(r"\s+", " ", text).replace("``", "`")
-    return texts
 
 
 def _summary(cls: type[Any]) -> str:

@@ -1,8 +1,7 @@
 """Values shared between packages.
 
-There are two kinds: values that also cross the worker link are frozen ``msgspec.Struct`` (encoded without our own
-code); values that stay in the parent process are frozen attrs classes. Nothing here imports other modules of
-Enginehouse, opens files or knows HTTP.
+Frozen ``msgspec.Struct`` and attrs classes; both cross the worker link without code of our own. Nothing here opens
+files or knows HTTP.
 
 Terms: a *request* is one API call; a *choice* is one of its ``n`` answers; a *sequence* is the token stream of a
 choice; a *step* is one scheduler iteration; a *batch* is the sequences of one forward pass.
@@ -11,7 +10,7 @@ choice; a *step* is one scheduler iteration; a *batch* is the sequences of one f
 from __future__ import annotations
 
 from enginehouse.contract.types.chats import Chat, Image, MediaPart, Message, Thinking, Tool, ToolCall, ToolUse
-from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo
+from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo, Task
 from enginehouse.contract.types.events import (
     CacheMiss,
     CallDelta,
@@ -23,19 +22,19 @@ from enginehouse.contract.types.events import (
     ReasoningDelta,
     RequestFinished,
     TextDelta,
+    TokenDetails,
     TokenLogprob,
     TopLogprob,
-    WorkCounts,
 )
 from enginehouse.contract.types.parameters import (
     Constraint,
     ConstraintKind,
     ReasoningParams,
+    RequestOptions,
     SamplingParams,
     StopParams,
 )
 from enginehouse.contract.types.requests import (
-    Compression,
     EngineRequest,
     GenerateRequest,
     Resume,
@@ -48,7 +47,6 @@ __all__ = [
     "CallDelta",
     "Chat",
     "ChoiceFinished",
-    "Compression",
     "Constraint",
     "ConstraintKind",
     "EngineCapabilities",
@@ -67,17 +65,19 @@ __all__ = [
     "ReasoningDelta",
     "ReasoningParams",
     "RequestFinished",
+    "RequestOptions",
     "Resume",
     "ResumedChoice",
     "SamplingParams",
     "Segment",
     "StopParams",
+    "Task",
     "TextDelta",
     "Thinking",
+    "TokenDetails",
     "TokenLogprob",
     "Tool",
     "ToolCall",
     "ToolUse",
     "TopLogprob",
-    "WorkCounts",
 ]

@@ -8,7 +8,7 @@ import msgspec
 
 from enginehouse.contract.types.parameters import ConstraintKind
 
-__all__ = ["EngineCapabilities", "EngineSettings", "EngineStats", "ModelInfo"]
+__all__ = ["EngineCapabilities", "EngineSettings", "EngineStats", "ModelInfo", "Task"]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +47,16 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[Literal["image"], ...] = ()
 
 
+Task = Literal["generate", "embed", "rerank", "classify"]
+"""What a model does."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Information about an opened model for the parent process.
 
     Attributes:
         backend: name of the backend that opened it.
+        task: what the model does; requests for another task are refused.
         max_context: longest sequence (prompt plus answer) in tokens.
         vocab_size: number of logits in a row.
         chat_templates: Jinja sources by name; ``default`` is the usual one. Empty: the fallback is used.
@@ -76,6 +81,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineCapabilities = EngineCapabilities()
     generation_defaults: dict[str, Any] = {}
     metadata: dict[str, str] = {}
+    task: Task = "generate"
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from enginehouse.contract.usage import Usage
+
 __all__ = [
     "CacheMiss",
     "CallDelta",
@@ -17,9 +19,9 @@ __all__ = [
     "ReasoningDelta",
     "RequestFinished",
     "TextDelta",
+    "TokenDetails",
     "TokenLogprob",
     "TopLogprob",
-    "WorkCounts",
 ]
 
 
@@ -35,13 +37,33 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
+class TokenDetails(msgspec.Struct, frozen=True, array_like=True):
+    """Origin of a generated token.
+
+    Attributes:
+        forced: its constraint, or the end of its reasoning, allowed no other token.
+        drafted_by: name of the drafter that proposed it; None if it was not drafted.
+        exit_layer: number of layers that it ran through, for models with early exit; else None.
+        resumed: it was generated after its request continued in another worker.
+    """
+
+    forced: bool = False
+    drafted_by: str | None = None
+    exit_layer: int | None = None
+    resumed: bool = False
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The sampled token of one position and the most probable alternatives, best first."""
+    """The sampled token of one position and the most probable alternatives, best first.
+
+    ``details`` are those of a generated token whose request asks for them, else None.
+    """
 
     token_id: int
     token: bytes
     logprob: float
     top: tuple[TopLogprob, ...] = ()
+    details: TokenDetails | None = None
 
 
 class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -55,20 +77,10 @@ class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class WorkCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Speculation and early exit counts of a request in its worker so far, as in :class:`RequestFinished`."""
-
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_early_exit_tokens: int = 0
-    num_skipped_layers: int = 0
-
-
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """New text of one choice.
 
-    ``held`` and ``probabilities`` complete the state of the choice (see :class:`Resume`); ``work`` carries the counts
-    so far.
+    ``held`` and ``probabilities`` complete the state of the choice (see :class:`Resume`).
 
     Attributes:
         choice: index of the choice, 0-based.
@@ -78,9 +90,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
         held: tokens that are sampled but still invisible after this text; None if there are none.
         probabilities: of the tokens sampled since the choice's last event, if a sampler depends on previous draws; None
             for a token that was not sampled.
-        exit_layers: number of layers that each of ``token_ids`` ran through, for models with early exit; None for a
-            token that was not sampled.
-        work: the request's counts, over all choices; None without drafting and early exit.
+        work: the request's work in this worker so far (fields of usage with ``is_work``); None if there is none.
     """
 
     choice: int
@@ -89,8 +99,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     logprobs: tuple[TokenLogprob, ...] | None = None
     held: HeldTokens | None = None
     probabilities: tuple[float | None, ...] = ()
-    exit_layers: tuple[int | None, ...] = ()
-    work: WorkCounts | None = None
+    work: Usage | None = None
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):
@@ -116,19 +125,17 @@ class CallDelta(msgspec.Struct, frozen=True, array_like=True, tag="call"):
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice"):
-    """End of a choice. ``num_tokens`` counts all generated tokens, including hidden ones (stop text, end tokens).
+    """End of a choice.
 
-    ``stop_reason`` is the stop string or end token id that ended it, or None for ``length`` and if a constraint was
-    complete. ``num_reasoning_tokens`` counts those of ``num_tokens`` between reasoning markers, ``num_forced_tokens``
-    those that a constraint forced, so that they were not sampled.
+    Attributes:
+        usage: completion tokens, including hidden ones (stop text, end tokens), with the reasoning and forced ones.
+        stop_reason: stop string or end token id that ended it; None for ``length`` and if a constraint was complete.
     """
 
     choice: int
     finish_reason: FinishReason
-    num_tokens: int
+    usage: Usage = Usage()
     stop_reason: str | int | None = None
-    num_reasoning_tokens: int = 0
-    num_forced_tokens: int = 0
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
@@ -157,33 +164,14 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request"):
-    """The last event of a request. Times are in seconds, measured in the worker.
+    """The last event of a request.
 
     Attributes:
-        num_prompt_tokens: tokens of the prompt, counted once for all choices.
-        num_cached_tokens: prompt tokens that were reused from the prefix cache.
-        num_completion_tokens: generated tokens over all choices, including hidden ones.
-        num_forced_tokens: generated tokens that a constraint forced, so that they were not sampled.
-        num_drafted_tokens: draft tokens that were computed.
-        num_accepted_tokens: draft tokens that were accepted, so that they needed no forward pass of their own.
-        num_early_exit_tokens: generated tokens that exited the model before its last layer.
-        num_skipped_layers: total number of layers that these tokens did not run through.
-        num_loaded_tokens: cached tokens that came from the disk tier.
+        usage: of the prompt, counted once, and all choices.
         cache_miss: why no more of the prompt was cached; None if nothing was cached, or nothing differs.
     """
 
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_completion_tokens: int
-    num_forced_tokens: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_early_exit_tokens: int = 0
-    num_skipped_layers: int = 0
-    num_loaded_tokens: int = 0
+    usage: Usage
     cache_miss: CacheMiss | None = None
 
 

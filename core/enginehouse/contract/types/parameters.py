@@ -4,9 +4,34 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import attrs
 import msgspec
+from attrs import frozen
 
-__all__ = ["Constraint", "ConstraintKind", "ReasoningParams", "SamplingParams", "StopParams"]
+from enginehouse.contract.rows import row
+
+__all__ = ["Constraint", "ConstraintKind", "ReasoningParams", "RequestOptions", "SamplingParams", "StopParams"]
+
+
+@frozen(kw_only=True, slots=False)  # without slots, so that bodies can have a second base class
+class RequestOptions:
+    """Rows of the table of request fields that reach the engine unchanged.
+
+    Request bodies, :class:`GenerateRequest` and :class:`EngineRequest` inherit them.
+    """
+
+    priority: int = row("Lower numbers are served earlier.", default=0, bounds=(-(2**31), 2**31 - 1))
+    cache_prompt: bool = row(
+        "Reuse cached prefixes, and add the tokens of this request to the prefix cache.", default=True, by="cache"
+    )
+
+    token_details: bool = row(
+        "Report where each token came from; only with `logprobs`.", default=False, by="engine", member="token_details"
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return the values by name, for another request."""
+        return {attribute.name: getattr(self, attribute.name) for attribute in attrs.fields(RequestOptions)}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,9 +9,15 @@ from attrs import field, frozen
 
 from enginehouse.contract.types.chats import Chat, Message, Thinking, ToolUse
 from enginehouse.contract.types.events import TokenLogprob
-from enginehouse.contract.types.parameters import Constraint, ReasoningParams, SamplingParams, StopParams
+from enginehouse.contract.types.parameters import (
+    Constraint,
+    ReasoningParams,
+    RequestOptions,
+    SamplingParams,
+    StopParams,
+)
 
-__all__ = ["Compression", "EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segment"]
+__all__ = ["EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segment"]
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -21,8 +27,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     trusted: bool = False
 
 
-class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request for an engine: a rendered prompt and everything needed to answer it.
+@frozen(kw_only=True)
+class EngineRequest(RequestOptions):
+    """A request for an engine: a rendered prompt, everything needed to answer it, and the caller's options.
 
     Attributes:
         request_id: unique among the requests in the engine.
@@ -37,9 +44,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         reasoning: reasoning markers of this model; None if it does not reason.
         constraint: constraint on every answer, after any reasoning; enforced token by token.
         prediction_token_ids: the answer that the client expects; drafters may propose it.
-        priority: lower numbers are served earlier.
         namespace: prefix-cache entries are shared only inside one namespace.
-        cache_prompt: reuse the cached prefixes of other requests, and cache the result of this one.
         caller: name of the caller; within a priority, callers take turns.
         queue_timeout_s: maximum time in the queue; None is no limit.
     """
@@ -57,9 +62,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     reasoning: ReasoningParams | None = None
     constraint: Constraint | None = None
     prediction_token_ids: tuple[int, ...] = ()
-    priority: int = 0
     namespace: str = ""
-    cache_prompt: bool = True
     caller: str = ""
     queue_timeout_s: float | None = None
 
@@ -98,22 +101,7 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 
 
 @frozen(kw_only=True)
-class Compression:
-    """Prompt compression options of a request. None is "not given".
-
-    Attributes:
-        is_on: False leaves the prompt unchanged, regardless of the settings.
-        method: name of a compressor.
-        ratio: share of the compressible tokens that is kept; above 0, at most 1.
-    """
-
-    is_on: bool = True
-    method: str | None = None
-    ratio: float | None = None
-
-
-@frozen(kw_only=True)
-class GenerateRequest:
+class GenerateRequest(RequestOptions):
     """One API call after decoding, before the model is chosen and the prompt rendered. None means "not given".
 
     Exactly one of ``messages``, ``text`` and ``token_ids`` is set. ``sampling`` and ``stopping`` hold only the fields
@@ -123,19 +111,18 @@ class GenerateRequest:
         request_id: shown to the client as the response id and in the log.
         sampling: :class:`SamplingParams` field name to value.
         stopping: :class:`StopParams` field name to value.
-        extensions: plugin name to that plugin's request fields.
+        extensions: name of a sampler or preparer to its request fields.
         constraint: constraint on every answer; with tools, on answers without a call.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
-        cache_prompt: reuse the cached prefixes of other requests, and cache the result of this one.
         prediction: the answer that the caller expects; its tokens are counted; it does not change the answer.
-        compression: prompt compression options; None uses the settings.
         suffix: text after the generated text, for models that support infilling; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
         profile: the API of the client; its defaults apply after the model's.
         caller: name of the caller; callers take turns.
         allowed_models: names of the models that the caller may use; None is all.
         is_large: preparing the request may take long, so it is done outside the event loop.
+        log_prompt: the client allows the server to log the prompt.
     """
 
     request_id: str
@@ -152,13 +139,11 @@ class GenerateRequest:
     thinking: Thinking = field(factory=Thinking)
     template_variables: dict[str, Any] = field(factory=dict)
     prediction: str | None = None
-    compression: Compression | None = None
     suffix: str | None = None
     num_prompt_logprobs: int | None = None
-    priority: int = 0
     namespace: str = ""
-    cache_prompt: bool = True
     profile: str = "openai"
     caller: str = ""
     allowed_models: frozenset[str] | None = None
     is_large: bool = False
+    log_prompt: bool = False

@@ -15,6 +15,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.contract.backend import HIGHEST_TEMPERATURE, LOWEST_LOGPROB, LOWEST_TEMPERATURE
+
 __all__ = [
     "Head",
     "LogitRow",
@@ -214,9 +216,6 @@ def bounded_by_ratio(head: Head, ratio: float) -> Head:
     return head[head.weights >= ratio * head.weights[0]]
 
 
-_LOWEST = -9999.0  # OpenAI's API reports this value for impossible tokens; JSON has no -inf
-
-
 @frozen(eq=False)
 class RawLogprobs:
     """The log-softmax of one raw row: the best tokens precomputed, any other token from its logit.
@@ -242,7 +241,7 @@ class RawLogprobs:
 
     def logprob(self, logit: float) -> float:
         """Return the log-probability of a token with this raw logit, at most 0 and never -inf."""
-        return min(max(logit - self.normaliser, _LOWEST), 0.0)
+        return min(max(logit - self.normaliser, LOWEST_LOGPROB), 0.0)
 
 
 _MASK = (1 << 64) - 1
@@ -295,8 +294,6 @@ def pick(weights: NDArray[np.float64], number: float) -> int:
         index = int(np.searchsorted(sums, sums[-1], side="left"))
     return index
 
-
-_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-30, 1e30  # limits of float32 arithmetic
 
 Uniform = Callable[[str], float]
 """``number(purpose)`` returns a reproducible number in [0, 1)."""
@@ -365,4 +362,4 @@ class Temperature:
 
 def bounded_temperature(value: float) -> float:
     """Clamp ``value`` to the range of float32 division; values near zero are almost greedy."""
-    return min(max(value, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)
+    return min(max(value, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE)

@@ -77,6 +77,11 @@ class SequenceDrafts:
     num_used: int = 0
     num_idle_steps: int = _READ_AT_ONCE_STEPS
 
+    @property
+    def drafter(self) -> str | None:
+        """Name of the drafter of the last draft."""
+        return self.drafted_by.bound.name if self.drafted_by is not None else None
+
 
 class Speculation:
     """The drafters of one model.

@@ -76,8 +76,11 @@ class Accepted(Protocol):
 
 _A = TypeVar("_A", bound=Accepted)
 
-Submit = Callable[[GenerateRequest, str], Awaitable[_A]]
-"""Submits a request to a model by name; returns when it is accepted."""
+Submit = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
+"""Submits a request to a model by name; returns when it is accepted.
+
+The last argument allows to drop what the model does not support, where the settings permit that.
+"""
 
 OnDiscarded = Callable[[int], None]
 """Called with the number of computed tokens that are not part of any answer, as soon as that is known."""
@@ -134,7 +137,9 @@ class Attempts(Generic[_A]):
         accept = attempt.accept if self._may_be_better() else None
         trial = self.experience.begin(attempt.model)
         try:
-            accepted = await self._submit_to(trial, is_probed=accept is not None)
+            # Another model may support everything, unless the client named this one.
+            may_drop = is_last or attempt.model == self.plan.named
+            accepted = await self._submit_to(trial, is_probed=accept is not None, may_drop=may_drop)
             if is_last:
                 return accepted
             probe = await self._begin(accepted.generation, accept)
@@ -195,12 +200,12 @@ class Attempts(Generic[_A]):
             decision_s=self.plan.decision_s,
         )
 
-    async def _submit_to(self, trial: Trial, *, is_probed: bool) -> _A:
+    async def _submit_to(self, trial: Trial, *, is_probed: bool, may_drop: bool) -> _A:
         """Submit the request to a model; the generation reports its outcome, as nothing here waits for the last one."""
         request = _with_logprobs(self.request) if is_probed else self.request
         if trial.model in self._accepted:  # the engine may still hold the first attempt, which had this id
             request = evolve(request, request_id=f"{request.request_id}-again")
-        accepted = await self.submit(request, trial.model)
+        accepted = await self.submit(request, trial.model, may_drop)
         self._accepted.add(trial.model)
         accepted.generation.hides_logprobs = is_probed and not self.plan.has_logprobs
         accepted.generation.verdict = trial

@@ -29,16 +29,14 @@ async def find_too_long(
     request: GenerateRequest, names: Iterable[str], manager: ModelManager, count: CountTokens
 ) -> dict[str, ContextLengthExceeded]:
     """Return the models whose context cannot hold the prompt, by name, with the error that each would raise."""
-    if any(message.parts for message in request.messages or ()) or (request.compression and request.compression.is_on):
-        return {}  # images are read, and prompts compressed, only after a model is chosen
+    if any(message.parts for message in request.messages or ()):
+        return {}  # images are read only after a model is chosen
     num_bytes = _num_bytes(request)
     models = [model for name in names if (model := _loaded(manager, name)) is not None]
     unsure = [
         model
         for model in models
-        if num_bytes + _TEMPLATE_TOKENS > model.info.max_context
-        and model.settings.compressor is None
-        and not model.info.engine.takes_messages
+        if num_bytes + _TEMPLATE_TOKENS > model.info.max_context and not model.info.engine.takes_messages
     ]
     errors = await asyncio.gather(*(_check(request, model, count) for model in unsure))
     return {model.name: error for model, error in zip(unsure, errors, strict=True) if error is not None}

@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
 from enginehouse.contract.types import GenerateRequest, ModelInfo
-from enginehouse.pipeline.capabilities import Capability, check_parameters
+from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.experience import Experience
 from enginehouse.plugins import plugin_border
@@ -120,6 +120,15 @@ class Planner:
         named = dict.fromkeys((*names, *(other for name in names for other in chains.get(name, ()))))
         return tuple(name for name in named if _may_use(request, name))
 
+    def find_unsupported(self, request: GenerateRequest) -> tuple[tuple[str, str], ...]:
+        """Return the parameters that a routed request must do without, with reasons: what the best candidate lacks.
+
+        Empty if a candidate lacks nothing, and without a choice of models.
+        """
+        if not self.is_routed(request.model):
+            return ()
+        return min((self._lacks(request, status) for status in self._usable(request)), key=len, default=())
+
     def plan(self, request: GenerateRequest, too_long: TooLong = MappingProxyType({})) -> Plan | None:
         """Return the plan; None for a named model without fallbacks.
 
@@ -190,28 +199,22 @@ class Planner:
         )
 
     def _candidates(self, request: GenerateRequest, too_long: TooLong) -> tuple[tuple[Candidate, ...], dict[str, str]]:
-        statuses = {status.name: status for status in self._manager.statuses()}
         found: list[tuple[Candidate, bool]] = []
         refused: dict[str, str] = {}
         first: UnsupportedParameter | None = None
-        for rank, name in enumerate(self._models):
-            status = statuses.get(name)
-            if status is None or not _may_use(request, name):
-                continue  # not mentioned either: the caller must not learn of it
-            capabilities = self._capabilities_of(name, status.info) if status.info is not None else {}
-            try:
-                check_parameters(request, capabilities)
-                if status.info is not None:
-                    check_media(request.messages or (), status.info.engine)
-            except UnsupportedParameter as error:
-                refused[name] = error.message
-                first = first or error
+        for status in self._usable(request):
+            name = status.name
+            problem = self._problem(request, status)
+            if problem is not None:
+                refused[name] = problem.message
+                first = first or problem
                 continue
             if name in too_long:
                 refused[name] = too_long[name].message
                 continue
-            tools = capabilities.get("tools")
-            found.append((self._candidate(rank, status), tools is not None and tools.support == "native"))
+            tools = self._known_capabilities(status).get("tools")
+            has_tools = tools is not None and tools.support == "native"
+            found.append((self._candidate(self._models.index(name), status), has_tools))
         if not found and (longest := [too_long[name] for name in refused if name in too_long]):
             raise max(longest, key=lambda error: error.max_context)
         if not found:
@@ -223,6 +226,29 @@ class Planner:
                     refused[candidate.name] = "tools: its chat template knows none, as another model's does"
             found = [one for one in found if one[1]]
         return tuple(candidate for candidate, _ in found), refused
+
+    def _usable(self, request: GenerateRequest) -> list[ModelStatus]:
+        """Return the models that the router may choose; the caller must not learn of others."""
+        statuses = {status.name: status for status in self._manager.statuses()}
+        return [statuses[name] for name in self._models if name in statuses and _may_use(request, name)]
+
+    def _known_capabilities(self, status: ModelStatus) -> Mapping[str, Capability]:
+        """Return the capabilities of a model, as far as known."""
+        return self._capabilities_of(status.name, status.info) if status.info is not None else {}
+
+    def _lacks(self, request: GenerateRequest, status: ModelStatus) -> tuple[tuple[str, str], ...]:
+        return find_unsupported(request, self._known_capabilities(status))
+
+    def _problem(self, request: GenerateRequest, status: ModelStatus) -> UnsupportedParameter | None:
+        """Return why the model cannot serve the request, as far as known."""
+        for param, reason in self._lacks(request, status):
+            return UnsupportedParameter(f"{param}: {reason}", param)
+        try:
+            if status.info is not None:
+                check_media(request.messages or (), status.info.engine)
+        except UnsupportedParameter as error:
+            return error
+        return None
 
     def _candidate(self, rank: int, status: ModelStatus) -> Candidate:
         return Candidate(

@@ -9,8 +9,10 @@ import httpx
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.api.openapi import build_document
+from enginehouse.api.openai.surface import openai_surface
+from enginehouse.api.openapi.document import build_document
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse_testkit.application import make_state
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
@@ -89,4 +91,6 @@ def model(request: pytest.FixtureRequest) -> Endpoints:
     return request.getfixturevalue(request.param)
 
 
-DOCUMENT = build_document({}, LIMITS)
+STATE = make_state(Settings(plugins=PluginsSettings(allow=())))
+ROUTES = openai_surface(STATE).routes
+DOCUMENT = build_document(ROUTES, {}, LIMITS)

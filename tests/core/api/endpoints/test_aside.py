@@ -13,9 +13,9 @@ from enginehouse.api.openai import tokens
 from enginehouse.api.openai.answer import Choice
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.chat_dialect import ChatDialect
-from enginehouse.api.openai.choice_parser import Piece
 from enginehouse.api.openai.completion_dialect import CompletionDialect
 from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.contract.surface import Piece
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.pipeline import prompting
 from enginehouse.serving.background import aside

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.pipeline.parameters import MAX_STOP_CHARS
+from enginehouse.contract.fields import MAX_STOP_CHARS
 
 from .conftest import CONTEXT, Endpoints
 

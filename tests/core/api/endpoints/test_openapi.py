@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from enginehouse.api.http.permissions import API_PREFIXES, PUBLIC, SCOPES
-from enginehouse.api.openapi import build_document
+from enginehouse.api.http.app import build_app
+from enginehouse.api.openapi.document import build_document
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 
-from .conftest import DOCUMENT, LIMITS, PLUGINS, Endpoints, ModelSettings, serve
+from .conftest import DOCUMENT, LIMITS, PLUGINS, ROUTES, STATE, Endpoints, ModelSettings, serve
 
 OPERATIONS = {
     path: item["post"] for path, item in DOCUMENT["paths"].items() if "post" in item and not path.startswith("/admin/")
@@ -78,11 +78,11 @@ def test_document_is_served_offline(fake: Endpoints) -> None:
 
 def test_document_lists_every_address() -> None:
     root = {path for path, item in DOCUMENT["paths"].items() if "servers" in item}
-    listed = {f"{prefix}{path}" for path in DOCUMENT["paths"] if path not in root for prefix in API_PREFIXES}
+    listed = {f"{prefix}{path}" for path in DOCUMENT["paths"] if path not in root for prefix in ("/v1", "")}
 
     # One route takes both orders, as ids may hold slashes.
     root = {re.sub(r"(/admin/models/{model_id})/(un)?load", r"\1", path) for path in root}
-    assert listed | root | {"/schema/openapi.json"} == PUBLIC | set(SCOPES)
+    assert listed | root | {"/schema/openapi.json"} == {route.path_format for route in build_app(STATE).app.routes}
 
 
 def test_schemas_are_schemas_and_references_lead_somewhere() -> None:
@@ -139,7 +139,7 @@ def test_operation_ids_are_unique() -> None:
 
 
 def test_limits_of_the_server_are_shown() -> None:
-    document = build_document({}, LimitsSettings(max_choices=3, max_tokens=77, max_messages=5, max_stop=2))
+    document = build_document(ROUTES, {}, LimitsSettings(max_choices=3, max_tokens=77, max_messages=5, max_stop=2))
     members = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
 
     assert members["n"]["maximum"] == 3
@@ -149,7 +149,7 @@ def test_limits_of_the_server_are_shown() -> None:
 
 def test_plugins_fields_are_shown() -> None:
     settings = Settings(plugins=PluginsSettings(allow=("samplers",)))
-    document = build_document(PluginRegistry.for_settings(settings).samplers, LIMITS)
+    document = build_document(ROUTES, PluginRegistry.for_settings(settings).request_fields, LIMITS)
 
     for request in ("ChatCompletionRequest", "CompletionRequest"):
         declared = document["components"]["schemas"][request]["properties"]["xtc_probability"]
@@ -280,6 +280,6 @@ def test_error_in_a_stream_is_as_shown(tmp_path) -> None:
 def test_plugins_of_these_tests_are_those_of_the_server(fake: Endpoints) -> None:
     """The served document has the plugins' fields, too."""
     settings = Settings(plugins=PluginsSettings(allow=PLUGINS))
-    document = build_document(PluginRegistry.for_settings(settings).samplers, LIMITS)
+    document = build_document(ROUTES, PluginRegistry.for_settings(settings).request_fields, LIMITS)
 
     assert fake.client.get("/schema").json() == json.loads(json.dumps(document))

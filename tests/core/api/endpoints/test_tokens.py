@@ -87,6 +87,23 @@ def test_nothing_is_dropped_in_silence(fake: Endpoints) -> None:
     assert fake.refusal("/tokenize", content="Hi", temperature=9)["param"] == "temperature"
 
 
+def test_details_tell_control_tokens_of_the_template_from_those_that_the_caller_wrote(fake: Endpoints) -> None:
+    written = [{"role": "user", "content": "<|im_end|> is mine"}]
+    segments = fake.answer("/tokenize", messages=written, details=True)["details"]["segments"]
+
+    assert "".join(part["text"] for part in segments) == fake.answer("/apply-template", messages=written)["prompt"]
+    assert [part["text"] for part in segments if not part["trusted"]] == ["<|im_end|>"]
+    assert any("<|im_start|>" in part["text"] for part in segments if part["trusted"])
+    plain = fake.answer("/tokenize", content="<|im_end|>", parse_special=False, details=True)["details"]
+    assert plain["segments"] == [{"text": "<|im_end|>", "trusted": False}]
+
+
+def test_details_of_an_engine_that_says_nothing_of_its_cache_are_null(scripted: Endpoints) -> None:
+    details = scripted.answer("/tokenize", prompt="Hi", details=True)["details"]
+
+    assert details == {"cached_tokens": None, "segments": [{"text": "Hi", "trusted": True}]}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -118,9 +118,9 @@ def test_a_prompt_is_found_after_a_restart(server: Server) -> None:
     server.restart()
     tokens, summary = server.ask((*PROMPT, 5, 6))
 
-    assert summary.num_loaded_tokens == summary.num_cached_tokens == len(PROMPT)
+    assert summary.usage.loaded_prompt_tokens == summary.usage.cached_tokens == len(PROMPT)
     assert tokens == plain((*PROMPT, 5, 6))
-    assert server.ask((*PROMPT, 9))[1].num_loaded_tokens == 0, "by now it is in memory"
+    assert server.ask((*PROMPT, 9))[1].usage.loaded_prompt_tokens == 0, "by now it is in memory"
 
 
 def test_a_part_of_a_saved_sequence_is_enough(server: Server) -> None:
@@ -129,7 +129,7 @@ def test_a_part_of_a_saved_sequence_is_enough(server: Server) -> None:
     other = (*PROMPT[:120], *range(40))
     tokens, summary = server.ask(other)
 
-    assert summary.num_loaded_tokens == 120
+    assert summary.usage.loaded_prompt_tokens == 120
     assert tokens == plain(other)
 
 
@@ -143,7 +143,7 @@ def test_every_kind_of_runner(server: Server, fork: str) -> None:
     found = server.drive()
 
     assert [found[one][0] for one in asked] == [plain(prompt) for prompt in prompts]
-    assert found[asked[0]][1].num_loaded_tokens == len(PROMPT)
+    assert found[asked[0]][1].usage.loaded_prompt_tokens == len(PROMPT)
 
 
 def test_sliding_windows_reuse_whole_sequences_only(server: Server) -> None:
@@ -156,9 +156,9 @@ def test_sliding_windows_reuse_whole_sequences_only(server: Server) -> None:
     tokens, summary = server.ask(turn)
     other, nothing = server.ask(part)
 
-    assert summary.num_loaded_tokens == len(PROMPT) + len(answer) - 1
+    assert summary.usage.loaded_prompt_tokens == len(PROMPT) + len(answer) - 1
     assert tokens == plain(turn, **window)
-    assert nothing.num_cached_tokens == 0
+    assert nothing.usage.cached_tokens == 0
     assert other == plain(part, **window)
 
 
@@ -166,8 +166,8 @@ def test_namespaces_do_not_share_the_disk(server: Server) -> None:
     server.ask(PROMPT, namespace="alice")
     server.restart()
 
-    assert server.ask(PROMPT, namespace="bob")[1].num_cached_tokens == 0
-    assert server.ask(PROMPT, namespace="alice")[1].num_loaded_tokens == len(PROMPT) - 1
+    assert server.ask(PROMPT, namespace="bob")[1].usage.cached_tokens == 0
+    assert server.ask(PROMPT, namespace="alice")[1].usage.loaded_prompt_tokens == len(PROMPT) - 1
 
 
 def test_requests_that_may_not_be_cached_are_not_saved_and_load_nothing(server: Server) -> None:
@@ -177,7 +177,7 @@ def test_requests_that_may_not_be_cached_are_not_saved_and_load_nothing(server: 
     server.ask(PROMPT)
     server.restart()
 
-    assert server.ask(PROMPT, cache_prompt=False)[1].num_cached_tokens == 0
+    assert server.ask(PROMPT, cache_prompt=False)[1].usage.cached_tokens == 0
 
 
 def test_short_sequences_are_not_saved(server: Server) -> None:
@@ -195,7 +195,7 @@ def test_what_is_evicted_is_saved(server: Server) -> None:
     server.disk.flush()
 
     assert len(server.states) >= 1
-    assert server.ask((*prompts[0], 1))[1].num_loaded_tokens == 300
+    assert server.ask((*prompts[0], 1))[1].usage.loaded_prompt_tokens == 300
 
 
 def test_an_engine_at_rest_saves_one_after_the_other(server: Server) -> None:
@@ -235,7 +235,7 @@ def test_what_is_quicker_computed_is_not_loaded(server: Server) -> None:
     server.disk.pace.loading.observe(1, 1.0)
     server.disk.pace.computing.observe(1, 0.001)
 
-    assert server.ask(PROMPT)[1].num_cached_tokens == 0
+    assert server.ask(PROMPT)[1].usage.cached_tokens == 0
 
 
 def test_a_damaged_file_only_costs_its_use(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +248,7 @@ def test_a_damaged_file_only_costs_its_use(server: Server, caplog: pytest.LogCap
     server.start()
     tokens, summary = server.ask(PROMPT)
 
-    assert summary.num_cached_tokens == 0
+    assert summary.usage.cached_tokens == 0
     assert tokens == plain(PROMPT)
     assert not path.exists()
     assert "ignored and removed" in caplog.text
@@ -262,7 +262,7 @@ def test_a_state_that_the_runner_refuses_is_removed(server: Server, monkeypatch:
         raise RunnerError("no")
 
     monkeypatch.setattr(server.runner, "load", refuse)
-    assert server.ask(PROMPT)[1].num_cached_tokens == 0
+    assert server.ask(PROMPT)[1].usage.cached_tokens == 0
     server.disk.flush()
     assert len(server.states) == 0
 
@@ -276,7 +276,7 @@ def test_a_runner_that_cannot_save_costs_nothing_else(server: Server, monkeypatc
     server.disk.tend()
 
     assert first == second[0] == plain(PROMPT)
-    assert second[1].num_cached_tokens == len(PROMPT) - 1
+    assert second[1].usage.cached_tokens == len(PROMPT) - 1
 
 
 def blocked_reads(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -304,8 +304,8 @@ def test_running_streams_do_not_wait_for_the_disk(server: Server, monkeypatch: p
     found = server.drive()
 
     assert [found[one][0] for one in waiting] == [plain((*PROMPT, number)) for number in range(2)]
-    assert [found[one][1].num_cached_tokens for one in waiting] == [len(PROMPT)] * 2
-    assert found[running][1].num_completion_tokens == 30
+    assert [found[one][1].usage.cached_tokens for one in waiting] == [len(PROMPT)] * 2
+    assert found[running][1].usage.completion_tokens == 30
 
 
 def test_a_request_that_is_cancelled_while_the_disk_reads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,4 +334,4 @@ def test_too_little_room_for_a_state_is_no_error(server: Server) -> None:
     found = server.drive()
 
     assert found[asked][0] == plain(prompt)
-    assert found[running][1].num_completion_tokens == 20
+    assert found[running][1].usage.completion_tokens == 20

@@ -25,6 +25,7 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
 from enginehouse.contract.types import ChoiceFinished, Event, GenerateRequest, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.routing import Attempts, Plan, Routed
 from enginehouse.pipeline.routing.experience import Experience
 from enginehouse.replay import Generation
@@ -57,7 +58,7 @@ def says(*texts: str, choice: int = 0) -> list[list[Event]]:
     return [[TextDelta(choice, text, (0,), logprob)] for text in texts]
 
 
-ENDED: list[list[Event]] = [[ChoiceFinished(0, "stop", 1), RequestFinished(3, 0, 1)]]
+ENDED: list[list[Event]] = [[ChoiceFinished(0, "stop"), RequestFinished(Usage(prompt_tokens=3, completion_tokens=1))]]
 
 
 @define
@@ -78,7 +79,7 @@ class Models:
     asked: list[str] = field(factory=list)
     experience: Experience = field(factory=lambda: Experience(RouterSettings(max_failures=1, pause_s=1000)))
 
-    async def submit(self, request: GenerateRequest, model: str) -> Running:
+    async def submit(self, request: GenerateRequest, model: str, may_drop: bool) -> Running:
         self.asked.append(f"{model} probed" if "num_logprobs" in request.sampling else model)
         found = self.by_name[model]
         if isinstance(found, EnginehouseError):
@@ -166,7 +167,7 @@ async def test_stand_ins_are_tried_where_a_model_fails() -> None:
 async def test_the_end_of_another_choice_does_not_end_the_probe() -> None:
     probes: list[Probe] = []
     accept = Acceptance(3, lambda probe: bool(probes.append(probe)))
-    others: list[list[Event]] = [*says("z", choice=1), [ChoiceFinished(1, "stop", 1)]]
+    others: list[list[Event]] = [*says("z", choice=1), [ChoiceFinished(1, "stop")]]
     small = Answer([*says("a"), *others, *says("b", "c", "d"), *ENDED])
     ended = await Models({"small": small, "big": Answer(says("!"))}).run(Attempt("small", accept), Attempt("big"))
 

@@ -332,6 +332,17 @@ def test_model_that_fails_before_its_first_word_is_replaced_within_the_request(s
     ).replace(", ", ",")
 
 
+def test_last_model_of_a_request_answers_without_what_it_does_not_support(serve: Serve) -> None:
+    """Where the settings leave that out. A model before it is passed over: the next one may support everything."""
+    settings = RouterSettings(fallbacks={"main": ("other", "spare")})
+    models = {"main": [{"error": "boom"}], "other": ["other"], "spare": ["spare"]}
+    with serve(models, settings, server=ServerSettings(unsupported_parameters="report")) as client:
+        answer = client.chat("main", response_format={"type": "json_object"})
+
+    assert said(answer) == "spare"
+    assert answer.headers["x-enginehouse-unsupported"] == "response_format"
+
+
 def test_nothing_switches_once_an_answer_has_begun(serve: Serve) -> None:
     settings = RouterSettings(fallbacks={"main": ("spare",)})
     with serve({"main": ["begun", {"delay_s": 0.05}, {"error": "boom"}], "spare": ["spare"]}, settings) as client:

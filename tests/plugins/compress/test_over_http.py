@@ -16,7 +16,10 @@ from attrs import evolve
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
-from enginehouse.settings.optimisations import CompressorSettings
+from enginehouse_compress.lossless import LosslessCompressor
+from enginehouse_compress.options import CompressOptions
+from enginehouse_compress.scored import ScoredCompressor
+from enginehouse_compress.settings import CompressorSettings, read_settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
@@ -29,7 +32,7 @@ HALF = {"method": "halving", "ratio": 0.5}
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     script = write_script(tmp_path_factory.mktemp("scripts") / "hello.json", ["Hel", "lo"])
-    overflow = CompressorSettings(method="halving", when="overflow")
+    overflow = {"method": "halving", "when": "overflow"}
     settings = Settings(
         models={
             "m": ModelSettings(source=script, backend="scripted"),
@@ -37,7 +40,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             "fake": ModelSettings(source=script, backend="fake", isolation="thread"),
         },
         limits=LimitsSettings(tokens_per_minute=10_000_000),
-        plugins=PluginsSettings(allow=()),
+        plugins=PluginsSettings(allow=("compress",)),
     )
     methods = {method.name: method for method in (Halving(), Failing(), Scoring())}
     registry = evolve(PluginRegistry.for_settings(settings), compressors=methods)
@@ -190,16 +193,17 @@ def test_completions_are_shortened_and_not_repeated(client: httpx.Client) -> Non
     [
         ('compressor = "lossless"', CompressorSettings(method="lossless")),
         (
-            'compressor = { method = "extractive", ratio = 0.3, when = "overflow", system = true, scorer = "m" }',
-            CompressorSettings(method="extractive", ratio=0.3, when="overflow", system=True, scorer="m"),
+            'compressor = { method = "lossless", when = "overflow", system = true, scorer = "m" }',
+            CompressorSettings(method="lossless", when="overflow", system=True, scorer="m"),
+        ),
+        (
+            'compressor = { method = "scored", ratio = 0.3, min_tokens = 9 }',
+            CompressorSettings(method="scored", ratio=0.3, min_tokens=9),
         ),
     ],
 )
 def test_settings_are_a_name_or_a_table(tmp_path: Path, text: str, expected: CompressorSettings) -> None:
-    file = tmp_path / "enginehouse.toml"
-    file.write_text(f'[models.m]\nsource = "x"\n{text}\n')
-
-    assert load_settings(file, {}).models["m"].compressor == expected
+    assert read(tmp_path, text) == {"m": expected}
 
 
 @pytest.mark.parametrize(
@@ -207,15 +211,31 @@ def test_settings_are_a_name_or_a_table(tmp_path: Path, text: str, expected: Com
     [
         ("compressor = 1", "models.m.compressor"),
         ("compressor = { ratio = 0.5 }", "models.m.compressor"),
-        ('compressor = { method = "x", ratio = 0 }', "models.m.compressor.ratio"),
-        ('compressor = { method = "x", when = "never" }', "models.m.compressor.when"),
-        ('compressor = { method = "x", raito = 0.5 }', "models.m.compressor"),
+        ('compressor = { method = "scored", ratio = 0 }', "models.m.compressor.ratio"),
+        ('compressor = { method = "lossless", ratio = 0.5 }', "models.m.compressor.ratio"),
+        ('compressor = { method = "scored", when = "never" }', "models.m.compressor.when"),
+        ('compressor = { method = "scored", raito = 0.5 }', "models.m.compressor.raito"),
+        ('compressor = { method = "scored", scorer = "x" }', "models.m.compressor.scorer"),
+        ('compressor = { method = "skored" }', "models.m.compressor"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, text: str, path: str) -> None:
-    file = tmp_path / "enginehouse.toml"
-    file.write_text(f'[models.m]\nsource = "x"\n{text}\n')
-
     with pytest.raises(ConfigError) as caught:
-        load_settings(file, {})
-    assert (caught.value.path or "").startswith(path)
+        read(tmp_path, text)
+    assert caught.value.path == path
+
+
+def test_setting_without_the_plugin_is_refused_at_start(tmp_path: Path) -> None:
+    model = ModelSettings(source=write_script(tmp_path / "s.json", ["a"]), backend="scripted", compressor="lossless")
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+
+    with pytest.raises(ConfigError, match="the plugin 'compress' is not loaded"), served(settings):
+        pass
+
+
+def read(folder: Path, text: str) -> dict[str, CompressorSettings]:
+    """Read one model's settings from a file, as the plugin does at start."""
+    file = folder / "enginehouse.toml"
+    file.write_text(f'[models.m]\nsource = "x"\n{text}\n')
+    models = {name: model.compressor for name, model in load_settings(file, {}).models.items()}
+    return read_settings(models, {"lossless": LosslessCompressor(), "scored": ScoredCompressor(CompressOptions())})

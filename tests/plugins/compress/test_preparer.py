@@ -13,30 +13,34 @@ from attrs import evolve
 
 from enginehouse.contract.compressor import Compressor
 from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelUnloaded, RequestError
-from enginehouse.contract.types import Compression, GenerateRequest, Message
+from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse.pipeline.pipeline import Pipeline, RunningRequest
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.serving.orders import unload_model
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.optimisations import CompressorSettings
+from enginehouse_compress.fields import CompressionBody
 from enginehouse_testkit.script import write_script
 
 from .methods import Confused, Failing, Forgetful, Gated, Halving, Scoring, Slow, Unbudgeted
 
+PLUGINS = PluginsSettings(allow=("compress",))
 DOCUMENT, QUESTION = "0123456789" * 40, "What is it?"
 TEXT = f"{DOCUMENT}\n\n{QUESTION}"  # 413 tokens, of which 402 are free: one per byte
 
 
 def request(content: str = TEXT, **fields: Any) -> GenerateRequest:
+    """A chat; ``compression`` is the value of that field."""
     messages = (Message(role="user", content=content),)
+    if "compression" in fields:
+        fields["extensions"] = {"compression": {"compression": fields.pop("compression")}}
     return GenerateRequest(request_id="r", **{"model": "m", "messages": messages, **fields})
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    folder: Path, method: Compressor, compressor: CompressorSettings | None = None, **model: Any
+    folder: Path, method: Compressor, compressor: dict[str, Any] | None = None, **model: Any
 ) -> AsyncIterator[Pipeline]:
     """A pipeline with one compressor, to a model ``m`` with one token per byte and the scorer ``s``."""
     source = write_script(folder / "script.json", ["Hel", "lo"])
@@ -44,7 +48,9 @@ async def opened(
         "m": ModelSettings(source=source, backend="scripted", compressor=compressor, **model),
         "s": ModelSettings(source=str(folder), backend="fake", isolation="thread"),
     }
-    settings = Settings(models=models, limits=LimitsSettings(render_timeout_s=20), plugins=PluginsSettings(allow=()))
+    settings = Settings(
+        models=models, limits=LimitsSettings(render_timeout_s=20), plugins=PluginsSettings(allow=("compress",))
+    )
     registry = evolve(PluginRegistry.for_settings(settings), compressors={method.name: method})
     manager, renderer = ModelManager(settings, registry), Renderer(20, 100_000)
     pipeline = Pipeline(settings, registry, manager, renderer)
@@ -69,27 +75,32 @@ def content(running: RunningRequest) -> str:
     return message.content
 
 
+def compressed(running: RunningRequest) -> dict[str, Any] | None:
+    report = running.reports["compression"]
+    return None if report is None else dict(report.details)
+
+
 async def test_request_asks_for_it(tmp_path: Path) -> None:
-    asked = Compression(method="halving", ratio=0.25)
+    asked = CompressionBody(method="halving", ratio=0.25)
     async with opened(tmp_path, Halving()) as pipeline:
         plain = await submit(pipeline, request())
         running = await submit(pipeline, request(compression=asked))
 
-    assert plain.compressed is None
+    assert compressed(plain) is None
     assert content(plain) == TEXT
     assert content(running) == DOCUMENT[:100] + QUESTION
-    compressed = running.compressed
-    assert compressed is not None
-    assert (compressed.method, compressed.tokens_before, compressed.tokens_after) == ("halving", 413, 111)
-    assert plain.generation.num_prompt_tokens - running.generation.num_prompt_tokens == compressed.num_saved == 302
+    told = compressed(running)
+    assert told is not None
+    assert (told["method"], told["tokens_before"], told["tokens_after"]) == ("halving", 413, 111)
+    assert plain.generation.num_prompt_tokens - running.generation.num_prompt_tokens == 302
 
 
 async def test_settings_ask_for_it_and_requests_may_say_no_or_something_else(tmp_path: Path) -> None:
-    settings = CompressorSettings(method="halving", ratio=0.5)
+    settings = {"method": "halving", "ratio": 0.5}
     async with opened(tmp_path, Halving(), settings) as pipeline:
         usual = await submit(pipeline, request())
-        without = await submit(pipeline, request(compression=Compression(is_on=False)))
-        other = await submit(pipeline, request(compression=Compression(ratio=0.1)))
+        without = await submit(pipeline, request(compression=False))
+        other = await submit(pipeline, request(compression=CompressionBody(ratio=0.1)))
         short = await submit(pipeline, request("Short.\n\n" + QUESTION))
         scored = await submit(pipeline, request(num_prompt_logprobs=0))
 
@@ -100,27 +111,27 @@ async def test_settings_ask_for_it_and_requests_may_say_no_or_something_else(tmp
 
 
 async def test_settings_may_wait_for_a_request(tmp_path: Path) -> None:
-    settings = CompressorSettings(method="halving", ratio=0.1, when="asked")
+    settings = {"method": "halving", "ratio": 0.1, "when": "asked"}
     async with opened(tmp_path, Halving(), settings) as pipeline:
         usual = await submit(pipeline, request())
-        asked = await submit(pipeline, request(compression=Compression()))
+        asked = await submit(pipeline, request(compression=True))
 
     assert content(usual) == TEXT
     assert len(content(asked)) == 40 + 11
 
 
 async def test_prompt_that_does_not_fit_is_shortened_where_the_operator_chose_that(tmp_path: Path) -> None:
-    settings = CompressorSettings(method="halving", when="overflow")
+    settings = {"method": "halving", "when": "overflow"}
     async with opened(tmp_path, Halving(), settings, context=300) as pipeline:
         fitting = await submit(pipeline, request("0123456789" * 10 + "\n\n" + QUESTION))
         running = await submit(pipeline, request(stopping={"max_tokens": 20}))
         with pytest.raises(ContextLengthExceeded):  # the client does not want that
-            await submit(pipeline, request(compression=Compression(is_on=False)))
+            await submit(pipeline, request(compression=False))
         with pytest.raises(ContextLengthExceeded):  # the question alone is too long
             await submit(pipeline, request("Text.\n\n" + "x" * 400))
 
-    assert fitting.compressed is None
-    assert running.compressed is not None
+    assert compressed(fitting) is None
+    assert compressed(running) is not None
     assert content(running).endswith(QUESTION)
     assert 260 < running.generation.num_prompt_tokens <= 280  # and room for the answer
 
@@ -135,19 +146,20 @@ async def test_prompt_that_does_not_fit_is_refused_elsewhere(tmp_path: Path) -> 
 async def test_failure_leaves_the_prompt_as_it_was(
     tmp_path: Path, method: Compressor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(tmp_path, method, CompressorSettings(method=method.name, ratio=0.5)) as pipeline:
+    async with opened(tmp_path, method, {"method": method.name, "ratio": 0.5}) as pipeline:
         running = await submit(pipeline, request())
 
     assert content(running) == TEXT
-    assert running.compressed is not None
-    assert running.compressed.error in ("RuntimeError", "ValueError")
-    assert running.compressed.num_saved == 0
+    told = compressed(running)
+    assert told is not None
+    assert told["failed"] in ("RuntimeError", "ValueError")
+    assert told["tokens_before"] == told["tokens_after"]
     assert f"the compressor {method.name} failed" in caplog.text
 
 
 async def test_same_texts_are_compressed_once(tmp_path: Path) -> None:
     method = Halving()
-    asked = Compression(method="halving", ratio=0.5)
+    asked = CompressionBody(method="halving", ratio=0.5)
     async with opened(tmp_path, method) as pipeline:
         first = await submit(pipeline, request(compression=asked))
         second = await submit(pipeline, request(compression=asked))
@@ -167,7 +179,8 @@ async def test_texts_of_all_messages_share_the_budget(tmp_path: Path) -> None:
     method = Halving()
     messages = (Message(role="user", content="a" * 300), Message(role="assistant", content="b" * 100))
     asked = request(
-        messages=(*messages, Message(role="user", content=TEXT)), compression=Compression(method="halving", ratio=0.5)
+        messages=(*messages, Message(role="user", content=TEXT)),
+        compression=CompressionBody(method="halving", ratio=0.5),
     )
     async with opened(tmp_path, method) as pipeline:
         running = await submit(pipeline, asked)
@@ -179,9 +192,9 @@ async def test_texts_of_all_messages_share_the_budget(tmp_path: Path) -> None:
 
 async def test_raw_prompt_is_shortened_on_request_only(tmp_path: Path) -> None:
     raw = request(messages=None, text=TEXT)
-    async with opened(tmp_path, Halving(), CompressorSettings(method="halving")) as pipeline:
+    async with opened(tmp_path, Halving(), {"method": "halving"}) as pipeline:
         usual = await submit(pipeline, raw)
-        asked = await submit(pipeline, evolve(raw, compression=Compression(ratio=0.5)))
+        asked = await submit(pipeline, request(messages=None, text=TEXT, compression=CompressionBody(ratio=0.5)))
 
     assert usual.request.text == TEXT
     assert asked.request.text == DOCUMENT[:201] + QUESTION
@@ -190,11 +203,11 @@ async def test_raw_prompt_is_shortened_on_request_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"compression": Compression()}, "compression.method"),
-        ({"compression": Compression(method="none")}, "compression.method"),
-        ({"compression": Compression(method="halving"), "num_prompt_logprobs": 0}, "compression"),
-        ({"compression": Compression(method="halving"), "messages": None, "token_ids": (1, 2)}, "compression"),
-        ({"compression": Compression(method="halving"), "messages": None, "text": "a", "suffix": "b"}, "suffix"),
+        ({"compression": True}, "compression.method"),
+        ({"compression": CompressionBody(method="none")}, "compression.method"),
+        ({"compression": CompressionBody(method="halving"), "num_prompt_logprobs": 0}, "compression"),
+        ({"compression": CompressionBody(method="halving"), "messages": None, "token_ids": (1, 2)}, "compression"),
+        ({"compression": CompressionBody(method="halving"), "messages": None, "text": "a", "suffix": "b"}, "suffix"),
     ],
 )
 async def test_what_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
@@ -208,9 +221,9 @@ async def test_what_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any],
 async def test_method_without_a_budget_has_no_ratio(tmp_path: Path) -> None:
     method = Unbudgeted()
     async with opened(tmp_path, method) as pipeline:
-        running = await submit(pipeline, request(compression=Compression(method="unbudgeted")))
+        running = await submit(pipeline, request(compression=CompressionBody(method="unbudgeted")))
         with pytest.raises(InvalidRequest, match="has no ratio"):
-            await submit(pipeline, request(compression=Compression(method="unbudgeted", ratio=0.5)))
+            await submit(pipeline, request(compression=CompressionBody(method="unbudgeted", ratio=0.5)))
 
     assert content(running) == QUESTION
 
@@ -218,12 +231,12 @@ async def test_method_without_a_budget_has_no_ratio(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("compressor", "message"),
     [
-        (CompressorSettings(method="halfing"), "no plugin registers a compressor 'halfing'.*'halving'"),
-        (CompressorSettings(method="halving", scorer="x"), "no model 'x' is served"),
+        ({"method": "halfing"}, "no plugin registers a compressor 'halfing'.*'halving'"),
+        ({"method": "halving", "scorer": "x"}, "no model 'x' is served"),
     ],
 )
 async def test_settings_that_cannot_be_followed_are_refused_at_start(
-    tmp_path: Path, compressor: CompressorSettings, message: str
+    tmp_path: Path, compressor: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         async with opened(tmp_path, Halving(), compressor):
@@ -233,7 +246,7 @@ async def test_settings_that_cannot_be_followed_are_refused_at_start(
 async def test_request_that_leaves_stops_its_compressor(tmp_path: Path) -> None:
     method = Slow()
     async with opened(tmp_path, method) as pipeline:
-        task = asyncio.create_task(submit(pipeline, request(compression=Compression(method="slow"))))
+        task = asyncio.create_task(submit(pipeline, request(compression=CompressionBody(method="slow"))))
         await asyncio.to_thread(method.has_begun.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -246,12 +259,13 @@ async def test_another_model_says_how_probable_texts_are(tmp_path: Path) -> None
     """Every token of the text gets a figure, and they end where the text ends."""
     method = Scoring()
     text = "Grüße, 漢字 and a few more words of one line.\n\n" + QUESTION
-    settings = CompressorSettings(method="scoring", ratio=0.5, when="asked", scorer="s")
+    settings = {"method": "scoring", "ratio": 0.5, "when": "asked", "scorer": "s"}
     async with opened(tmp_path, method, settings) as pipeline:
-        running = await submit(pipeline, request(text, compression=Compression()))
+        running = await submit(pipeline, request(text, compression=True))
 
-    assert running.compressed is not None
-    assert running.compressed.error == ""
+    told = compressed(running)
+    assert told is not None
+    assert told["failed"] is None
     (ends,), (scores,) = method.ends, method.scores
     assert ends == sorted(ends)
     assert ends[-1] == len(text)
@@ -260,28 +274,30 @@ async def test_another_model_says_how_probable_texts_are(tmp_path: Path) -> None
 
 
 async def test_scorer_that_is_not_loaded_is_not_waited_for(tmp_path: Path) -> None:
-    settings = CompressorSettings(method="scoring", ratio=0.5, scorer="s", min_tokens=0)
+    settings = {"method": "scoring", "ratio": 0.5, "scorer": "s", "min_tokens": 0}
     async with opened(tmp_path, Scoring(), settings) as pipeline:
         manager = pipeline._manager
         await manager.find("s").make_way(0.0)
         running = await submit(pipeline, request())
 
     assert content(running) == TEXT
-    assert running.compressed is not None
-    assert running.compressed.error == "ModelNotReady"
+    told = compressed(running)
+    assert told is not None
+    assert told["failed"] == "ModelNotReady"
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 async def test_scorer_keeps_nothing_of_a_request_that_forbids_it(tmp_path: Path, is_kept: bool) -> None:
-    settings = CompressorSettings(method="scoring", ratio=0.5, when="asked", scorer="s")
+    settings = {"method": "scoring", "ratio": 0.5, "when": "asked", "scorer": "s"}
     async with opened(tmp_path, Scoring(), settings) as pipeline:
-        running = await submit(pipeline, request(compression=Compression(), cache_prompt=is_kept))
+        running = await submit(pipeline, request(compression=True, cache_prompt=is_kept))
         scorer = pipeline._manager.find("s").loaded
         assert scorer is not None
         stats = await scorer.engine.stats()
 
-    assert running.compressed is not None
-    assert running.compressed.scored_tokens > 0
+    told = compressed(running)
+    assert told is not None
+    assert told["scored_tokens"] > 0
     assert (stats.cached_tokens > 0) == is_kept
 
 
@@ -292,7 +308,7 @@ async def test_model_that_is_taken_away_while_a_prompt_is_shortened_is_not_told_
     """An operator's order is no illness of the model, neither for the client nor for a circuit breaker."""
     gated = Gated()
     async with opened(tmp_path, gated) as pipeline:
-        asked = request(model=model, compression=Compression(method="gated", ratio=0.5))
+        asked = request(model=model, compression=CompressionBody(method="gated", ratio=0.5))
         submitting = asyncio.create_task(pipeline.submit(asked))
         assert await asyncio.to_thread(gated.has_begun.wait, 20)
         await unload_model(pipeline._manager, model, force=True)

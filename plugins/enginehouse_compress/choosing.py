@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from enginehouse.contract.compressor import Compressor
-from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import GenerateRequest
-from enginehouse.settings.config import ModelSettings
-from enginehouse.settings.optimisations import CompressorSettings
-from enginehouse.settings.structuring import closest
+from enginehouse_compress.fields import CompressionBody, asked_compression
+from enginehouse_compress.settings import CompressorSettings
 
-__all__ = ["DEFAULT_RATIO", "Choice", "check_settings", "choose", "choose_for_room"]
+__all__ = ["DEFAULT_RATIO", "Choice", "choose", "choose_for_room"]
 
 DEFAULT_RATIO = 0.5
 """Default share of the tokens that is kept."""
@@ -36,30 +35,6 @@ class Choice:
     scorer: str | None = None
 
 
-def check_settings(models: Mapping[str, ModelSettings], compressors: Mapping[str, Compressor]) -> None:
-    """Refuse compressor settings that cannot be applied.
-
-    Raises:
-        ConfigError: there is no such compressor or scorer, or a ratio is given to a method that has none.
-    """
-    for name, model in models.items():
-        settings, path = model.compressor, f"models.{name}.compressor"
-        if settings is None:
-            continue
-        compressor = compressors.get(settings.method)
-        if compressor is None:
-            hint = closest(settings.method, tuple(compressors))
-            message = f"{path}: no plugin registers a compressor {settings.method!r}{hint}"
-            raise ConfigError(message, path)
-        if settings.ratio is not None and not compressor.is_budgeted:
-            path = f"{path}.ratio"
-            raise ConfigError(f"{path}: the method {settings.method!r} has no ratio", path)
-        if settings.scorer is not None and settings.scorer not in models:
-            path = f"{path}.scorer"
-            message = f"{path}: no model {settings.scorer!r} is served{closest(settings.scorer, tuple(models))}"
-            raise ConfigError(message, path)
-
-
 def choose(
     request: GenerateRequest, settings: CompressorSettings | None, compressors: Mapping[str, Compressor]
 ) -> Choice | None:
@@ -68,13 +43,14 @@ def choose(
     Raises:
         InvalidRequest: the request asks for something that does not exist, or that its prompt does not allow.
     """
-    asked = request.compression
+    asked = asked_compression(request)
     if asked is None:
         if settings is None or settings.when != "always" or not _may_be_shortened(request):
             return None
         return _chosen_by(settings, compressors)
-    if not asked.is_on:
+    if asked is False:
         return None
+    asked = CompressionBody() if asked is True else asked
     _check_prompt(request)
     method = asked.method or (settings.method if settings is not None else None)
     if method is None:
@@ -101,7 +77,7 @@ def choose_for_room(
     """Return the compression to apply when the prompt does not fit; None refuses the request."""
     if settings is None or settings.when != "overflow" or not _may_be_shortened(request):
         return None
-    if request.compression is not None and not request.compression.is_on:
+    if asked_compression(request) is False:
         return None
     return _chosen_by(settings, compressors)
 

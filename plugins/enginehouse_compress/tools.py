@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from enginehouse.contract.compressor import ScoredToken
 from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.preparer import ModelAccess
 from enginehouse.contract.types import (
     EngineRequest,
     GenerateRequest,
@@ -19,8 +20,6 @@ from enginehouse.contract.types import (
     Segment,
     StopParams,
 )
-from enginehouse.replay import Replays
-from enginehouse.serving import LoadedModel
 
 __all__ = ["EngineTools"]
 
@@ -36,15 +35,14 @@ class EngineTools:
     Args:
         model: the model whose tokens are counted.
         scorer: the model that scores texts.
-        replays: submits to both.
         request: source of caller, priority and caching rules only.
 
     Attributes:
         num_scored_tokens: tokens that the scorer has read.
     """
 
-    def __init__(self, model: LoadedModel, scorer: LoadedModel, replays: Replays, request: GenerateRequest) -> None:
-        self._model, self._scorer, self._replays, self._request = model, scorer, replays, request
+    def __init__(self, model: ModelAccess, scorer: ModelAccess, request: GenerateRequest) -> None:
+        self._model, self._scorer, self._request = model, scorer, request
         self._loop = asyncio.get_running_loop()
         self.num_scored_tokens = 0
         self._counts: dict[str, int] = {}
@@ -87,11 +85,11 @@ class EngineTools:
         return [await self._tokenize(text) for text in texts]
 
     async def _tokenize(self, text: str) -> Sequence[int]:
-        return await self._replays.tokenize(self._model, (Segment(text),), self._request.caller) if text else ()
+        return await self._model.tokenize(text) if text else ()
 
     async def _token_ends(self, text: str) -> list[int]:
         token_ids = await self._tokenize(text)
-        pieces = await self._replays.pieces(self._model, token_ids, self._request.caller)
+        pieces = await self._model.pieces(token_ids)
         return list(_char_ends(text, [len(piece) for piece in pieces]))
 
     async def _score_all(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
@@ -115,12 +113,11 @@ class EngineTools:
             num_prompt_logprobs=0,
             sampling=SamplingParams(temperature=0.0, seed=0),
             stopping=StopParams(max_tokens=1),
-            priority=self._request.priority,
             namespace=self._request.namespace,
-            cache_prompt=self._request.cache_prompt,
             caller=self._request.caller,
+            **self._request.options(),
         )
-        generation = await self._replays.submit(self._scorer, request)
+        generation = await self._scorer.submit(request)
         self.num_scored_tokens += generation.num_prompt_tokens
         sizes: list[int] = []
         logprobs: list[float] = []

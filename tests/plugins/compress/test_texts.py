@@ -8,7 +8,7 @@ import pytest
 
 from enginehouse.contract.compressor import cut
 from enginehouse.contract.types import GenerateRequest, MediaPart, Message, ToolCall
-from enginehouse.pipeline.compressing.texts import RequestTexts, find_texts, with_texts
+from enginehouse_compress.texts import RequestTexts, find_texts, with_texts
 
 CALL = ToolCall(id="c", name="f", arguments="{}")
 

@@ -1,0 +1,138 @@
+"""Request fields that some or all endpoints refuse, with the reason, and the names that plugins cannot use.
+
+A field of one generating endpoint is refused by the others; further fields are known from other servers' APIs, so that
+they are refused by name instead of being ignored. A field is accepted if its value has no effect (``"tools": []``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.fields import FIELDS, ChatFields, CompletionFields
+from enginehouse.contract.rows import row_of
+
+__all__ = ["NAMES", "REFUSED", "Refusal", "refuse", "refused_fields"]
+
+
+@frozen
+class Refusal:
+    """A known field that an endpoint does not have.
+
+    Attributes:
+        reason: shown to the client.
+        off: values without effect, which are accepted.
+        is_reserved: plugins cannot declare a field of this name.
+    """
+
+    reason: str
+    off: tuple[Any, ...] = ()
+    is_reserved: bool = True
+
+    def is_off(self, value: Any) -> bool:
+        """Return True if the value has no effect."""
+        if isinstance(value, dict):
+            value = {key: item for key, item in value.items() if item is not None}
+        return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.off)
+
+
+# Reason, whether the names are reserved, and field name to the values without effect.
+_REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = (
+    (
+        "tools and tool_choice have replaced this parameter",
+        True,
+        {"functions": ([],), "function_call": ("none", "auto")},
+    ),
+    ("use enable_thinking, reasoning_effort or thinking_budget", True, {"reasoning": ({},), "thinking": ()}),
+    ("this server searches nothing", True, {"web_search_options": (), "documents": ([],)}),
+    ("this server judges no texts", True, {"moderation": ()}),
+    ("models of this server read and write text only", True, {"modalities": (["text"],), "audio": (), "input": ()}),
+    ("this server loads no adapters yet", True, {"peft": ({},), "lora": ([],)}),
+    (
+        "the template is the server's: a model's own, or the one that its settings name",
+        True,
+        {"chat_template": (), "add_generation_prompt": (True,), "continue_final_message": ()},
+    ),
+    ("a model that reasons always does it apart from its answer", True, {"include_reasoning": ()}),
+    ("models of this server know no verbosity", True, {"verbosity": ("medium",)}),
+    (
+        "control tokens and stop strings are never shown",
+        True,
+        {
+            "include_stop_str_in_output": (False,),
+            "skip_special_tokens": (True,),
+            "spaces_between_special_tokens": (True,),
+        },
+    ),
+    ("use logit_bias, stop or a constraint", False, {"bad_words": ([],), "allowed_token_ids": ()}),
+    ("no code of clients runs here", True, {"logits_processors": ([],)}),
+    ("the plugin 'compress' is not loaded", False, {"compression": (False,)}),
+    (
+        "there is no beam search",
+        False,
+        {"use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,)},
+    ),
+    (
+        "no installed sampler plugin takes this parameter; Enginehouse's own are in enginehouse_samplers",
+        False,
+        {
+            "top_a": (0,),
+            "tfs_z": (1,),
+            "xtc_probability": (0,),
+            "xtc_threshold": (),
+            "typical_p": (1,),
+            "top_n_sigma": (0, -1),
+            "mirostat": (0,),
+            "mirostat_mode": (0,),
+            "mirostat_tau": (),
+            "mirostat_eta": (),
+            "dry_multiplier": (0,),
+            "dry_base": (),
+            "dry_allowed_length": (),
+            "dry_penalty_last_n": (),
+            "dry_sequence_breakers": (),
+            "dynatemp_range": (0,),
+            "dynatemp_exponent": (),
+        },
+    ),
+)
+
+
+def _refusals() -> Iterator[tuple[str, Refusal]]:
+    chats, completions = (
+        {attribute.name: row_of(attribute).off for attribute in attrs.fields(table)}
+        for table in (ChatFields, CompletionFields)
+    )
+    for name, off in chats.items():
+        if name not in completions:
+            yield name, Refusal("only chats take this parameter", off)
+    for name, off in completions.items():
+        if name not in chats or name == "prompt":  # the tokens of /detokenize are not a prompt
+            yield name, Refusal("only /v1/completions takes this parameter", off)
+    for reason, is_reserved, fields in _REFUSED_EVERYWHERE:
+        for name, off in fields.items():
+            yield name, Refusal(reason, off, is_reserved)
+
+
+REFUSED: Mapping[str, Refusal] = MappingProxyType(dict(_refusals()))
+"""Known fields that some or all endpoints refuse, by name."""
+
+NAMES = frozenset((*FIELDS, *(name for name, refusal in REFUSED.items() if refusal.is_reserved)))
+"""Names that plugins cannot give to their fields."""
+
+
+def refuse(path: str) -> UnsupportedParameter:
+    """Return the refusal of a field or a part of one."""
+    known = REFUSED.get(path)
+    reason = known.reason if known is not None else "this server does not support this parameter yet"
+    return UnsupportedParameter(f"{path}: {reason}", path)
+
+
+def refused_fields(honoured: Collection[str]) -> dict[str, str]:
+    """Return the known fields other than ``honoured``, each with the reason for its refusal."""
+    return {name: refusal.reason for name, refusal in REFUSED.items() if name not in honoured}

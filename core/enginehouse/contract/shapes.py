@@ -1,0 +1,165 @@
+"""Structured values of request fields: the classes of their parts, and JSON Schemas of what a class cannot express.
+
+The rows of :mod:`enginehouse.contract.fields` refer to them. Does not know what a value means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+from attrs import frozen
+
+from enginehouse.contract.rows import JsonSchema, row
+
+__all__ = [
+    "CHOICES",
+    "JSON_SCHEMA",
+    "NO_EFFECT",
+    "PREDICTION",
+    "PROMPT",
+    "RESPONSE_FORMAT",
+    "SOME_TEXT",
+    "STRUCTURED_OUTPUTS",
+    "TOKEN_ID",
+    "TOOL_CHOICE",
+    "Effort",
+    "FunctionBody",
+    "MessageBody",
+    "StreamOptions",
+    "ToolBody",
+]
+
+NO_EFFECT = "Accepted so that clients work; has no effect."
+
+
+def _object(properties: JsonSchema, *required: str) -> JsonSchema:
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+_TEXT: JsonSchema = {"type": "string"}
+SOME_TEXT: JsonSchema = {"type": "string", "minLength": 1}
+TOKEN_ID: JsonSchema = {"type": "integer", "minimum": 0}
+CHOICES: JsonSchema = {"type": "array", "items": _TEXT, "minItems": 1}
+JSON_SCHEMA: JsonSchema = {
+    "type": ["object", "boolean", "string"],
+    "description": "A JSON Schema, or one as JSON text.",
+}
+_NAME: JsonSchema = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
+_TEXT_PART = _object({"type": {"const": "text"}, "text": _TEXT}, "type", "text")
+_MESSAGE_TEXT_PART = _object(
+    {"type": {"const": "text"}, "text": _TEXT, "compress": {"type": ["boolean", "null"]}}, "type", "text"
+)
+_REFUSAL_PART = _object({"type": {"const": "refusal"}, "refusal": _TEXT}, "type", "refusal")
+_ARGUMENTS: JsonSchema = {"type": ["string", "object", "null"], "description": "JSON text, or an object."}
+_TOOL_CALL = _object(
+    {"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _ARGUMENTS}, "name")},
+    "function",
+)
+_NAMED_TOOL = _object({"type": {"const": "function"}, "function": _object({"name": _NAME}, "name")}, "type", "function")
+_ALLOWED_TOOLS = _object(
+    {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": _object(
+            {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED_TOOL, "minItems": 1}},
+            "mode",
+            "tools",
+        ),
+    },
+    "type",
+    "allowed_tools",
+)
+TOOL_CHOICE: JsonSchema = {
+    "anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_TOOL, _ALLOWED_TOOLS]
+}
+_NAMED_SCHEMA = _object(
+    {
+        "name": _TEXT,
+        "description": {"type": ["string", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+        "schema": JSON_SCHEMA,
+    },
+    "schema",
+)
+RESPONSE_FORMAT: JsonSchema = {
+    "oneOf": [
+        _object({"type": {"const": "text"}}, "type"),
+        _object({"type": {"const": "json_object"}, "schema": JSON_SCHEMA}, "type"),
+        _object({"type": {"const": "json_schema"}, "json_schema": _NAMED_SCHEMA}, "type", "json_schema"),
+    ]
+}
+STRUCTURED_OUTPUTS = _object(
+    {
+        "json": JSON_SCHEMA,
+        "regex": SOME_TEXT,
+        "choice": CHOICES,
+        "grammar": {**SOME_TEXT, "description": "GBNF or Lark."},
+        "json_object": {"type": "boolean"},
+        "disable_any_whitespace": {"type": "boolean"},
+    }
+)
+PREDICTION = _object(
+    {"type": {"const": "content"}, "content": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT_PART}]}},
+    "type",
+    "content",
+)
+PROMPT: JsonSchema = {
+    "oneOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1},
+        {"type": "array", "items": TOKEN_ID, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": TOKEN_ID, "minItems": 1}, "minItems": 1},
+    ]
+}
+_CONTENT: JsonSchema = {
+    "anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_MESSAGE_TEXT_PART, _REFUSAL_PART]}, "minItems": 1}]
+}
+_ROLES: JsonSchema = {"enum": ["system", "developer", "user", "assistant", "tool"]}
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+@frozen(kw_only=True)
+class StreamOptions:
+    """``stream_options``. Obfuscation pads streams to hide lengths from eavesdroppers; accepted, without effect."""
+
+    include_usage: bool = row("End with a chunk that holds the token counts.", default=False)
+    include_obfuscation: bool = row(NO_EFFECT, default=False)
+
+
+@frozen(kw_only=True)
+class MessageBody:
+    """One message as the client sent it, before its content is read."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = row(
+        default=attrs.NOTHING, schema=_ROLES
+    )
+    content: Any = row(schema=_CONTENT)
+    name: str | None = None
+    tool_calls: Any = row(schema={"type": "array", "items": _TOOL_CALL})
+    function_call: Any = row(schema={"type": "null", "deprecated": True})
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = row("Another name of `reasoning_content`.")
+    refusal: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    compress: bool | None = row("False excludes this message from compression; likewise in a part of its content.")
+
+
+@frozen(kw_only=True)
+class FunctionBody:
+    """A function. Required calls always match ``parameters``; other calls do with ``strict``."""
+
+    name: str = row(default=attrs.NOTHING, schema=_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+@frozen(kw_only=True)
+class ToolBody:
+    """One of ``tools``."""
+
+    type: Literal["function"]
+    function: FunctionBody

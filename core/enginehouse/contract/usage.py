@@ -1,0 +1,132 @@
+"""Usage of requests: one value with all counts and times, from the engine to the log, metrics and responses.
+
+A field's metadata says what it counts and where it is shown. The log line, the metric families, OpenAI's ``usage``
+object, the response details, their headers, and the tables of the documentation are derived from it.
+"""
+
+# msgspec resolves annotations when a message is encoded, so no name may be imported under TYPE_CHECKING.
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Annotated, Literal, Self, get_type_hints
+
+import msgspec
+from attrs import evolve, frozen
+from msgspec.structs import astuple
+
+__all__ = ["USAGE_FIELDS", "Shown", "Tally", "Usage"]
+
+
+@frozen
+class Shown:
+    """Metadata of a field of :class:`Usage`; its name in the log, in responses and in headers is the field's own.
+
+    Attributes:
+        help: one sentence.
+        when: in the log, in metrics and in spans: always, only of complete responses, if it is not zero, or never.
+        metric: name of its family, without the prefix: a counter, or for times a histogram; empty is the field's name.
+        group: member of OpenAI's ``usage`` object that has it.
+        is_optimization: measured saving, in the response details and for the headers of profiles.
+        is_work: further work of the engine that no event shows, so that it is reported while a request runs; a request
+            that continues in another worker adds to it.
+    """
+
+    help: str
+    when: Literal["always", "complete", "nonzero", "never"] = "nonzero"
+    metric: str | None = ""
+    group: Literal["prompt_tokens_details", "completion_tokens_details"] | None = None
+    is_optimization: bool = False
+    is_work: bool = False
+
+
+class Tally(msgspec.Struct, array_like=True):
+    """Fields of :class:`Usage`, for the engine to count in place. Times are in seconds, measured in the worker."""
+
+    prompt_tokens: Annotated[int, Shown("Tokens of prompts that an engine has accepted.", "always")] = 0
+    cached_tokens: Annotated[
+        int,
+        Shown(
+            "Of these, tokens that the prefix cache held.",
+            "complete",
+            metric="cached_prompt_tokens",
+            group="prompt_tokens_details",
+            is_optimization=True,
+        ),
+    ] = 0
+    completion_tokens: Annotated[int, Shown("Tokens of answers, those that were broken off up to there.", "always")] = 0
+    reasoning_tokens: Annotated[
+        int,
+        Shown("Of these, tokens between reasoning markers.", "never", metric=None, group="completion_tokens_details"),
+    ] = 0
+    accepted_prediction_tokens: Annotated[
+        int, Shown("Tokens of predicted answers that came.", group="completion_tokens_details")
+    ] = 0
+    rejected_prediction_tokens: Annotated[
+        int, Shown("Tokens of predicted answers that did not come.", group="completion_tokens_details")
+    ] = 0
+    replays: Annotated[int, Shown("Answers that went on after their worker had died.")] = 0
+    queue_s: Annotated[float, Shown("Waiting for a slot.", "complete", metric="queue_seconds")] = 0.0
+    prefill_s: Annotated[float, Shown("From the slot to the first token.", "complete", metric="prefill_seconds")] = 0.0
+    decode_s: Annotated[float, Shown("From the first token to the last one.", "complete", metric=None)] = 0.0
+    loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that came from the disk.")] = 0
+    forced_tokens: Annotated[
+        int, Shown("Tokens that a constraint forced, so that no pass was needed.", is_optimization=True)
+    ] = 0
+    drafted_tokens: Annotated[int, Shown("Tokens that a drafter proposed.", is_optimization=True, is_work=True)] = 0
+    accepted_draft_tokens: Annotated[
+        int, Shown("Of these, tokens that the model would draw.", is_optimization=True, is_work=True)
+    ] = 0
+    early_exit_tokens: Annotated[
+        int, Shown("Tokens made without the model's last layers.", is_optimization=True, is_work=True)
+    ] = 0
+    skipped_layers: Annotated[
+        int, Shown("Layers that these tokens did not need.", is_optimization=True, is_work=True)
+    ] = 0
+    routed_requests: Annotated[int, Shown("Requests that a router sent to this model.")] = 0
+    routing_attempts: Annotated[int, Shown("Models that were tried for these, the last one too.")] = 0
+    discarded_tokens: Annotated[int, Shown("Tokens of attempts that were not good enough.")] = 0
+
+    def snapshot(self) -> "Usage":
+        """Return the present values."""
+        return Usage(*astuple(self))
+
+    def work(self) -> "Usage | None":
+        """Return the fields with ``is_work``; None if all are zero."""
+        counts = _work_of(self)
+        return Usage(**dict(zip(_WORK, counts, strict=True))) if any(counts) else None
+
+    def __add__(self, other: "Tally") -> Self:
+        """Return the sum; times are the longer ones."""
+        pairs = zip(_TIMES, astuple(self), astuple(other), strict=True)
+        return type(self)(*(max(one, two) if is_time else one + two for is_time, one, two in pairs))
+
+
+class Usage(Tally, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
+    """Usage of a choice, a prompt or a response. Counts add up; of several prompts, the longest time counts."""
+
+    def shown(self, *, is_complete: bool) -> Iterator[tuple[str, Shown, float]]:
+        """Yield name, metadata and value of the fields to log and to count for a response.
+
+        Args:
+            is_complete: False for a response that was broken off.
+        """
+        for name, field in USAGE_FIELDS.items():
+            value = getattr(self, name)
+            if field.when == "always" or (
+                is_complete if field.when == "complete" else value and field.when == "nonzero"
+            ):
+                yield name, field, value
+
+
+def _metadata() -> Iterator[tuple[str, Shown]]:
+    for name, kind in get_type_hints(Usage, include_extras=True).items():
+        (shown,) = kind.__metadata__
+        yield name, evolve(shown, metric=name) if shown.metric == "" else shown
+
+
+USAGE_FIELDS: Mapping[str, Shown] = MappingProxyType(dict(_metadata()))
+"""Name of a field of :class:`Usage` to its metadata."""
+
+_TIMES = tuple(kind is float for kind in get_type_hints(Usage).values())
+_WORK = tuple(name for name, shown in USAGE_FIELDS.items() if shown.is_work)
+_work_of = attrgetter(*_WORK)

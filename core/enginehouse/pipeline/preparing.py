@@ -1,0 +1,113 @@
+"""Calls preparers of plugins for a request, before its prompt is rendered. Used by the pipeline.
+
+A preparer's questions to models go through recovery like requests, so text that kills workers is found and refused.
+Does not know what preparers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypeAlias
+
+from attrs import frozen
+
+from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.errors import ConfigError, ModelNotReady
+from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
+from enginehouse.contract.types import EngineRequest, GenerateRequest, Segment
+from enginehouse.plugins import PluginRegistry, plugin_border
+from enginehouse.plugins.kinds import KINDS
+from enginehouse.replay import Replays
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.settings.config import ModelSettings
+
+__all__ = ["Preparers", "Reports"]
+
+Reports: TypeAlias = Mapping[str, Report | None]
+"""Name of each preparer to its report; None if it left the request unchanged."""
+
+
+class Preparers:
+    """All preparers of a server, bound to the settings of its models.
+
+    Raises:
+        ConfigError: the settings of a model cannot be applied.
+    """
+
+    def __init__(
+        self, models: Mapping[str, ModelSettings], registry: PluginRegistry, manager: ModelManager, replays: Replays
+    ) -> None:
+        settings = {name: model.compressor for name, model in models.items()}
+        objects = {name: getattr(registry, name) for name in KINDS}
+        self._bound: dict[str, BoundPreparer] = {}
+        for name, preparer in registry.preparers.items():
+            with plugin_border(f"the preparer {name!r}"):
+                self._bound[name] = preparer.bind(settings, objects)
+        unread = next((name for name, setting in settings.items() if setting is not None), None)
+        if unread is not None and not self._bound:
+            path = f"models.{unread}.compressor"
+            raise ConfigError(f"{path}: the plugin 'compress' is not loaded", path)
+        self._manager = manager
+        self._replays = replays
+
+    def may_prepare(self, request: GenerateRequest, model: str) -> bool:
+        """True if a preparer could change requests like this one to a model."""
+        return any(preparer.may_prepare(request, model) for preparer in self._bound.values())
+
+    async def prepare(
+        self, request: GenerateRequest, model: LoadedModel, num_excess: int | None = None
+    ) -> tuple[GenerateRequest, Reports]:
+        """Return the request as changed by all preparers, in order of registration, and their reports.
+
+        Args:
+            num_excess: tokens that must go, after the engine found the prompt too long; None in the first call.
+
+        Raises:
+            RequestError: the request asks for something that cannot be done.
+            PluginError: a preparer failed.
+        """
+        reports: dict[str, Report | None] = dict.fromkeys(self._bound)
+        if model.info.engine.takes_messages:
+            return request, reports
+        access = _Access(model, self._manager, self._replays, request.caller)
+        for name, preparer in self._bound.items():
+            with plugin_border(f"the preparer {name!r}"):
+                preparation = await preparer.prepare_request(request, access, num_excess)
+            if preparation is not None:
+                request, reports[name] = preparation.request, preparation.report
+        return request, reports
+
+
+@frozen
+class _Access:
+    """Implements :class:`enginehouse.contract.preparer.ModelAccess`."""
+
+    _model: LoadedModel
+    _manager: ModelManager
+    _replays: Replays
+    _caller: str
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def created(self) -> int:
+        return self._model.created
+
+    async def tokenize(self, text: str) -> Sequence[int]:
+        return await self._replays.tokenize(self._model, (Segment(text),), self._caller)
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        return await self._replays.pieces(self._model, token_ids, self._caller)
+
+    async def submit(self, request: EngineRequest) -> EngineStream:
+        return await self._replays.submit(self._model, request)
+
+    @contextlib.asynccontextmanager
+    async def other(self, name: str) -> AsyncIterator[ModelAccess]:
+        if self._manager.find(name).loaded is None:
+            raise ModelNotReady(f"the model {name!r} is not loaded")
+        async with self._manager.use(name) as model:
+            yield _Access(model, self._manager, self._replays, self._caller)

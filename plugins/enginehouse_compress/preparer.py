@@ -1,0 +1,178 @@
+"""Compresses the prompts of requests, after parameters are merged and before the chat template.
+
+A compressor that fails costs only its time: the prompt is used unchanged, and the answer's statistics report it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, TypeVarTuple
+
+from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
+from enginehouse.contract.preparer import ModelAccess, Preparation, Report
+from enginehouse.contract.types import GenerateRequest
+from enginehouse_compress.choosing import Choice, choose, choose_for_room
+from enginehouse_compress.fields import NAME, CompressionFields, asked_compression
+from enginehouse_compress.settings import CompressorSettings, read_settings
+from enginehouse_compress.texts import find_texts, with_texts
+from enginehouse_compress.tools import EngineTools
+
+__all__ = ["CompressionPreparer", "PromptCompressor"]
+
+_MAX_CACHED = 256
+_NUM_THREADS = 4
+_TIMEOUT_S = 300.0
+_SPARE_TOKENS = 8  # tokens that may be merged differently at the cuts
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+_Kept = tuple[tuple[Range, ...], ...]
+
+
+class CompressionPreparer:
+    """Implements :class:`enginehouse.contract.preparer.Preparer`."""
+
+    name = NAME
+    api_version = 1
+    request_fields = CompressionFields
+
+    def bind(self, settings: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) -> PromptCompressor:
+        """See the contract."""
+        compressors = objects["compressors"]
+        return PromptCompressor(read_settings(settings, compressors), compressors)
+
+
+class PromptCompressor:
+    """Implements :class:`enginehouse.contract.preparer.BoundPreparer`; compressors run in its own threads.
+
+    Args:
+        settings: of the models that have some, by name.
+        compressors: available compressors by name.
+    """
+
+    def __init__(self, settings: Mapping[str, CompressorSettings], compressors: Mapping[str, Compressor]) -> None:
+        self._settings = settings
+        self._compressors = compressors
+        self._cache: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compress")
+
+    def may_prepare(self, request: GenerateRequest, model: str) -> bool:
+        """See the contract."""
+        return model in self._settings or bool(asked_compression(request))
+
+    async def prepare_request(
+        self, request: GenerateRequest, model: ModelAccess, num_excess: int | None
+    ) -> Preparation | None:
+        """See the contract. Whether the result fits is for the engine to find."""
+        settings = self._settings.get(model.name)
+        if num_excess is None:
+            choice = choose(request, settings, self._compressors)
+        else:
+            choice = choose_for_room(request, settings, self._compressors)
+            num_excess += _SPARE_TOKENS
+        return None if choice is None else await self._compress(request, model, choice, num_excess)
+
+    async def _compress(
+        self, request: GenerateRequest, model: ModelAccess, choice: Choice, num_excess: int | None
+    ) -> Preparation:
+        began, method, tools = time.perf_counter(), choice.compressor.name, None
+        before, after, failure = 0, 0, ""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
+                request, before, after = await self._shorten(request, model, choice, num_excess, tools)
+        except Exception as error:  # noqa: BLE001 - plugin boundary: a broken compressor must not refuse requests
+            _log.error("the compressor %s failed; the prompt stays as it is", method, exc_info=error)
+            failure = type(error).__name__
+        details = {
+            "method": method,
+            "tokens_before": before,
+            "tokens_after": after,
+            "scored_tokens": 0 if tools is None else tools.num_scored_tokens,
+            "ms": round(1000 * (time.perf_counter() - began), 3),
+            "failed": failure or None,
+        }
+        return Preparation(request, _report(details))
+
+    async def _shorten(
+        self,
+        request: GenerateRequest,
+        model: ModelAccess,
+        choice: Choice,
+        num_excess: int | None,
+        tools: EngineTools,
+    ) -> tuple[GenerateRequest, int, int]:
+        """Return the request, possibly with shorter texts, and the token counts of these texts before and after."""
+        found = await self._on_thread(find_texts, request, choice.system)
+        before = sum(await self._on_thread(tools.count_tokens, [text.text for text in found.texts]))
+        protected = sum(await self._on_thread(tools.count_tokens, [cut(text, ()) for text in found.texts]))
+        num_free = max(0, before - protected)
+        if not num_free or num_free < choice.min_tokens:
+            return request, before, before
+        kept_free = int(num_free * choice.ratio) if num_excess is None else num_free - num_excess
+        budget = protected + max(0, kept_free)
+        task = CompressionTask(texts=found.texts, question=found.question, max_tokens=budget)
+        kept = await self._kept(task, request, model, choice, tools)
+        texts = [cut(text, ranges) for text, ranges in zip(found.texts, kept, strict=True)]
+        after = sum(await self._on_thread(tools.count_tokens, texts))
+        return (with_texts(request, found, texts), before, after) if after < before else (request, before, before)
+
+    async def _kept(
+        self, task: CompressionTask, request: GenerateRequest, model: ModelAccess, choice: Choice, tools: EngineTools
+    ) -> _Kept:
+        """Return the ranges that the compressor keeps, from the cache if the same texts were compressed before."""
+        named = (choice.compressor.name, model.name, model.created, choice.scorer, request.namespace, request.caller)
+        key = await self._on_thread(_key, task, named)
+        kept = self._cache.get(key)
+        if kept is None:
+            ranges = await self._on_thread(choice.compressor.compress, task, tools)
+            kept = tuple(tuple(of_text) for of_text in ranges)
+            if len(kept) != len(task.texts):
+                raise ValueError(f"it says what to keep of {len(kept)} texts, not of {len(task.texts)}")
+            self._cache[key] = kept
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return kept
+
+    @contextlib.asynccontextmanager
+    async def _tools(self, request: GenerateRequest, model: ModelAccess, choice: Choice) -> AsyncIterator[EngineTools]:
+        """Tools that are valid inside the ``async with`` block; leases the scorer if that is another model."""
+        async with contextlib.AsyncExitStack() as stack:
+            scorer = model
+            if choice.compressor.needs_scores and choice.scorer not in (None, model.name):
+                scorer = await stack.enter_async_context(model.other(choice.scorer))
+            tools = EngineTools(model, scorer, request)
+            try:
+                yield tools
+            finally:
+                tools.stop()
+
+    async def _on_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _report(details: Mapping[str, Any]) -> Report:
+    num_saved = details["tokens_before"] - details["tokens_after"]
+    return Report(
+        has_changed=num_saved > 0,
+        num_read_tokens=details["scored_tokens"],
+        details=details,
+        figures={"failed_compressions": 1} if details["failed"] else {},
+        prompt_figures={"compressed_tokens_before": num_saved, "compressed_tokens_after": 0} if num_saved > 0 else {},
+    )
+
+
+def _key(task: CompressionTask, named: Sequence[object]) -> bytes:
+    """Cache key of the task, as a digest that does not contain its texts."""
+    texts = [(text.text, text.protected) for text in task.texts]
+    said = repr((named, task.max_tokens, task.question, texts))
+    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -1,1 +1,0 @@
-"""Prompts are shortened where somebody wants that, and nothing is touched that must stay."""
