@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -497,7 +496,7 @@ def test_tokens_tell_which_drafter_proposed_them() -> None:
     request = make_request(max_tokens=40, ignore_eos=True, sampling=sampling)
     plain = run(engine_with(None), [(request, prompt)])[0]
     engine = counting_engine(Oracle([[*prompt, *plain.token_ids[0]]]))
-    engine.add(msgspec.structs.replace(request, token_details=True), prompt)
+    engine.add(attrs.evolve(request, token_details=True), prompt)
     events = [event for _ in iter(engine.has_work, False) for _, event in engine.step()]
     entries = [entry for event in events if isinstance(event, TextDelta) for entry in event.logprobs or ()]
     drafted_by = [entry.details.drafted_by for entry in entries if entry.details is not None]
