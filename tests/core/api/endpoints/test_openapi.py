@@ -12,18 +12,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from enginehouse.api.http.app import build_app
-from enginehouse.api.openai.surface import openai_surface
 from enginehouse.api.openapi.document import build_document
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, PluginsSettings, Settings
-from enginehouse_testkit.application import make_state
 from enginehouse_testkit.script import write_script
 
-from .conftest import LIMITS, PLUGINS, Endpoints, ModelSettings, serve
+from .conftest import DOCUMENT, LIMITS, PLUGINS, ROUTES, STATE, Endpoints, ModelSettings, serve
 
-STATE = make_state(Settings(plugins=PluginsSettings(allow=())))
-ROUTES = openai_surface(STATE).routes
-DOCUMENT = build_document(ROUTES, {}, LIMITS)
 OPERATIONS = {
     path: item["post"] for path, item in DOCUMENT["paths"].items() if "post" in item and not path.startswith("/admin/")
 }

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving import ModelManager
+from enginehouse.replay import Generation
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.serving.changing import ModelChanger
+from enginehouse.serving.leases import Lease
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget
 from enginehouse_testkit.script import Script, ScriptToken
@@ -123,8 +129,37 @@ def states(manager: ModelManager) -> dict[str, str]:
     return {status.name: status.state for status in manager.statuses()}
 
 
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
-    """Wait until ``condition()`` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions are about things that set no event
-            await asyncio.sleep(0.002)
+_ids = itertools.count()
+_generations: WeakKeyDictionary[Lease[LoadedModel], Generation] = WeakKeyDictionary()
+
+
+async def endless(manager: ModelManager, name: str) -> Lease[LoadedModel]:
+    """A lease whose generation runs."""
+    lease = await manager.lease(name)
+    request = EngineRequest(request_id=f"r{next(_ids)}", segments=(Segment("go"),))
+    generation = _generations[lease] = Generation(await lease.model.engine.submit(request))
+    generation.keep(lease)
+    return lease
+
+
+async def read(lease: Lease[LoadedModel]) -> None:
+    async for _ in _generations[lease]:
+        pass
+
+
+def all_events(next_event: Callable[[], object]) -> list:
+    """Everything that has been published."""
+    events = []
+    while True:
+        waiting = next_event()
+        try:
+            waiting.send(None)
+        except StopIteration as done:
+            events.append(done.value)
+        else:
+            waiting.close()
+            return events
+
+
+async def change(changer: ModelChanger, settings: Settings) -> None:
+    changer.apply(await changer.plan(settings))
