@@ -132,7 +132,8 @@ class TokenizeBody(ChatBody):
         return self.prompt is not None if asked is None else asked
 
 
-_OF_TOKENIZE = frozenset({"prompt", *(one.name for one in attrs.fields(TokenizeBody) if not one.inherited)})
+_OF_CHATS = {attribute.name for attribute in attrs.fields(ChatBody)} - {"prompt"}
+_OF_TOKENIZE = frozenset(attribute.name for attribute in attrs.fields(TokenizeBody) if attribute.name not in _OF_CHATS)
 _OF_NAMESPACE = frozenset({"cache_salt", "prompt_cache_key"})
 
 
