@@ -41,10 +41,12 @@ class Carrier(Protocol):
     Attributes:
         socket: the server's end of the link; the client takes ownership of it.
         ended: description of the end; done as soon as the host has ended.
+        pid: the process id; None if the host is a thread.
     """
 
     socket: socket.socket
     ended: asyncio.Future[Ending]
+    pid: int | None
 
     def kill(self) -> None:
         """End the host now, if that is possible."""
@@ -87,7 +89,7 @@ class ProcessCarrier:
         self._num_memory_kills = count_memory_kills()
         self._is_killed = False
         self.socket, self._process = _start_process(python)
-        self.pid = self._process.pid
+        self.pid: int | None = self._process.pid
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
         # A thread in waitpid costs nothing and, unlike child watchers, works on every event loop.
@@ -96,7 +98,8 @@ class ProcessCarrier:
     def _wait(self) -> None:
         returncode, before, now = self._process.wait(), self._num_memory_kills, count_memory_kills()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # processes that it started and left running may hold its memory
+            # Processes that it started and left running may hold its memory.
+            os.killpg(self._process.pid, signal.SIGKILL)
         num_memory_kills = now - before if now is not None and before is not None else None
         ending = ending_of(returncode, num_memory_kills, is_own=self._is_killed)
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so the result is not needed
@@ -107,7 +110,7 @@ class ProcessCarrier:
         if not self.ended.done():
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _start_process(python: str | None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -133,6 +136,7 @@ class ThreadCarrier:
     """The host in a daemon thread. It cannot be killed: a running forward pass always completes."""
 
     def __init__(self) -> None:
+        self.pid: int | None = None
         self.socket, self._theirs = socket_pair()
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()

@@ -24,7 +24,7 @@ from enginehouse.workers import Load, WorkerEngine
 from enginehouse.workers.health import count_memory_kills, describe_exit, ending_of
 from enginehouse.workers.ipc import frame, socket_pair
 from enginehouse.workers.messages import encode
-from enginehouse.workers.process import ProcessCarrier, worker_command
+from enginehouse.workers.process import worker_command
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -68,9 +68,8 @@ async def drain(engine: WorkerEngine, request: EngineRequest) -> int:
 
 
 def pid_of(engine: WorkerEngine) -> int:
-    carrier = engine._carrier
-    assert isinstance(carrier, ProcessCarrier)
-    return carrier.pid
+    assert engine.pid is not None
+    return engine.pid
 
 
 def is_alive(pid: int) -> bool:
