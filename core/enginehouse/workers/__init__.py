@@ -1,7 +1,7 @@
 """An engine in a worker process or thread, as the model manager uses it.
 
 In the order in which a request passes the modules: ``client`` and ``calls`` (server side), ``messages`` and ``ipc``
-(transport and handshake), ``host`` and ``intake`` (worker side), and back to ``generation`` (server side), which
+(transport and handshake), ``host`` and ``intake`` (worker side), and back to ``requests`` (server side), which
 delivers the events. ``process`` starts and ends the worker, ``parts`` opens the optional parts of its engine,
 ``health`` detects hung threads and loads without progress and describes exit statuses, ``queue_estimate`` estimates the
 waiting time, ``stats`` reports the engine's counters.
@@ -10,10 +10,10 @@ waiting time, ``stats`` reports the engine's counters.
 from __future__ import annotations
 
 from enginehouse.workers.client import WorkerEngine
-from enginehouse.workers.generation import Recorder, WorkerGeneration, WorkObserver
 from enginehouse.workers.health import LoadWatch
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad, Stage
 from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.requests import WorkerStream, WorkObserver
 
 __all__ = [
     "Backlog",
@@ -23,9 +23,8 @@ __all__ = [
     "LoadWatch",
     "ModelLoad",
     "PrefixDiskLoad",
-    "Recorder",
     "Stage",
     "WorkObserver",
     "WorkerEngine",
-    "WorkerGeneration",
+    "WorkerStream",
 ]

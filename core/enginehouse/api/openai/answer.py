@@ -249,7 +249,7 @@ class Assembly:
         routed = [running.routed for running in self.running if running.routed is not None]
         predicted = self.prediction
         own = Usage(
-            replays=sum(getattr(running.generation, "num_replays", 0) for running in self.running),
+            replays=sum(running.generation.num_replays for running in self.running),
             routed_requests=len(routed),
             routing_attempts=sum(1 + len(one.tried) for one in routed),
             discarded_tokens=sum(one.num_discarded_tokens for one in routed),
