@@ -11,7 +11,8 @@ from enginehouse.contract.types import CacheMiss, EngineRequest, Event
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.transcript import Transcript
 from enginehouse.replay.work import Work
-from enginehouse.workers import Stage, WorkerGeneration
+from enginehouse.workers.generation import WorkerGeneration
+from enginehouse.workers.messages import Stage
 
 __all__ = ["ReplayedGeneration"]
 

@@ -20,7 +20,7 @@ from enginehouse.replay.culprits import Culprits, Offences
 from enginehouse.replay.quarantine import Quarantine
 from enginehouse.replay.work import State, Work
 from enginehouse.serving.served import LoadedModel, ServedModel
-from enginehouse.workers import WorkerEngine
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["ModelWork"]
 

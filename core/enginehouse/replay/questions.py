@@ -9,7 +9,7 @@ from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import EngineRequest
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.work import Work
-from enginehouse.workers import Stage
+from enginehouse.workers.messages import Stage
 
 __all__ = ["Ask", "Question"]
 

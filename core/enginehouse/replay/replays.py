@@ -14,7 +14,7 @@ from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Ask, Question
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel
-from enginehouse.workers import WorkerEngine
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Replays"]
 

@@ -13,7 +13,8 @@ from enum import Enum
 
 from enginehouse.contract.errors import RequestKillsWorker, WorkerNotBack
 from enginehouse.contract.types import EngineRequest
-from enginehouse.workers import Stage, WorkerEngine
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Stage
 
 __all__ = ["State", "Work"]
 

@@ -18,7 +18,9 @@ from enginehouse.serving.choice import choose_backend, suits
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
-from enginehouse.workers import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.health import LoadWatch
+from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
 
 __all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
 

@@ -17,7 +17,7 @@ from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelLoadE
 from enginehouse.serving.opening import OpenEngine
 from enginehouse.serving.restarts import Restarts
 from enginehouse.serving.status import Condition
-from enginehouse.workers import WorkerEngine
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Workers"]
 

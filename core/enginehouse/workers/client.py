@@ -24,8 +24,8 @@ from enginehouse.contract.inspection import EngineFigures, EngineView
 from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
 from enginehouse.workers.calls import NOBODY, Calls, settle
 from enginehouse.workers.generation import Recorder, Requests, WorkerGeneration, WorkObserver
-from enginehouse.workers.health import Ending, LoadWatch, Watchdog
-from enginehouse.workers.ipc import Connection, check_hello, explain
+from enginehouse.workers.health import LoadWatch, Watchdog
+from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
     Accepted,
     Begun,
@@ -57,8 +57,10 @@ from enginehouse.workers.messages import (
     Tokenized,
     ToWorker,
     View,
+    decode_from_worker,
+    pack,
 )
-from enginehouse.workers.process import Carrier, start_carrier
+from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["WorkerEngine"]
@@ -95,11 +97,11 @@ class WorkerEngine:
 
     info: ModelInfo
 
-    def __init__(self, carrier: Carrier, settings: EngineSettings, step_timeout_s: float = 0.0) -> None:
+    def __init__(self, worker: Worker, settings: EngineSettings, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
-        self._carrier = carrier
+        self._worker = worker
         self._load_watch: LoadWatch | None = None
-        self._connection = Connection(self._handle, self._on_lost)
+        self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
         self.figures = EngineFigures()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
@@ -125,7 +127,7 @@ class WorkerEngine:
         self._is_ready = False
         self._is_closing = False
         self._close_s = _CLOSE_S
-        carrier.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
+        worker.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
 
     @property
     def is_open(self) -> bool:
@@ -163,20 +165,20 @@ class WorkerEngine:
         """
         path = f"{load.options_path}.python"
         try:
-            carrier = start_carrier(isolation, python)
+            worker = start_worker(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else type(error)(f"{path}: {error.message}") from error
-        engine = cls(carrier, load.engine, step_timeout_s)
+        engine = cls(worker, load.engine, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
         try:
-            await engine._connection.open(carrier.socket)
+            await engine._connection.open(worker.socket)
             await engine._greet(python, path)
             engine._connection.send(load)
             engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
             engine._is_ready = True
         except BaseException as error:
-            carrier.kill()
+            worker.kill()
             await engine.close()
             if python is not None and isinstance(error, PluginError | ModelLoadError) and path not in error.message:
                 raise ModelLoadError(f"{error.message} (in the environment of {path}: {python})") from error
@@ -211,7 +213,7 @@ class WorkerEngine:
     def _end_hung(self, reason: str) -> None:
         """Kill the worker because one of its threads hangs; only the end of the process stops that."""
         self._reason = reason
-        self._carrier.kill()
+        self._worker.kill()
         self._connection.abort()
 
     async def close(self) -> None:
@@ -221,31 +223,31 @@ class WorkerEngine:
         if self._is_ready and self._connection.is_open:
             self._connection.send(Close())
             await self._wait_ended(self._close_s)
-        self._carrier.kill()
+        self._worker.kill()
         self._connection.abort()
         await self._wait_ended(_KILL_S)
 
     async def _wait_ended(self, timeout_s: float) -> None:
-        await asyncio.wait([self._carrier.ended], timeout=timeout_s)
+        await asyncio.wait([self._worker.ended], timeout=timeout_s)
 
     def _on_lost(self, reason: str | None) -> None:
         """Handle the end of the link: wait a limited time for the exit status."""
         self._reason = self._reason or reason
-        if self._carrier.ended.done():
+        if self._worker.ended.done():
             self._bury()
         else:
-            self._carrier.ended.add_done_callback(lambda _: self._bury())
+            self._worker.ended.add_done_callback(lambda _: self._bury())
             self._loop.call_later(_AUTOPSY_S, self._bury)
 
     def _bury(self) -> None:
         """Handle the death of the worker, or the loss of its link: fail everything that waits for it."""
         if self._is_closing or self.died.done():
             return
-        ending = self._carrier.ended.result() if self._carrier.ended.done() else Ending("the worker closed its link")
-        reason = self._reason or ending.text
-        self.is_killed_from_outside = ending.is_from_outside and self._reason is None
+        status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("the worker closed its link")
+        reason = self._reason or status.text
+        self.is_killed_from_outside = status.is_from_outside and self._reason is None
         self.has_died_working = bool(self._calls) or self._requests.is_any_begun
-        self._carrier.kill()
+        self._worker.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
         self._end_everything(WorkerDied(_lost_request(reason) if self._is_ready else reason))

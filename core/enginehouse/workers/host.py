@@ -25,7 +25,7 @@ from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.plugins import PluginRegistry
 from enginehouse.workers.intake import Intake
-from enginehouse.workers.ipc import FrameTooLarge, Link, own_hello
+from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
     Begun,
     Cancel,
@@ -53,6 +53,7 @@ from enginehouse.workers.messages import (
     decode_to_worker,
     encode,
     failure_of,
+    own_hello,
     printable,
 )
 from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, use_exit_policy

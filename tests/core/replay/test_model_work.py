@@ -27,7 +27,8 @@ from enginehouse.replay.culprits import _MAX_PAUSE_S
 from enginehouse.replay.generation import ReplayedGeneration
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Question
-from enginehouse.workers import Recorder, WorkerEngine, WorkerGeneration, WorkObserver
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.generation import Recorder, WorkerGeneration, WorkObserver
 
 _RESTART_S = 2.0
 _STEP_S = 0.05

@@ -21,7 +21,7 @@ from enginehouse.replay.work import State, Work
 from enginehouse.serving import ModelManager
 from enginehouse.serving.restarts import RestartPolicy
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.workers.health import count_memory_kills
+from enginehouse.workers.process import count_memory_kills
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -89,7 +89,7 @@ class Server:
         loaded = self.manager.find("m").loaded
         if loaded is not None:
             self._killed = loaded.engine
-            os.kill(loaded.engine._carrier.pid, number)  # type: ignore[attr-defined]
+            os.kill(loaded.engine._worker.pid, number)  # type: ignore[attr-defined]
 
     @property
     def has_worker(self) -> bool:

@@ -64,7 +64,7 @@ async def answer(model: LoadedModel, max_tokens: int | None = 5) -> str:
 
 
 def worker_pid(model: LoadedModel) -> int:
-    pid: int = model.engine._carrier.pid  # type: ignore[attr-defined]
+    pid: int = model.engine._worker.pid  # type: ignore[attr-defined]
     return pid
 
 

@@ -35,7 +35,8 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Load
 
 ISOLATIONS = ("process", "thread")
 _ids = itertools.count()

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from enginehouse.contract import errors
 from enginehouse.workers import messages
-from enginehouse.workers.ipc import MAX_FRAME_BYTES, Connection, FrameCutter, FrameTooLarge, Link, frame, socket_pair
-from enginehouse.workers.messages import Begun, Cancel, FromWorker, encode
+from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
+from enginehouse.workers.messages import Begun, Cancel, FromWorker, decode_from_worker, encode, pack
+from enginehouse.workers.process import Connection
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -190,7 +191,7 @@ def test_what_a_worker_sent_last_is_read_although_nothing_can_be_sent_to_it_any_
         ours, theirs = socket_pair()
         said: list[FromWorker] = []
         lost: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        connection = Connection(said.append, lost.set_result)
+        connection = Connection(pack, decode_from_worker, said.append, lost.set_result)
         await connection.open(ours)
         theirs.sendall(frame(encode(Begun("a", "text"))))
         theirs.close()

@@ -3,54 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
-import subprocess
 import sys
 
 import msgspec
 
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.render_frames import HEADER_BYTES, CheckTemplate, Ready, Remember, Render, Reply, pack
+from enginehouse.pipeline.prompt.render_messages import (
+    CheckTemplate,
+    Ready,
+    Remember,
+    Render,
+    Reply,
+    Request,
+    decode_reply,
+    encode,
+)
 from enginehouse.settings.structuring import find_wide_integer
+from enginehouse.workers.ipc import FrameTooLarge, frame
+from enginehouse.workers.process import ChildProcess, Connection
 
 __all__ = ["ProcessLost", "RenderClient"]
 
 _MAX_REMEMBERED = 32
 # A template that escapes its sandbox must not find keys here.
-_ENVIRONMENT = ("HOME", "LANG", "PATH", "SYSTEMROOT", "TZ")
+_ENVIRONMENT = ("HOME", "LANG", "PATH", "TZ")
 _ENVIRONMENT_PREFIXES = ("DYLD_", "LC_", "LD_", "PYTHON")
-
-_decode = msgspec.msgpack.Decoder(Reply).decode
 
 
 class ProcessLost(Exception):
-    """The process ended or wrote something that is not a frame."""
+    """The process ended or sent something that is not a reply."""
 
 
 class RenderClient:
-    """One rendering process. It has at most one request at a time.
+    """One rendering process. It has at most one request at a time. Create one with :meth:`open`.
+
+    Args:
+        max_chars: maximum length of a rendered prompt in characters.
+        memory_bytes: maximum memory that rendering may allocate.
 
     Attributes:
         is_idle: the process waits for a request. False from the sending of a request until its reply: if anything fails
             in between, the process must be killed. A failure before sending does not affect the process.
-
-    The process is an ordinary :class:`subprocess.Popen`: asyncio's own needs a thread per child to notice its
-    end, and loses the exit status when that races with a signal.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        replies: asyncio.StreamReader,
-        requests: asyncio.StreamWriter,
-        max_reply_bytes: int,
-    ) -> None:
-        self._process = process
-        self._requests, self._replies = requests, replies
-        self._max_reply_bytes = max_reply_bytes
+    def __init__(self, max_chars: int, memory_bytes: int) -> None:
+        self._process = ChildProcess(_command(max_chars, memory_bytes), _environment())
+        # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
+        max_reply_bytes = 12 * max_chars + 65536
+        self._connection: Connection[Request, Reply] = Connection(
+            _pack, decode_reply, self._take, self._on_lost, max_reply_bytes
+        )
+        self._reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._keys: dict[tuple[str, tuple[str, ...]], int] = {}
         self.is_idle = True
 
@@ -62,19 +67,11 @@ class RenderClient:
             ProcessLost: it ended at once.
             OSError: it could not be started.
         """
-        process, ours = _start(max_chars, memory_bytes)
+        client = cls(max_chars, memory_bytes)
         try:
-            replies, requests = await asyncio.open_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            process.kill()
-            process.wait()
-            raise
-        # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
-        client = cls(process, replies, requests, 12 * max_chars + 65536)
-        try:
-            if not isinstance(await client._receive(), Ready):
-                raise ProcessLost
+            await client._connection.open(client._process.socket)
+            if not isinstance(await client._reply, Ready):
+                raise ProcessLost("its first message is not Ready")
         except BaseException:
             await client.kill()
             raise
@@ -82,8 +79,8 @@ class RenderClient:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process runs."""
-        return self._process.poll() is None
+        """True if the process runs, as far as the event loop knows."""
+        return self._connection.is_open and not self._process.ended.done()
 
     async def render(self, prompt: ChatPrompt) -> Reply:
         """Send a prompt and wait for its reply.
@@ -93,53 +90,53 @@ class RenderClient:
             ProcessLost: the process ended.
         """
         parts = prompt.template, prompt.special_tokens
-        known = self._keys.get(parts)
-        forget = known is None and len(self._keys) >= _MAX_REMEMBERED
-        key = known if known is not None else 0 if forget else len(self._keys)
-        small = msgspec.structs.replace(prompt, template="", special_tokens=())
         try:
-            frames = pack(Render(key, small))
-        except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+            if parts not in self._keys:
+                forget = len(self._keys) >= _MAX_REMEMBERED
+                key = 0 if forget else len(self._keys)
+                self._connection.send(Remember(key, *parts, forget))
+                if forget:
+                    self._keys.clear()
+                self._keys[parts] = key
+            small = msgspec.structs.replace(prompt, template="", special_tokens=())
+            return await self._exchange(Render(self._keys[parts], small))
+        except (OverflowError, RecursionError, UnicodeEncodeError, FrameTooLarge) as error:
             raise _refusal(prompt, error) from error
-        if known is None:
-            frames = pack(Remember(key, *parts, forget)) + frames
-            if forget:
-                self._keys.clear()
-            self._keys[parts] = key
-        return await self._exchange(frames)
 
     async def check(self, template: str) -> Reply:
         """Have the process compile a template. Raises ProcessLost."""
-        return await self._exchange(pack(CheckTemplate(template)))
+        return await self._exchange(CheckTemplate(template))
 
     async def kill(self) -> None:
         """End the process at once and reap it; idempotent."""
         self._process.kill()
-        self._requests.close()
-        with contextlib.suppress(OSError):
-            await self._requests.wait_closed()
-        await asyncio.to_thread(self._process.wait)
+        self._connection.abort()
+        await asyncio.wait([self._process.ended])
 
-    async def _exchange(self, frames: bytes) -> Reply:
+    async def _exchange(self, request: Render | CheckTemplate) -> Reply:
+        if not self._connection.is_open:
+            self.is_idle = False
+            raise ProcessLost
+        self._reply = asyncio.get_running_loop().create_future()
+        self._connection.send(request)
         self.is_idle = False
-        try:
-            self._requests.write(frames)
-            await self._requests.drain()
-        except OSError as error:
-            raise ProcessLost from error
-        reply = await self._receive()
+        reply = await self._reply
         self.is_idle = True
         return reply
 
-    async def _receive(self) -> Reply:
-        try:
-            size = int.from_bytes(await self._replies.readexactly(HEADER_BYTES), "big")
-            if size > self._max_reply_bytes:
-                raise ProcessLost
-            reply: Reply = _decode(await self._replies.readexactly(size))
-        except (EOFError, OSError, msgspec.MsgspecError) as error:
-            raise ProcessLost from error
-        return reply
+    def _take(self, reply: Reply) -> None:
+        if self._reply.done():  # it was not asked
+            self._connection.abort()
+        else:
+            self._reply.set_result(reply)
+
+    def _on_lost(self, reason: str | None) -> None:
+        if not self._reply.done():
+            self._reply.set_exception(ProcessLost(reason or "it closed its link"))
+
+
+def _pack(message: Request) -> bytes:
+    return frame(encode(message))
 
 
 def _refusal(prompt: ChatPrompt, error: Exception) -> InvalidRequest:
@@ -152,30 +149,20 @@ def _refusal(prompt: ChatPrompt, error: Exception) -> InvalidRequest:
                 return InvalidRequest(f"{path}: {number} does not fit into 64 bits; write it as a string", param)
     if isinstance(error, RecursionError):
         return InvalidRequest("The chat is nested too deeply to be rendered.", "messages")
+    if isinstance(error, FrameTooLarge):
+        return InvalidRequest(f"The chat is too large to be rendered: {error}.", "messages")
     return InvalidRequest("The chat holds a text or number that cannot be encoded.", "messages")
 
 
-def _start(max_chars: int, memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process; return it and the server's end of its standard input and output."""
-    environment = {
+def _command(max_chars: int, memory_bytes: int) -> list[str]:
+    # -P: do not import from the current directory
+    program = [sys.executable, "-P", "-m", "enginehouse.pipeline.prompt.render_process"]
+    return [*program, str(max_chars), str(memory_bytes)]
+
+
+def _environment() -> dict[str, str]:
+    return {
         name: value
         for name, value in os.environ.items()
         if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
     }
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "enginehouse.pipeline.prompt.render_process",
-    ]  # -P: do not import from the current directory
-    limits = [str(number) for number in (os.getpid(), max_chars, memory_bytes)]
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            process = subprocess.Popen(
-                [*command, *limits], stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment
-            )
-        except BaseException:
-            ours.close()
-            raise
-    return process, ours

@@ -19,7 +19,7 @@ from enginehouse.contract.errors import RenderError, ServerOverloaded
 from enginehouse.contract.types import Segment
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.render_client import ProcessLost, RenderClient
-from enginehouse.pipeline.prompt.render_frames import Failed, Rendered, Reply
+from enginehouse.pipeline.prompt.render_messages import Failed, Rendered, Reply
 
 __all__ = ["ChatPrompt", "Renderer"]
 

@@ -197,7 +197,7 @@ async def test_death_and_restart_of_a_worker_are_told() -> None:
         await manager.start()
         await manager.wait_settled(30)
         with manager.events.subscribe() as subscription:
-            pid = manager.get("m").engine._carrier.pid  # type: ignore[attr-defined]
+            pid = manager.get("m").engine._worker.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
             told = []
             async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Messages between the server and its rendering processes: length-prefixed msgspec frames, never pickle."""
+"""Messages between the server and its rendering processes; see :mod:`enginehouse.workers.ipc` for their frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from enginehouse.contract.types import Segment
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 
 __all__ = [
-    "HEADER_BYTES",
     "CheckTemplate",
     "Checked",
     "Failed",
@@ -18,11 +17,10 @@ __all__ = [
     "Rendered",
     "Reply",
     "Request",
-    "pack",
+    "decode_reply",
+    "decode_request",
+    "encode",
 ]
-
-HEADER_BYTES = 4
-"""Size of the frame length that precedes each frame, an unsigned big-endian number."""
 
 
 class Remember(msgspec.Struct, frozen=True, array_like=True, tag="remember"):
@@ -81,10 +79,21 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Request = Remember | Render | CheckTemplate
 Reply = Ready | Rendered | Checked | Failed
 
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def pack(frame: Request | Reply) -> bytes:
-    """Return the bytes of one frame with its header."""
-    data = _encode(frame)
-    return len(data).to_bytes(HEADER_BYTES, "big") + data
+def encode(message: Request | Reply) -> bytes:
+    """Encode the payload of one frame."""
+    return _encoder.encode(message)
+
+
+def decode_request(payload: bytes | bytearray | memoryview) -> Request:
+    """Decode a message of the server. Raises msgspec.DecodeError if it is not valid."""
+    return _requests.decode(payload)
+
+
+def decode_reply(payload: bytes | bytearray | memoryview) -> Reply:
+    """Decode a message of a rendering process. Raises msgspec.DecodeError if it is not valid."""
+    return _replies.decode(payload)
