@@ -21,6 +21,7 @@ from enginehouse.settings.config import ModelSettings, Settings, structure_optio
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.health import LoadWatch
 from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
 
@@ -142,14 +143,17 @@ async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistr
         ) from error
 
 
-async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
+async def open_engine(
+    plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress, backlog: Backlog | None = None
+) -> OpenEngine:
     """Load the model.
 
     Args:
         plan: the model to open.
         model: the model's settings.
-        settings: all settings; the worker needs the limits and those of plugins.
+        settings: all settings; the worker needs those of plugins.
         progress: called on the event loop.
+        backlog: the queue of the model.
 
     Raises:
         EnginehouseError: the model could not be loaded; EngineDead if its worker died meanwhile.
@@ -164,9 +168,6 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         options_path=plan.options_path,
         engine=EngineSettings(
             slots=model.slots,
-            max_queue=settings.limits.max_queue,
-            max_queue_tokens=settings.limits.max_queue_tokens,
-            max_queue_per_caller=settings.limits.max_queue_per_key,
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
         ),
@@ -180,6 +181,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         isolation=model.isolation,
         python=model.python,
         on_progress=progress,
+        backlog=backlog,
         step_timeout_s=model.step_timeout_s,
         load_timeout_s=model.load_timeout_s,
     )

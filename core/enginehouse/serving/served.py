@@ -27,6 +27,7 @@ from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts, Supervisor
 from enginehouse.serving.status import ModelState, ModelStatus, Publish
 from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
@@ -60,6 +61,7 @@ class ServedModel:
         settings: settings of the model; those that do not affect its worker may be replaced while it is loaded.
         instance: its number among all models that this server has had.
         room: memory budget in which it reserves its memory.
+        backlog: its queue.
         publish: called with every event of the model.
         on_wanted: called when it is not loaded although requests wait for it.
         on_demand: True if its last load was started for a waiting caller, and not by the start of the server.
@@ -69,6 +71,7 @@ class ServedModel:
     settings: ModelSettings
     instance: int
     room: Room
+    backlog: Backlog
     publish: Publish = lambda _: None
     on_wanted: Callable[[ServedModel], None] = lambda _: None
     check: ModelCheck | None = None
@@ -203,6 +206,16 @@ class ServedModel:
             await self._lifecycle.change()
         return self.get()
 
+    def check_room(self) -> None:
+        """Refuse a further request if it would wait for a load and there is no place for it.
+
+        Raises:
+            ModelOverloaded: too many requests wait or run.
+        """
+        if self.loaded is None or self._drain.holds_back:
+            why = f"{self.num_waiting} requests wait for the model {self.name!r} to be loaded; try again later."
+            self.backlog.check_waiters(self.num_waiting, why, self.retry_after_s)
+
     async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
         """Return a lease for one request, after waiting up to ``timeout_s``; None waits without limit.
 
@@ -286,7 +299,7 @@ class ServedModel:
         """Open the next engine, and check it."""
         assert self.plan is not None
         began = time.monotonic()
-        opened = await open_engine(self.plan, self.settings, settings, self._lifecycle.report)
+        opened = await open_engine(self.plan, self.settings, settings, self._lifecycle.report, self.backlog)
         self._load_s = time.monotonic() - began
         try:
             if self.check is not None:

@@ -17,11 +17,13 @@ from enginehouse.contract.errors import (
     InvalidRequest,
     ModelLoadError,
     ModelOverloaded,
+    Overloaded,
     PluginError,
     WorkerDied,
 )
 from enginehouse.contract.inspection import EngineFigures, EngineView
-from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.calls import NOBODY, Calls, settle
 from enginehouse.workers.generation import Recorder, Requests, WorkerGeneration, WorkObserver
 from enginehouse.workers.health import LoadWatch, Watchdog
@@ -92,12 +94,12 @@ class WorkerEngine:
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
         figures: the last statistics that the worker reported.
-        backlog: estimate of the worker's queue, used to refuse requests before their prompts are rendered.
+        backlog: the queue of its model, which outlives the worker.
     """
 
     info: ModelInfo
 
-    def __init__(self, worker: Worker, settings: EngineSettings, step_timeout_s: float = 0.0) -> None:
+    def __init__(self, worker: Worker, backlog: Backlog, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
         self._worker = worker
         self._load_watch: LoadWatch | None = None
@@ -108,7 +110,7 @@ class WorkerEngine:
         self.has_died_working = False
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
-        self.backlog = Backlog(settings)
+        self.backlog = backlog
         self._requests = Requests(self.backlog)
         self._calls = Calls()
         self._reason: str | None = None  # exit reason reported by the worker
@@ -144,6 +146,7 @@ class WorkerEngine:
         isolation: str,
         python: str | None,
         on_progress: Progress,
+        backlog: Backlog | None = None,
         step_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
     ) -> WorkerEngine:
@@ -154,6 +157,7 @@ class WorkerEngine:
             isolation: ``process`` or ``thread``.
             python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
+            backlog: the queue of the model; None is one of its own, with the default limits.
             step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0 disables
                 the limit.
             load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.
@@ -168,7 +172,9 @@ class WorkerEngine:
             worker = start_worker(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else type(error)(f"{path}: {error.message}") from error
-        engine = cls(worker, load.engine, step_timeout_s)
+        if backlog is None:
+            backlog = Backlog(load.engine.slots, LimitsSettings())
+        engine = cls(worker, backlog, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
         try:
@@ -274,7 +280,7 @@ class WorkerEngine:
 
         Raises:
             RequestError: the request cannot be served.
-            Overloaded: the queue is full.
+            Overloaded: too many requests or tokens wait.
             EngineDead: the worker is gone.
         """
         request_id = request.request_id
@@ -283,6 +289,8 @@ class WorkerEngine:
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         generation = WorkerGeneration(request_id, self._loop, lambda: self._cancel(link_id), recorder)
         self._check_room()
+        if resume is None and request_id not in self.backlog:
+            self.backlog.check(request.caller, request.priority)
         if resume is not None:
             # A request that has once started must not time out in the queue again.
             request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
@@ -295,7 +303,19 @@ class WorkerEngine:
         except asyncio.CancelledError:
             generation.cancel()
             raise
+        if resume is None:
+            await self._check_tokens(generation)
         return generation
+
+    async def _check_tokens(self, generation: WorkerGeneration) -> None:
+        """Take a request back if it is too long to wait with the others, which is known once it is tokenized."""
+        try:
+            self.backlog.check_tokens(generation.request_id, generation.num_prompt_tokens)
+        except Overloaded:
+            generation.cancel()
+            await generation.left  # until then it may be the reason for the worker's death
+            self._check_room()
+            raise
 
     def _cancel(self, link_id: str) -> None:
         if self._requests.cancel(link_id):

@@ -69,6 +69,7 @@ class WorkerGeneration:
     Attributes:
         is_accepted: True if the worker has accepted the request.
         is_begun: True if the worker has ever worked on it.
+        left: done when the worker has dropped the request after its cancellation, or has died.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class WorkerGeneration:
         self._error: EnginehouseError | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
+        self.left: asyncio.Future[None] = loop.create_future()
 
     # -- engine side -------------------------------------------------------------------------------
 
@@ -107,10 +109,12 @@ class WorkerGeneration:
         if self.recorder is not None:
             self.recorder.begun(stage)
 
-    def leave(self) -> None:
-        """The worker has dropped the request after its cancellation."""
-        if self.recorder is not None:
+    def leave(self, *, is_alive: bool = True) -> None:
+        """The worker has dropped the request after its cancellation, or has died before that."""
+        if is_alive and self.recorder is not None:
             self.recorder.left()
+        if not self.left.done():
+            self.left.set_result(None)
 
     @property
     def num_waiting_events(self) -> int:
@@ -244,13 +248,12 @@ class Requests:
     def fail_all(self, error: EngineDead) -> None:
         """End every request with the error."""
         leaving, self._leaving = self._leaving, {}
-        if not isinstance(error, WorkerDied):
-            for generation in leaving.values():
-                generation.leave()
+        for generation in leaving.values():
+            generation.leave(is_alive=not isinstance(error, WorkerDied))
         generations, self._generations = self._generations, {}
         self._link_ids.clear()
-        self._backlog.clear()
         for generation in generations.values():
+            self._backlog.leave(generation.request_id)
             generation.fail(error)
 
     def handle(self, message: Accepted | Begun | Entered | Left | Rejected | Started) -> None:

@@ -225,8 +225,6 @@ class WorkerHost:
                 error if isinstance(error, EnginehouseError) else GenerationFailed(f"{type(error).__name__}: {error}")
             )
             self._send_outputs([(request_id, failure)])
-        assert self._intake is not None
-        self._intake.entered(len(entering.token_ids))
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
         """Send the outputs of a step in one message."""

@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 # Increase whenever the messages change.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -169,7 +169,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Serve a request; answered by Accepted or Rejected, then by its events in StepOutputs.
 
     Attributes:
-        resume: progress of the answer so far; a resumed request was accepted once and is not refused for a full queue.
+        resume: progress of the answer so far.
     """
 
     request: EngineRequest

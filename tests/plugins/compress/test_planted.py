@@ -95,7 +95,7 @@ async def smollm2(**settings: object) -> AsyncIterator[tuple[PromptCompressor, L
     await manager.start()
     try:
         await manager.wait_settled(120)
-        yield PromptCompressor(everything.models, registry.compressors, manager, Replays(100)), manager.get("m")
+        yield PromptCompressor(everything.models, registry.compressors, manager, Replays()), manager.get("m")
     finally:
         await manager.close()
 
