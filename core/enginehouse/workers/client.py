@@ -249,8 +249,8 @@ class WorkerEngine:
         """Handle the death of the worker, or the loss of its link: fail everything that waits for it."""
         if self._is_closing or self.died.done():
             return
-        status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("the worker closed its link")
-        reason = self._reason or status.text
+        status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("closed its link")
+        reason = self._reason or f"the worker {status.text}"
         self.is_killed_from_outside = status.is_from_outside and self._reason is None
         self.has_died_working = bool(self._calls) or self._requests.is_any_begun
         self._worker.kill()

@@ -7,17 +7,15 @@ import contextlib
 import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
-from typing import Protocol
 
 from enginehouse.contract.errors import ModelLoadError, ResourcesExhausted
 from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
-from enginehouse.workers.process import ChildProcess, ExitStatus, resolve
+from enginehouse.workers.process import ChildProcess, ExitStatus
 
 __all__ = ["Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
 
@@ -29,23 +27,7 @@ _ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
 
 
-class Worker(Protocol):
-    """A running host: a :class:`ChildProcess` or a :class:`WorkerThread`.
-
-    Attributes:
-        socket: the server's end of the link; the client takes ownership of it.
-        ended: the exit status; done as soon as the host has ended.
-    """
-
-    socket: socket.socket
-    ended: asyncio.Future[ExitStatus]
-
-    def kill(self) -> None:
-        """End the host now, if that is possible."""
-        ...
-
-
-def start_worker(isolation: str, python: str | None) -> Worker:
+def start_worker(isolation: str, python: str | None) -> ChildProcess | WorkerThread:
     """Start a host that waits for its Load message; must be called on the event loop's thread.
 
     Raises:
@@ -82,16 +64,20 @@ class WorkerThread:
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def _run(self) -> None:
-        text = "the engine thread crashed"
+        text = "thread crashed"
         try:
             WorkerHost(Link(self._theirs)).run()
-            text = "the engine thread ended"
+            text = "thread ended"
         finally:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(resolve, self.ended, ExitStatus(text))
+                self._loop.call_soon_threadsafe(self.ended.set_result, ExitStatus(text))
 
     def kill(self) -> None:
         """Do nothing: the client closes the link next, which asks the thread to end."""
+
+
+Worker = ChildProcess | WorkerThread
+"""A running host: has the server's end of the link as ``socket``, its exit status as ``ended``, and ``kill``."""
 
 
 # Time limit for finding out why an interpreter does not become a worker.

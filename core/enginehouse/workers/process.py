@@ -22,15 +22,7 @@ from attrs import frozen
 
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, socket_pair
 
-__all__ = [
-    "ChildProcess",
-    "Connection",
-    "ExitStatus",
-    "count_memory_kills",
-    "describe_exit",
-    "exit_status",
-    "resolve",
-]
+__all__ = ["ChildProcess", "Connection", "ExitStatus", "count_memory_kills", "exit_status"]
 
 _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
@@ -48,7 +40,7 @@ class ExitStatus:
     """The end of a child process, or of a worker thread.
 
     Attributes:
-        text: description of what happened.
+        text: description of what happened, as in "process exited with code 1".
         is_from_outside: True if it was killed neither by this server nor by a system that was out of memory.
     """
 
@@ -56,7 +48,7 @@ class ExitStatus:
     is_from_outside: bool = False
 
 
-def exit_status(returncode: int, num_memory_kills: int | None, *, is_own: bool) -> ExitStatus:
+def exit_status(returncode: int, num_memory_kills: int | None = None, *, is_own: bool = False) -> ExitStatus:
     """Return the exit status of a process.
 
     Args:
@@ -65,23 +57,18 @@ def exit_status(returncode: int, num_memory_kills: int | None, *, is_own: bool) 
             started; None if unknown.
         is_own: True if this server killed it.
     """
-    is_from_outside = returncode == -signal.SIGKILL and num_memory_kills == 0 and not is_own
-    return ExitStatus(describe_exit(returncode, num_memory_kills), is_from_outside)
-
-
-def describe_exit(returncode: int, num_memory_kills: int | None = None) -> str:
-    """Describe as text how a process ended; the arguments are those of :func:`exit_status`."""
     if returncode >= 0:
-        return f"the worker process exited with code {returncode}"
+        return ExitStatus(f"process exited with code {returncode}")
     try:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
-    hint = ""
-    if name == "SIGKILL":
-        by_someone = " (killed by someone; the system was not out of memory)"
-        hint = by_someone if num_memory_kills == 0 else " (out of memory, or killed by someone)"
-    return f"the worker process was ended by {name}{hint}"
+    text = f"process was ended by {name}"
+    if name != "SIGKILL":
+        return ExitStatus(text)
+    if num_memory_kills == 0:
+        return ExitStatus(f"{text} (killed by someone; the system was not out of memory)", is_from_outside=not is_own)
+    return ExitStatus(f"{text} (out of memory, or killed by someone)")
 
 
 def count_memory_kills() -> int | None:
@@ -140,7 +127,7 @@ class ChildProcess:
         num_memory_kills = now - before if now is not None and before is not None else None
         status = exit_status(returncode, num_memory_kills, is_own=self._is_killed)
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so the result is not needed
-            self._loop.call_soon_threadsafe(resolve, self.ended, status)
+            self._loop.call_soon_threadsafe(self.ended.set_result, status)
 
     def kill(self) -> None:
         """Kill the process and all processes in its group."""
@@ -148,12 +135,6 @@ class ChildProcess:
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-
-
-def resolve(future: asyncio.Future[ExitStatus], status: ExitStatus) -> None:
-    """Set the exit status, unless it is set."""
-    if not future.done():
-        future.set_result(status)
 
 
 class Connection(asyncio.Protocol, Generic[_Sent, _Received]):

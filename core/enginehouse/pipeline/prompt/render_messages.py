@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from enginehouse.contract.types import Segment
@@ -79,21 +81,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Request = Remember | Render | CheckTemplate
 Reply = Ready | Rendered | Checked | Failed
 
-_encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_Payload = bytes | bytearray | memoryview
 
-
-def encode(message: Request | Reply) -> bytes:
-    """Encode the payload of one frame."""
-    return _encoder.encode(message)
-
-
-def decode_request(payload: bytes | bytearray | memoryview) -> Request:
-    """Decode a message of the server. Raises msgspec.DecodeError if it is not valid."""
-    return _requests.decode(payload)
-
-
-def decode_reply(payload: bytes | bytearray | memoryview) -> Reply:
-    """Decode a message of a rendering process. Raises msgspec.DecodeError if it is not valid."""
-    return _replies.decode(payload)
+encode: Callable[[Request | Reply], bytes] = msgspec.msgpack.Encoder().encode
+decode_request: Callable[[_Payload], Request] = msgspec.msgpack.Decoder(Request).decode
+decode_reply: Callable[[_Payload], Reply] = msgspec.msgpack.Decoder(Reply).decode

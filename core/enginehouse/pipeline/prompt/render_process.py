@@ -1,6 +1,6 @@
 """Program of a rendering process: read a request, render, reply, until its link ends.
 
-Started by ``render_client``. It has no threads and no state besides caches, may be killed at any moment, and ends with
+Started by ``renderer``. It has no threads and no state besides caches, may be killed at any moment, and ends with
 the server. Its limits are a second line of defence after the sandbox: memory, no writing to files, no core dumps.
 """
 
