@@ -27,7 +27,7 @@ _ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
 
 
-def start_worker(isolation: str, python: str | None) -> ChildProcess | WorkerThread:
+def start_worker(isolation: str, python: str | None) -> Worker:
     """Start a host that waits for its Load message; must be called on the event loop's thread.
 
     Raises:

@@ -263,7 +263,7 @@ class _RenderProcess:
     """
 
     def __init__(self, max_chars: int, memory_bytes: int) -> None:
-        self._process = ChildProcess(_command(max_chars, memory_bytes), _environment())
+        self._process = ChildProcess(_command(max_chars, memory_bytes), _environment(), own_session=False)
         # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
         max_reply_bytes = 12 * max_chars + 65536
         self._connection: Connection[Request, Reply] = Connection(
