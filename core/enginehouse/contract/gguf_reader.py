@@ -46,6 +46,9 @@ _MAX_ARRAY = 4096
 _MAX_NAME_BYTES = 65535
 _MAX_TEXT_BYTES = 4 * 2**20
 _MAX_KEPT_BYTES = 8 * 2**20
+_MAX_METADATA_BYTES = (
+    256 * 2**20
+)  # libraries keep all of it in memory; large vocabularies have less than a tenth of that
 _MAX_ENTRIES = 65536
 _MAX_TENSORS = 2**18
 _MAX_TEXTS = 2**21  # over all arrays; the largest vocabularies have less than half of that, merges included
@@ -179,6 +182,8 @@ class GgufReader:
                 length, value = 1, self._text() if kind == _STRING else self._scalar(kind)
             if self._file.tell() > self._num_bytes:
                 raise ValueError("it ends too early")
+            if self._file.tell() > _MAX_METADATA_BYTES:
+                raise ValueError(f"its values have more than {_MAX_METADATA_BYTES} bytes")
             yield Entry(key, kind, item_kind, value, length, begin, value_begin, self._file.tell())
 
     def tensors(self) -> Iterator[TensorPlace]:

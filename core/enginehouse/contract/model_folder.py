@@ -41,6 +41,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _MAX_LAYERS = 10_000
+_MAX_EXPERTS = 10_000
+_MAX_MODULES = 1_000_000  # layers times experts; the largest models have a few tens of thousands
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MAX_SIZE = 2**31
 _MIB = 2**20
 _MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; headers of models with 60,000 tensors have half of that
@@ -81,7 +85,17 @@ class ModelFolder:
             raise ModelLoadError(f"{path / 'config.json'} cannot be read: {error}") from error
         if not isinstance(config, dict):
             raise ModelLoadError(f"{path / 'config.json'} is not a JSON object")
-        return cls(path, config)
+        folder = cls(path, config)
+        folder._check_modules()
+        return folder
+
+    def _check_modules(self) -> None:
+        """Check how many modules a library would create, before it looks for their weights."""
+        for part in (self.config, *filter(None, (_object(value) for value in self.config.values()))):
+            layers = max(self._size(part, key, 1) for key in _LAYERS)
+            experts = max(self._size(part, key, 1) for key in _EXPERTS)
+            if layers * experts > _MAX_MODULES:
+                raise ModelLoadError(f"{self.path / 'config.json'} has {layers} layers of {experts} experts")
 
     @property
     def is_mlx_quantized(self) -> bool:
@@ -115,7 +129,7 @@ class ModelFolder:
             if default is None:
                 raise ModelLoadError(f"{self.path / 'config.json'} has no {key!r}")
             return default
-        most = _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+        most = _MAX_LAYERS if key in _LAYERS else _MAX_EXPERTS if key in _EXPERTS else _MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise ModelLoadError(f"{self.path / 'config.json'} has sizes that are none: {key} is {str(value)[:40]!r}")
         return value

@@ -19,8 +19,8 @@ from enginehouse.workers.process import ChildProcess, ExitStatus
 
 __all__ = ["Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
 
-# The C library gives each thread a heap of its own, and what the intake threads free in theirs stays there in
-# fragments: with one heap, memory returns after large constraints. The hot path allocates on one thread.
+# The C library gives each thread a heap of its own, where freed memory stays in fragments. With one heap, memory
+# returns to the system after large constraints. The hot path allocates on one thread.
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
 
 # Errors that mean a temporary shortage of resources.

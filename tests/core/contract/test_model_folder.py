@@ -150,14 +150,33 @@ _HOSTILE = {
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_sizes_are_checked_before_use(tmp_path: Path, sizes: dict[str, Any], is_nested: bool) -> None:
     config = {**_CONFIG, **sizes}
-    folder = _found(tmp_path / "model", {"text_config": config} if is_nested else config)
+    source = _folder(tmp_path / "model", {"text_config": config} if is_nested else config)
     tracemalloc.start()
     try:
         with pytest.raises(ModelLoadError, match=r"config\.json"):
-            folder.estimate(10_000, None)
-        assert tracemalloc.get_traced_memory()[1] < 2**20
+            ModelFolder.find(source).estimate(10_000, None)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_hidden_layers": 400_000_000},
+        {"n_layer": 400_000_000},
+        {"num_local_experts": 10**6},
+        {"num_hidden_layers": 9_000, "num_experts": 9_000},
+    ],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_folder_of_more_modules_than_any_model_has_is_not_opened(
+    tmp_path: Path, sizes: dict[str, Any], is_nested: bool
+) -> None:
+    """Libraries create them all before they look for the weights."""
+    config = {**_CONFIG, **sizes}
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        ModelFolder.find(_folder(tmp_path / "model", {"text_config": config} if is_nested else config))
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}", " " * (5 * 2**20)])

@@ -210,14 +210,26 @@ def test_long_texts_are_bounded_together(tmp_path: Path) -> None:
     check_bounded(path)
 
 
-def test_texts_of_megabytes_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
+def long_texts(path: Path, count: int) -> Path:
+    """A file with so many texts of 64 MiB."""
     with path.open("wb") as file:
-        file.write(gguf(0, 33))
-        for number in range(32):
+        file.write(gguf(0, count + 1))
+        for number in range(count):
             file.write(text(b"%d" % number) + struct.pack("<IQ", STRING, 64 * 2**20))
             file.seek(64 * 2**20, 1)
         file.write(LLAMA)
+    return path
+
+
+def test_texts_that_libraries_would_keep_are_bounded_together(tmp_path: Path) -> None:
+    path = long_texts(tmp_path / "model.gguf", 32)
+    with pytest.raises(ModelLoadError, match=r"its values have more than \d+ bytes"):
+        check_gguf(path)
+    check_bounded(path)
+
+
+def test_texts_of_megabytes_are_skipped(tmp_path: Path) -> None:
+    path = long_texts(tmp_path / "model.gguf", 3)
 
     tracemalloc.start()
     try:
