@@ -18,13 +18,8 @@ from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.launch import check_hello
 from enginehouse.workers.messages import PROTOCOL, Hello, Load, own_hello
 
-<<<<<<< HEAD:tests/core/workers/test_environments.py
-from ..faults.rig import Rig, fake, rig, wait_until
-from .environments import installed_plugin, make_environment, packages_of_this_one
-=======
 from .environments import installed_plugin, make_environment, packages_of_this_one
 from .rig import Rig, fake, rig, wait_until
->>>>>>> main:tests/core/faults/test_environments.py
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
