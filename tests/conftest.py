@@ -10,6 +10,7 @@ import gc
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -27,10 +28,23 @@ hypothesis.settings.load_profile("same")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each extra is a marker of the tests that need it."""
+    """Each extra is a marker of the tests that need it; child processes have the default signal handlers."""
+    _stop_inheritance_of_ignored_signals()
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for extra in project["optional-dependencies"]:
         config.addinivalue_line("markers", f"{extra}: needs the extra of this name")
+
+
+def _stop_inheritance_of_ignored_signals() -> None:
+    """Replace ignored signals by a handler that does nothing.
+
+    A run in the background ignores SIGINT, one under ``nohup`` SIGHUP. A child process ignores what its parent ignores,
+    but does not inherit a handler. The run itself still ignores the signal, as whoever started it asked.
+    """
+    for name in ("SIGINT", "SIGHUP", "SIGQUIT"):
+        number = getattr(signal, name, None)  # Windows has SIGINT only
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -155,7 +155,7 @@ def _probe(backend: Backend) -> _BackendReport:
 def _describe(name: str, model: ModelSettings, registry: PluginRegistry) -> _ModelReport:
     report = _ModelReport(name=name, source=model.source)
     try:
-        source = find_source(model.source, registry.model_sources)
+        source = find_source(model.source, registry)
         judged = judge_all(source, registry.backends, probe=model.python is None)
         verdicts = tuple(_VerdictReport(one.backend.name, one.score, one.reason) for one in judged)
         report = evolve(report, path=str(source.path) if source.path else None, verdicts=verdicts)

@@ -128,6 +128,11 @@ class FakeRunner:
         self._aborted = threading.Event()
         self._last_sampled: dict[int, int] = {}
 
+    @property
+    def sequences(self) -> dict[int, list[int]]:
+        """Token ids of the open sequences by handle."""
+        return {handle: [cell.token_id for cell in cells] for handle, cells in self._sequences.items()}
+
     def open_sequence(self) -> int:
         """See :class:`enginehouse.contract.backend.Runner`."""
         if len(self._sequences) >= self.capabilities.max_sequences:

@@ -36,8 +36,8 @@ def _model(backend: Backend) -> ModelUnderTest:
     known = {attribute.name for attribute in attrs.fields(backend.options)}
     small = {name: value for name, value in (("context", 128), ("slots", 4)) if name in known}
     options = structure_options(backend.options, {**small, **_CHECKED["options"]}, "options")
-    offered = PluginRegistry.load(PluginsSettings()).model_sources
-    return ModelUnderTest(backend=backend, source=find_source(_CHECKED["model"], offered), options=options)
+    source = find_source(_CHECKED["model"], PluginRegistry.load(PluginsSettings()))
+    return ModelUnderTest(backend=backend, source=source, options=options)
 
 
 _MORE: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["usable_cores"]
+__all__ = ["count_cores", "read_quota", "usable_cores"]
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
 _QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
@@ -22,12 +22,12 @@ def usable_cores() -> int:
         cpus: Iterable[int] = os.sched_getaffinity(0)
     else:
         cpus = range(os.cpu_count() or 1)
-    cores = _count_cores(cpus, _CPU_FOLDER)
-    quota = _read_quota(_QUOTA_FILE)
+    cores = count_cores(cpus, _CPU_FOLDER)
+    quota = read_quota(_QUOTA_FILE)
     return max(1, min(cores, quota) if quota else cores)
 
 
-def _count_cores(cpus: Iterable[int], folder: Path) -> int:
+def count_cores(cpus: Iterable[int], folder: Path) -> int:
     """Count distinct cores among the logical CPUs; if the topology is unknown, each CPU counts."""
     cores = set()
     for cpu in cpus:
@@ -38,7 +38,7 @@ def _count_cores(cpus: Iterable[int], folder: Path) -> int:
     return len(cores)
 
 
-def _read_quota(file: Path) -> int | None:
+def read_quota(file: Path) -> int | None:
     """Number of cores allowed by the cgroup, rounded up; None means no limit."""
     try:
         quota, period = file.read_text().split()

@@ -18,9 +18,9 @@ from attrs import frozen
 
 from enginehouse.contract.errors import InvalidRequest
 
-__all__ = ["PreTokenizer"]
+__all__ = ["MAX_MATCH_CHARACTERS", "WITHOUT_REGEX", "PreTokenizer"]
 
-_WITHOUT_REGEX = frozenset(
+WITHOUT_REGEX = frozenset(
     """
     a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
     gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en
@@ -41,7 +41,7 @@ _OF_WORDS = frozenset({"exaone-moe"})
 
 _QUADRATIC: Mapping[str, re.Pattern[str]] = {"deepseek-llm": _SPACES, "jais-2": _SPACES, "superbpe": _DIGITS}
 
-_MAX_MATCH_CHARACTERS = 2**18
+MAX_MATCH_CHARACTERS = 2**18
 _MAX_SPECIAL_TOKENS = 50_000
 """llama.cpp recompiles the expressions after each special token, which takes up to a millisecond."""
 
@@ -71,7 +71,7 @@ class PreTokenizer:
             pre: value of ``tokenizer.ggml.pre``, "" if the file has none.
         """
         name = "gemma4" if model == "gemma4" else pre or "default"
-        return cls(name, is_bpe and name not in _WITHOUT_REGEX)
+        return cls(name, is_bpe and name not in WITHOUT_REGEX)
 
     def longest_match(self, text: str) -> int:
         """Upper bound, in characters, of the stack that one match in ``text`` may use.
@@ -85,11 +85,11 @@ class PreTokenizer:
         longest = _longest((_LINES if is_of_words else _WORDS).finditer(text))
         # A match is one optional character, a word, and the white space after it.
         length = longest + _longest(_SPACES.finditer(text)) + 2
-        if length > _MAX_MATCH_CHARACTERS:
+        if length > MAX_MATCH_CHARACTERS:
             end = "end of a line" if is_of_words else "white space"
             raise InvalidRequest(
                 f"The text goes on for {length} characters without {end}, or has that much white space in one place; "
-                f"the tokenizer of this model ({self.name}) takes at most {_MAX_MATCH_CHARACTERS} characters. "
+                f"the tokenizer of this model ({self.name}) takes at most {MAX_MATCH_CHARACTERS} characters. "
                 "Break the text up, or send token ids."
             )
         self._check_time(text)

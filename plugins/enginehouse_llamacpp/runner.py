@@ -65,52 +65,52 @@ class LlamaCppRunner:
         self.capabilities, self.info = capabilities, info
         self.state_format = state_format
         self.tokenizer: Tokenizer = tokenizer
-        self._context, self._sequences = context, sequences
+        self._context, self.sequences = context, sequences
         self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
         self._is_closed = False
         self._no_rows = np.empty((0, info.vocab_size), np.float32)
 
     def open_sequence(self) -> int:
         """Open a new, empty sequence."""
-        return self._sequences.open()
+        return self.sequences.open()
 
     def free_sequence(self, sequence: int) -> None:
         """Free the sequence and its KV positions."""
-        self._sequences.free(sequence)
+        self.sequences.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
-        return self._sequences.held(sequence).num_tokens
+        return self.sequences.held(sequence).num_tokens
 
     def truncate(self, sequence: int, length: int) -> int:
         """Drop tokens from the end; keeps 0 if a sliding window or a recurrent state cannot be cut."""
-        return self._sequences.truncate(sequence, length)
+        return self.sequences.truncate(sequence, length)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """Create a sequence that shares the first tokens of ``source``; nothing is copied."""
-        return self._sequences.fork(source, length)
+        return self.sequences.fork(source, length)
 
     def kept_length(self, sequence: int, length: int) -> int:
         """Length that a cut to ``length`` would keep: ``length`` or 0."""
-        return self._sequences.kept_length(sequence, length)
+        return self.sequences.kept_length(sequence, length)
 
     def save(self, sequence: int) -> memoryview:
         """Return a copy of the whole state of the sequence."""
-        return self._sequences.save(sequence)
+        return self.sequences.save(sequence)
 
     def load(self, data: memoryview) -> int:
         """Create a sequence from a saved one; it continues exactly as the original would."""
-        return self._sequences.load(data)
+        return self.sequences.load(data)
 
     def free_tokens(self) -> int:
         """Number of free KV positions."""
-        return self._sequences.num_free_tokens
+        return self.sequences.num_free_tokens
 
     def forward(self, spans: Sequence[Span]) -> _Rows:
         """Append every span to its sequence in one pass; for errors see the contract."""
         self._fill(spans)
         batch = self._batch
-        head = self._sequences.append([span.sequence for span in spans], batch.counts)
+        head = self.sequences.append([span.sequence for span in spans], batch.counts)
         threads = self._threads.choose(batch.num_tokens)
         self._context.use_threads(threads)
         started = perf_counter()
@@ -155,8 +155,8 @@ class LlamaCppRunner:
         """Return the error for a return code, after resynchronising our bookkeeping with llama.cpp."""
         sequences = [span.sequence for span in spans]
         if is_unchanged(code):
-            self._sequences.take_back(sequences, [span.start for span in spans], head)
-        lengths = self._sequences.resynchronise(sequences)
+            self.sequences.take_back(sequences, [span.start for span in spans], head)
+        lengths = self.sequences.resynchronise(sequences)
         error = ERRORS.get(code, RunnerError)
         if error is CacheFull:
             # Our bookkeeping had free cells, so the smaller cache of a sliding-window layer is full.

@@ -29,11 +29,11 @@ class SpecialSplits:
     """
 
     def __init__(self, strings: Iterable[str], strips: bool = False) -> None:
-        self._strings = frozenset(filter(None, strings))
+        self.strings = frozenset(filter(None, strings))
         self._strips = strips
         lengths: dict[str, set[int]] = {}
         self._by_first: dict[str, list[str]] = {}
-        for string in self._strings:
+        for string in self.strings:
             lengths.setdefault(string[0], set()).add(len(string))
             self._by_first.setdefault(string[0], []).append(string)
         self._lengths = {first: sorted(several, reverse=True) for first, several in lengths.items()}
@@ -42,13 +42,13 @@ class SpecialSplits:
     def pieces(self, text: str) -> Iterator[str]:
         """Yield ``text`` in pieces with at most a few hundred special tokens each."""
         done = 0
-        for number, start in enumerate(self._starts(text), 1):
+        for number, start in enumerate(self.starts(text), 1):
             if number % TOKENS_PER_PIECE == 0:
                 yield text[done:start]
                 done = start
         yield text[done:]
 
-    def _starts(self, text: str) -> Iterator[int]:
+    def starts(self, text: str) -> Iterator[int]:
         """Yield the positions where special tokens certainly begin, in ascending order."""
         begin = first_end = end = 0  # of a cluster, and of the longest occurrence at its beginning
         for candidate in self._any_first.finditer(text) if self._any_first else ():
@@ -62,7 +62,7 @@ class SpecialSplits:
 
     def _longest_at(self, text: str, start: int) -> int:
         for length in self._lengths[text[start]]:
-            if text[start : start + length] in self._strings and start + length <= len(text):
+            if text[start : start + length] in self.strings and start + length <= len(text):
                 return length
         return 0
 

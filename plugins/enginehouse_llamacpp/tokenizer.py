@@ -36,7 +36,7 @@ class LlamaCppTokenizer:
     """
 
     def __init__(self, bindings: Bindings, vocab: int, pre_tokenizer: PreTokenizer) -> None:
-        self._bindings, self._vocab, self._pre_tokenizer = bindings, vocab, pre_tokenizer
+        self._bindings, self.vocab, self._pre_tokenizer = bindings, vocab, pre_tokenizer
         self.vocab_size: int = bindings.llama_vocab_n_tokens(vocab)
         self.token_bytes: Sequence[bytes] = self._read_token_bytes()
         control = self._read_control_ids()
@@ -46,7 +46,7 @@ class LlamaCppTokenizer:
         self.special_tokens: Mapping[str, int] = {
             self.token_bytes[token_id].decode(errors="replace"): token_id for token_id in sorted(control)
         }
-        self._splits = {special: self._read_splits(special) for special in (False, True)}
+        self.splits = {special: self._read_splits(special) for special in (False, True)}
         self.max_bytes_per_token = self._find_max_bytes_per_token()
         bos = bindings.llama_vocab_bos(vocab)
         self.prefix_token_ids: tuple[int, ...] = (bos,) if bindings.llama_vocab_get_add_bos(vocab) and bos >= 0 else ()
@@ -59,18 +59,19 @@ class LlamaCppTokenizer:
             GenerationFailed: there is no memory for the required stack.
         """
         if len(text) <= _SHALLOW_CHARACTERS:
-            return self._encode(text, special)
+            return self.encode_here(text, special)
         length = self._pre_tokenizer.longest_match(text)
         if length <= _SHALLOW_CHARACTERS:
-            return self._encode(text, special)
+            return self.encode_here(text, special)
         thread = _DeepThread(self, text, special)
         thread.begin(_BASE_STACK_BYTES + length * _STACK_BYTES_PER_CHARACTER)
         return thread.result()
 
-    def _encode(self, text: str, special: bool) -> list[int]:
+    def encode_here(self, text: str, special: bool) -> list[int]:
+        """:meth:`encode` on the stack of the calling thread."""
         if text and not text.isascii():
             text = text.encode(errors="replace").decode()  # replaces lone surrogates by question marks
-        pieces = list(self._splits[special].pieces(text))
+        pieces = list(self.splits[special].pieces(text))
         self._pre_tokenizer.check_pieces(len(pieces) * TOKENS_PER_PIECE)
         token_ids = list[int]()
         for piece in pieces:
@@ -83,7 +84,7 @@ class LlamaCppTokenizer:
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
-            count = self._bindings.llama_tokenize(self._vocab, data, len(data), buffer, size, False, special)
+            count = self._bindings.llama_tokenize(self.vocab, data, len(data), buffer, size, False, special)
             if count >= 0:
                 return buffer[:count]
             size = -count
@@ -94,7 +95,7 @@ class LlamaCppTokenizer:
 
     def _read_token_bytes(self) -> tuple[bytes, ...]:
         """Read the bytes of every id; control tokens by name."""
-        to_piece, vocab = self._bindings.llama_token_to_piece, self._vocab
+        to_piece, vocab = self._bindings.llama_token_to_piece, self.vocab
         buffer = ctypes.create_string_buffer(256)
         pieces = []
         for token_id in range(self.vocab_size):
@@ -107,12 +108,12 @@ class LlamaCppTokenizer:
 
     def _read_control_ids(self) -> list[int]:
         """Ids that llama.cpp parses from text only if special tokens are enabled."""
-        get_attributes, vocab = self._bindings.llama_vocab_get_attr, self._vocab
+        get_attributes, vocab = self._bindings.llama_vocab_get_attr, self.vocab
         mask = self._bindings.LLAMA_TOKEN_ATTR_CONTROL | self._bindings.LLAMA_TOKEN_ATTR_UNKNOWN
         return [token_id for token_id in range(self.vocab_size) if get_attributes(vocab, token_id) & mask]
 
     def _find_max_bytes_per_token(self) -> int | None:
-        bindings, vocab = self._bindings, self._vocab
+        bindings, vocab = self._bindings, self.vocab
         strips = bindings.LLAMA_TOKEN_ATTR_LSTRIP | bindings.LLAMA_TOKEN_ATTR_RSTRIP
         is_lossless = bindings.llama_vocab_type(vocab) in (bindings.LLAMA_VOCAB_TYPE_BPE, bindings.LLAMA_VOCAB_TYPE_SPM)
         if not is_lossless or any(bindings.llama_vocab_get_attr(vocab, i) & strips for i in range(self.vocab_size)):
@@ -121,7 +122,7 @@ class LlamaCppTokenizer:
 
     def _read_splits(self, special: bool) -> SpecialSplits:
         """Return the tokens that llama.cpp searches for first, with or without control tokens."""
-        bindings, vocab = self._bindings, self._vocab
+        bindings, vocab = self._bindings, self.vocab
         attributes = [bindings.llama_vocab_get_attr(vocab, token_id) for token_id in range(self.vocab_size)]
         if any(attribute & bindings.LLAMA_TOKEN_ATTR_LSTRIP for attribute in attributes):
             return SpecialSplits(())  # the start of these tokens depends on the preceding text
@@ -178,6 +179,6 @@ class _DeepThread(threading.Thread):
     def run(self) -> None:
         """Tokenize."""
         try:
-            self._token_ids = self._tokenizer._encode(self._text, self._special)
+            self._token_ids = self._tokenizer.encode_here(self._text, self._special)
         except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
             self._error = error

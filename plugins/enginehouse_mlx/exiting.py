@@ -52,7 +52,7 @@ class ExitingRunner(MlxRunner):
     @cached_property
     def _can_be_left(self) -> bool:
         """True if the test succeeded. Cached: calibration uses many policies, one test is enough."""
-        return bool(self.capabilities.exit_layers) and _can_leave(self._model)
+        return bool(self.capabilities.exit_layers) and _can_leave(self.model)
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """See :class:`enginehouse.contract.exit_policy.LayerAccess`."""
@@ -61,7 +61,7 @@ class ExitingRunner(MlxRunner):
             return
         if not self._can_be_left:
             raise ModelLoadError("this model's layers are built in a way that tokens cannot leave between them")
-        self._exits = EarlyExits(self._model, self._memory, policy)
+        self._exits = EarlyExits(self.model, self._memory, policy)
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
@@ -81,7 +81,7 @@ class ExitingRunner(MlxRunner):
             parts.append(self._logits([spans[i] for i in others]))
             for i in others:
                 found += [(i, spans[i].num_layers or self.num_layers)] * num_rows(spans[i])
-        for group in [early] if early and self._model.halves.can_batch else [[i] for i in early]:
+        for group in [early] if early and self.model.halves.can_batch else [[i] for i in early]:
             exited = self._leave(self._exits, [spans[i] for i in group])
             parts.append(exited.logits)
             found += zip(group, exited.layers, strict=True)

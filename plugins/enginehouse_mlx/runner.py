@@ -62,7 +62,7 @@ class MlxRunner:
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
         self.state_format = state_format(memory, info.metadata["library"])
-        self._model: Any = model
+        self.model: Any = model
         self._memory: Any = memory
         self._table = SlotTable(capabilities, info.vocab_size)
 
@@ -120,7 +120,7 @@ class MlxRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._model = self._memory = None
+        self.model = self._memory = None
         mx.clear_cache()
 
     def _rows(self, spans: Sequence[Span]) -> LogitsRows:
@@ -134,7 +134,7 @@ class MlxRunner:
             hidden |= self._run([spans[i] for i in group], group)
         wanted = [rows for _, rows in sorted(hidden.items()) if len(rows)]
         width = self.info.vocab_size
-        logits = self._model.halves.head(mx.concatenate(wanted)) if wanted else mx.zeros((0, width))
+        logits = self.model.halves.head(mx.concatenate(wanted)) if wanted else mx.zeros((0, width))
         return logits.astype(mx.float32)
 
     def _calls(self, spans: Sequence[Span]) -> Iterator[list[int]]:
@@ -144,7 +144,7 @@ class MlxRunner:
             depths[span.num_layers].append(i)
         for indices in depths.values():
             sizes = [num_tokens(spans[i]) for i in indices]
-            groups = groups_of(sizes) if self._model.halves.can_batch else [[place] for place in range(len(sizes))]
+            groups = groups_of(sizes) if self.model.halves.can_batch else [[place] for place in range(len(sizes))]
             yield from ([indices[place] for place in group] for group in groups)
 
     def _run(self, spans: Sequence[Span], indices: Sequence[int]) -> dict[int, mx.array]:
@@ -158,7 +158,7 @@ class MlxRunner:
         token_ids = np.zeros((len(spans), batch.num_tokens), np.int32)
         for row, span in enumerate(spans):
             token_ids[row, : sizes[row]] = span.input
-        body = self._model.body(spans[0].num_layers)
+        body = self.model.body(spans[0].num_layers)
         output = body(self._inputs(mx.array(token_ids), spans), self._memory.begin(batch))
         rows = {}
         for row, (index, span, size) in enumerate(zip(indices, spans, sizes, strict=True)):

@@ -112,12 +112,17 @@ def _table(kind: type[Any], left_out: set[str]) -> str:
     """One row per attribute of a settings class."""
     attrs.resolve_types(kind)
     meanings = _attribute_docs(kind)
-    rows = [
-        f"| `{attribute.name}` | {_type(attribute.type)} | {_default(attribute)} | {meanings[attribute.name]} |\n"
-        for attribute in attrs.fields(kind)
-        if attribute.name not in left_out
-    ]
-    return "".join(["| key | type | default | meaning |\n", "|---|---|---|---|\n", *rows])
+    shown = [attribute for attribute in attrs.fields(kind) if attribute.name not in left_out]
+    columns = {
+        "key": [f"`{attribute.name}`" for attribute in shown],
+        "type": [_type(attribute.type) for attribute in shown],
+        "default": [_default(attribute) for attribute in shown],
+        "reload": [attribute.metadata["reload"] for attribute in shown if "reload" in attribute.metadata],
+        "meaning": [meanings[attribute.name] for attribute in shown],
+    }
+    filled = {name: cells for name, cells in columns.items() if cells}
+    lines = [tuple(filled), ("---",) * len(filled), *zip(*filled.values(), strict=True)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace(" --- ", "---")
 
 
 def _attribute_docs(kind: type[Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from .repository import ROOT, syntax_of
 
 PAGES = ("docs/promises.md", "docs/threat-model.md")
-_NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+_NAMED = re.compile(r"`((?:tests|core/enginehouse_testkit)/[\w/]+\.py)(?:::(\w+))?`")
 
 
 @cache

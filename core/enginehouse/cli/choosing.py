@@ -64,7 +64,7 @@ def choose_models(
     if backend is not None:
         chosen = {name: evolve(model, backend=backend) for name, model in chosen.items()}
     for name, model in chosen.items():
-        if name not in configured and not (pull and missing_download(model.source, registry.model_sources)):
+        if name not in configured and not (pull and missing_download(model.source, registry)):
             plan_model(name, model, registry)
     return chosen
 
@@ -75,7 +75,7 @@ def _choose(
     for name, model in configured.items():
         if argument in (name, *model.aliases):
             return name, model
-    source = find_source(argument, registry.model_sources)
+    source = find_source(argument, registry)
     if argument in registry.model_sources or source.path is None:
         return urlsplit(argument).netloc or argument, ModelSettings(source=argument)
     if not _is_path(argument):

@@ -26,7 +26,6 @@ _COMMANDS = {
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",
-    "pull": "enginehouse.cli.pull:pull_command",
     "requests": "enginehouse.cli.requests:requests",
     "serve": "enginehouse.cli.serve:serve",
 }

@@ -31,6 +31,7 @@ from enginehouse.contract.drafter import Drafter
 from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.contract.logits_processor import LogitsProcessor
+from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
@@ -49,6 +50,7 @@ __all__ = [
     "register_drafters",
     "register_exit_policies",
     "register_logits_processors",
+    "register_model_hubs",
     "register_model_sources",
     "register_reasoning_parsers",
     "register_routers",
@@ -103,6 +105,23 @@ def register_model_sources(
         @enginehouse.hookimpl
         def register_model_sources(register):
             register("starter", find_packaged_model)
+    """
+
+
+@hookspec
+def register_model_hubs(register: Callable[[ModelHub], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Register model hubs, whose models users name by ids such as ``owner/name``.
+
+    A text that is neither an offered name nor an existing path belongs to the first hub whose ``matches`` is true. A
+    hub finds what is downloaded; it downloads only when the server starts with ``server.pull``, never for a request.
+
+    An exception in a hub fails the load of that model.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_model_hubs(register):
+            register(HuggingFaceHub())
     """
 
 

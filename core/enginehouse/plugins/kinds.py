@@ -21,6 +21,7 @@ from enginehouse.contract.errors import PluginError
 from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
@@ -110,6 +111,7 @@ class PluginObjects:
         "engine_contract:EngineContract",
     )
     model_sources: Mapping[str, FindSource] = _kind("model source")
+    model_hubs: Mapping[str, ModelHub] = _kind("model hub")
     samplers: Mapping[str, SamplerPlugin] = _kind("sampler", "sampler_contract:SamplerContract")
     structured_decoders: Mapping[str, StructuredDecoder] = _kind(
         "structured decoder", "structured_decoder_contract:StructuredDecoderContract", check=_check_constraint_kinds

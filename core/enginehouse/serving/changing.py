@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-import attrs
 from attrs import evolve, frozen
 
 from enginehouse.contract.errors import EnginehouseError, ModelTooLarge
@@ -17,31 +16,9 @@ from enginehouse.serving.orders import load_model
 from enginehouse.serving.served import ServedModel
 from enginehouse.serving.status import EventKind, ModelEvent
 from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.reload import LIVE, WORKER, names_with
 
 __all__ = ["ModelChanger", "ModelChanges", "PlannedChanges", "find_changes", "on_same_worker"]
-
-_WITHOUT_WORKER = frozenset(
-    {
-        "aliases",
-        "alias_defaults",
-        "chat_template",
-        "defaults",
-        "draining",
-        "first_token_timeout_s",
-        "generation_config",
-        "load",
-        "load_timeout_s",
-        "pin",
-        "queue_timeout_s",
-        "reasoning_parser",
-        "replay",
-        "replay_timeout_s",
-        "tool_parser",
-        "total_timeout_s",
-        "ttl",
-    }
-)
-"""Settings that only requests and the manager read; all others reach the worker."""
 
 
 @frozen(kw_only=True)
@@ -75,12 +52,11 @@ def find_changes(old: Mapping[str, ModelSettings], new: Mapping[str, ModelSettin
 
 def on_same_worker(old: ModelSettings, new: ModelSettings) -> ModelSettings:
     """Return the old settings, updated by those new ones that need no other worker."""
-    return evolve(old, **{name: getattr(new, name) for name in _WITHOUT_WORKER})
+    return evolve(old, **{name: getattr(new, name) for name in names_with(ModelSettings, LIVE)})
 
 
 def _needs_worker(old: ModelSettings, new: ModelSettings) -> bool:
-    names = [attribute.name for attribute in attrs.fields(ModelSettings) if attribute.name not in _WITHOUT_WORKER]
-    return any(getattr(old, name) != getattr(new, name) for name in names)
+    return any(getattr(old, name) != getattr(new, name) for name in names_with(ModelSettings, WORKER))
 
 
 _log = logging.getLogger(__name__)

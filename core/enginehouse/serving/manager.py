@@ -20,8 +20,8 @@ from enginehouse.contract.errors import (
     ModelTooLarge,
     ServerStopping,
 )
+from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.hub import HubReference
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.memory import Room, default_budget, footprint_apart
 from enginehouse.serving.opening import plan_apart
@@ -134,9 +134,9 @@ class ModelManager:
         """
         models = list(self._models.values())
         for model in models:
-            missing = missing_download(model.settings.source, self.registry.model_sources)
-            if missing is not None and self.settings.server.pull:
-                self._downloads[model] = asyncio.create_task(self._download(model, missing))
+            hub = missing_download(model.settings.source, self.registry)
+            if hub is not None and self.settings.server.pull:
+                self._downloads[model] = asyncio.create_task(self._download(model, hub))
                 self.run(self._downloads[model])
             else:
                 await self._plan(model)
@@ -151,10 +151,10 @@ class ModelManager:
         except EnginehouseError as error:
             model.fail(error.message)
 
-    async def _download(self, model: ServedModel, reference: HubReference) -> None:
+    async def _download(self, model: ServedModel, hub: ModelHub) -> None:
         """Download a model's files, then continue with it as with the others. Only called when the server starts."""
         try:
-            await download(reference, model.report_download)
+            await download(hub, model.settings.source, model.report_download)
             await self._plan(model)
         except EnginehouseError as error:
             model.fail(error.message)

@@ -186,6 +186,11 @@ class Room:
         """Return the bytes that all models hold on a device."""
         return sum(self._on(device).values())
 
+    @property
+    def holders(self) -> Collection[Tenant]:
+        """The models that hold memory."""
+        return self._held.keys()
+
     def devices(self) -> Collection[str]:
         """Return the devices that have a limit or a resident model."""
         return sorted({*self.budget.by_device, *(footprint.device for footprint in self._held.values())})

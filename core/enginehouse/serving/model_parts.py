@@ -154,9 +154,9 @@ def _plan(
 
 def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, registry: PluginRegistry) -> SecondModel:
     assert drafter.source is not None
-    source = find_source(drafter.source, registry.model_sources)
+    source = find_source(drafter.source, registry)
     if source.path is None:
-        raise no_such_model(drafter.source, registry.model_sources)
+        raise no_such_model(drafter.source, registry)
     backend = choose_backend(source, drafter.backend, registry.backends, probe=model.python is None).backend
     if backend.opens != "runner":
         raise ConfigError(f"{path}.backend: a drafter needs a model that runs here", f"{path}.backend")

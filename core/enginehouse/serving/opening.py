@@ -18,25 +18,13 @@ from enginehouse.serving.choice import choose_backend, suits
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
+from enginehouse.settings.reload import WORKER_ONLY, names_with
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.health import LoadWatch
 from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
 from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
-
-_OF_WORKERS = (
-    "prefill_chunk_tokens",
-    "prefix_cache",
-    "isolation",
-    "python",
-    "step_timeout_s",
-    "replay",
-    "replay_timeout_s",
-    "drafters",
-    "queue_timeout_s",
-)
-"""Settings of a model's worker process, of the engine in it and of its queue."""
 
 
 def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> None:
@@ -48,7 +36,7 @@ def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> No
     if backend.opens != "engine":
         return
     defaults = {attribute.name: attribute.default for attribute in fields(ModelSettings)}
-    for setting in _OF_WORKERS:
+    for setting in names_with(ModelSettings, WORKER_ONLY):
         if getattr(settings, setting) != defaults[setting]:
             path = f"models.{name}.{setting}"
             reason = f"the backend {backend.name!r} serves this model by an engine of its own; remove this setting"
@@ -107,13 +95,13 @@ def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> Model
     if settings.python is not None and settings.isolation == "thread":
         path = f"models.{name}.python"
         raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)
-    source = find_source(settings.source, registry.model_sources)
+    source = find_source(settings.source, registry)
     # Another virtual environment has other libraries, so probing in this one would be meaningless.
     can_probe = settings.python is None
     wanted = registry.backends.get(settings.backend or "")
     candidates = [wanted] if wanted else registry.backends.values()
     if source.path is None and not any(suits(source, backend, probe=can_probe) for backend in candidates):
-        raise no_such_model(settings.source, registry.model_sources)
+        raise no_such_model(settings.source, registry)
     choice = choose_backend(source, settings.backend, registry.backends, probe=can_probe)
     options = dict(settings.options)
     known = {attribute.name for attribute in attrs.fields(choice.backend.options)}

@@ -14,6 +14,7 @@ from cattrs import Converter
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import Scope, read_moment
 from enginehouse.settings.profiles import ProfileName
+from enginehouse.settings.reload import LIVE
 from enginehouse.settings.structuring import strict_converter
 
 __all__ = ["MAX_KEY_BYTES", "AuthSettings", "KeySettings", "settings_converter"]
@@ -93,9 +94,9 @@ class AuthSettings:
             are asked; unlisted plugins are not used.
     """
 
-    keys: tuple[str | KeySettings, ...] = field(default=(), repr=False)
-    key_file: str | None = None
-    authenticators: tuple[str, ...] = ()
+    keys: tuple[str | KeySettings, ...] = field(default=(), repr=False, metadata=LIVE)
+    key_file: str | None = field(default=None, metadata=LIVE)
+    authenticators: tuple[str, ...] = field(default=(), metadata=LIVE)
 
     def __attrs_post_init__(self) -> None:
         """Reject empty keys (from unset variables in deployment scripts) and duplicate names and keys."""

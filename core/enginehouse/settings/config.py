@@ -23,6 +23,7 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings, settings_converter
 from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget
 from enginehouse.settings.optimisations import CompressorSettings, DrafterSettings, ExitPolicySettings, RouterSettings
+from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings
 from enginehouse.settings.structuring import Problem, closest, find_problems, noun_of
 
@@ -66,13 +67,13 @@ class MediaSettings:
         timeout_s: time limit for the download of an image, in seconds.
     """
 
-    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_image_hosts)
-    allow_private: bool = False
-    max_images: int = field(default=16, validator=ge(1))
-    max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0))
-    max_pixels: int = field(default=40_000_000, validator=gt(0))
-    max_redirects: int = field(default=3, validator=ge(0))
-    timeout_s: float = field(default=10.0, validator=gt(0))
+    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_image_hosts, metadata=LIVE)
+    allow_private: bool = field(default=False, metadata=LIVE)
+    max_images: int = field(default=16, validator=ge(1), metadata=LIVE)
+    max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0), metadata=LIVE)
+    max_pixels: int = field(default=40_000_000, validator=gt(0), metadata=LIVE)
+    max_redirects: int = field(default=3, validator=ge(0), metadata=LIVE)
+    timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)
 
 
 @frozen(kw_only=True)
@@ -125,38 +126,38 @@ class ModelSettings:
         options: keys of the table that are not listed above; the backend's options class reads them.
     """
 
-    source: str
-    backend: str | None = None
-    context: int | None = field(default=None, validator=optional(gt(0)))
-    slots: int = field(default=8, validator=gt(0))
-    prefill_chunk_tokens: int | None = field(default=None, validator=optional(gt(0)))
-    prefix_cache: bool = True
-    prefix_cache_dir: str | None = None
-    prefix_cache_disk: ByteCount = _USUAL_DISK
-    isolation: Literal["process", "thread"] = "process"
-    python: str | None = None
-    step_timeout_s: float = field(default=300.0, validator=ge(0))
-    load_timeout_s: float = field(default=900.0, validator=ge(0))
-    replay: bool = True
-    replay_timeout_s: float = field(default=300.0, validator=gt(0))
-    aliases: tuple[str, ...] = ()
-    defaults: dict[str, Any] = field(factory=dict)
-    alias_defaults: dict[str, dict[str, Any]] = field(factory=dict)
-    generation_config: bool = True
-    chat_template: str | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    drafters: tuple[DrafterSettings, ...] | None = None
-    compressor: CompressorSettings | None = None
-    exit_policy: ExitPolicySettings | None = None
-    load: Literal["eager", "lazy"] = "eager"
-    pin: bool = False
-    ttl: float | None = field(default=None, validator=optional(gt(0)))
-    draining: Literal["wait", "serve"] = "wait"
-    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
-    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
-    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
-    options: dict[str, Any] = field(factory=dict)
+    source: str = field(metadata=WORKER)
+    backend: str | None = field(default=None, metadata=WORKER)
+    context: int | None = field(default=None, validator=optional(gt(0)), metadata=WORKER)
+    slots: int = field(default=8, validator=gt(0), metadata=WORKER)
+    prefill_chunk_tokens: int | None = field(default=None, validator=optional(gt(0)), metadata=WORKER | WORKER_ONLY)
+    prefix_cache: bool = field(default=True, metadata=WORKER | WORKER_ONLY)
+    prefix_cache_dir: str | None = field(default=None, metadata=WORKER)
+    prefix_cache_disk: ByteCount = field(default=_USUAL_DISK, metadata=WORKER)
+    isolation: Literal["process", "thread"] = field(default="process", metadata=WORKER | WORKER_ONLY)
+    python: str | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    step_timeout_s: float = field(default=300.0, validator=ge(0), metadata=WORKER | WORKER_ONLY)
+    load_timeout_s: float = field(default=900.0, validator=ge(0), metadata=LIVE)
+    replay: bool = field(default=True, metadata=LIVE | WORKER_ONLY)
+    replay_timeout_s: float = field(default=300.0, validator=gt(0), metadata=LIVE | WORKER_ONLY)
+    aliases: tuple[str, ...] = field(default=(), metadata=LIVE)
+    defaults: dict[str, Any] = field(factory=dict, metadata=LIVE)
+    alias_defaults: dict[str, dict[str, Any]] = field(factory=dict, metadata=LIVE)
+    generation_config: bool = field(default=True, metadata=LIVE)
+    chat_template: str | None = field(default=None, metadata=LIVE)
+    tool_parser: str | None = field(default=None, metadata=LIVE)
+    reasoning_parser: str | None = field(default=None, metadata=LIVE)
+    drafters: tuple[DrafterSettings, ...] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    compressor: CompressorSettings | None = field(default=None, metadata=WORKER)
+    exit_policy: ExitPolicySettings | None = field(default=None, metadata=WORKER)
+    load: Literal["eager", "lazy"] = field(default="eager", metadata=LIVE)
+    pin: bool = field(default=False, metadata=LIVE)
+    ttl: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    draining: Literal["wait", "serve"] = field(default="wait", metadata=LIVE)
+    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE | WORKER_ONLY)
+    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    options: dict[str, Any] = field(factory=dict, metadata=WORKER)
 
 
 @frozen(kw_only=True)
@@ -169,14 +170,14 @@ class PluginsSettings:
         options: plugin name to its table; the plugin's options class reads it.
     """
 
-    allow: tuple[str, ...] | None = None
-    deny: tuple[str, ...] = ()
-    options: dict[str, dict[str, Any]] = field(factory=dict)
+    allow: tuple[str, ...] | None = field(default=None, metadata=SERVER)
+    deny: tuple[str, ...] = field(default=(), metadata=SERVER)
+    options: dict[str, dict[str, Any]] = field(factory=dict, metadata=SERVER)
 
 
 @frozen(kw_only=True)
 class Settings:
-    """All settings; one attribute per table of ``enginehouse.toml``."""
+    """All settings; one attribute per table of ``enginehouse.toml``. A table with metadata changes as a whole."""
 
     server: ServerSettings = field(factory=ServerSettings)
     auth: AuthSettings = field(factory=AuthSettings)
@@ -184,7 +185,7 @@ class Settings:
     media: MediaSettings = MediaSettings()
     models: dict[str, ModelSettings] = field(factory=dict)
     router: RouterSettings = field(factory=RouterSettings)
-    plugins: PluginsSettings = PluginsSettings()
+    plugins: PluginsSettings = field(default=PluginsSettings(), metadata=SERVER)
 
     def __attrs_post_init__(self) -> None:
         """Validate settings that depend on several tables."""

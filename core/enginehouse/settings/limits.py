@@ -9,6 +9,8 @@ from typing import Any
 from attrs import field, frozen
 from attrs.validators import ge, gt, optional
 
+from enginehouse.settings.reload import LIVE, SERVER
+
 __all__ = ["MAIN_MEMORY", "ByteCount", "LimitsSettings", "MemoryBudget", "format_bytes", "read_bytes"]
 
 MAIN_MEMORY = "cpu"
@@ -119,31 +121,31 @@ class LimitsSettings:
         drain_s: time in seconds for running requests of a model to finish before it is unloaded.
     """
 
-    max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0))
-    max_header_bytes: int = field(default=64 * 1024, validator=ge(1024))
-    max_headers: int = field(default=256, validator=ge(16))
-    max_client_bytes: int = field(default=256 * 1024 * 1024, validator=ge(1024 * 1024))
-    max_client_bytes_per_key: int | None = field(default=None, validator=optional(gt(0)))
-    max_message_bytes: int = field(default=8 * 1024 * 1024, validator=gt(0))
-    max_json_depth: int = field(default=64, validator=gt(0))
-    max_queue: int = field(default=128, validator=ge(0))
-    max_queue_per_key: int | None = field(default=None, validator=optional(ge(0)))
-    max_queue_tokens: int = field(default=1_000_000, validator=gt(0))
-    requests_per_minute: int | None = field(default=None, validator=optional(gt(0)))
-    tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)))
-    max_concurrent: int | None = field(default=None, validator=optional(gt(0)))
-    key_requests_per_minute: int | None = field(default=None, validator=optional(gt(0)))
-    key_tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)))
-    key_max_concurrent: int | None = field(default=None, validator=optional(gt(0)))
-    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
-    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
-    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)))
-    max_choices: int = field(default=16, validator=gt(0))
-    max_messages: int = field(default=4096, validator=gt(0))
-    max_stop: int = field(default=16, validator=gt(0))
-    max_tokens: int | None = field(default=None, validator=optional(gt(0)))
-    render_timeout_s: float = field(default=5.0, validator=gt(0))
-    render_max_chars: int = field(default=8_000_000, validator=gt(0))
-    memory_budget: MemoryBudget | None = None
-    load_wait_s: float = field(default=60.0, validator=ge(0))
-    drain_s: float = field(default=30.0, validator=ge(0))
+    max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0), metadata=LIVE)
+    max_header_bytes: int = field(default=64 * 1024, validator=ge(1024), metadata=SERVER)
+    max_headers: int = field(default=256, validator=ge(16), metadata=SERVER)
+    max_client_bytes: int = field(default=256 * 1024 * 1024, validator=ge(1024 * 1024), metadata=LIVE)
+    max_client_bytes_per_key: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    max_message_bytes: int = field(default=8 * 1024 * 1024, validator=gt(0), metadata=LIVE)
+    max_json_depth: int = field(default=64, validator=gt(0), metadata=LIVE)
+    max_queue: int = field(default=128, validator=ge(0), metadata=SERVER)
+    max_queue_per_key: int | None = field(default=None, validator=optional(ge(0)), metadata=SERVER)
+    max_queue_tokens: int = field(default=1_000_000, validator=gt(0), metadata=SERVER)
+    requests_per_minute: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    max_concurrent: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    key_requests_per_minute: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    key_tokens_per_minute: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    key_max_concurrent: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    queue_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    total_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    max_choices: int = field(default=16, validator=gt(0), metadata=LIVE)
+    max_messages: int = field(default=4096, validator=gt(0), metadata=LIVE)
+    max_stop: int = field(default=16, validator=gt(0), metadata=LIVE)
+    max_tokens: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
+    render_timeout_s: float = field(default=5.0, validator=gt(0), metadata=SERVER)
+    render_max_chars: int = field(default=8_000_000, validator=gt(0), metadata=SERVER)
+    memory_budget: MemoryBudget | None = field(default=None, metadata=LIVE)
+    load_wait_s: float = field(default=60.0, validator=ge(0), metadata=LIVE)
+    drain_s: float = field(default=30.0, validator=ge(0), metadata=LIVE)

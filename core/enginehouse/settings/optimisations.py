@@ -7,6 +7,7 @@ from typing import Any, Literal
 from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, le, optional
 
+from enginehouse.settings.reload import LIVE
 from enginehouse.settings.structuring import strict_converter
 
 __all__ = ["CompressorSettings", "DrafterSettings", "ExitPolicySettings", "RouterSettings"]
@@ -124,12 +125,12 @@ class RouterSettings:
         pause_s: time in seconds before one request tries a suspended model again.
     """
 
-    strategy: str | None = None
-    models: tuple[str, ...] = ()
-    default: str | None = None
-    fallbacks: dict[str, tuple[str, ...]] = field(factory=dict)
-    max_failures: int = field(default=3, validator=ge(1))
-    pause_s: float = field(default=30.0, validator=ge(0))
+    strategy: str | None = field(default=None, metadata=LIVE)
+    models: tuple[str, ...] = field(default=(), metadata=LIVE)
+    default: str | None = field(default=None, metadata=LIVE)
+    fallbacks: dict[str, tuple[str, ...]] = field(factory=dict, metadata=LIVE)
+    max_failures: int = field(default=3, validator=ge(1), metadata=LIVE)
+    pause_s: float = field(default=30.0, validator=ge(0), metadata=LIVE)
 
     def named_models(self) -> list[tuple[str, str]]:
         """Return every model named in these settings, with the path of the setting."""

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, le
 
 from enginehouse.settings.profiles import ProfileName
+from enginehouse.settings.reload import LIVE, SERVER
 
 __all__ = ["ServerSettings"]
 
@@ -91,28 +92,30 @@ class ServerSettings:
         pull: download missing hub models when the server starts. Requests never cause a download.
     """
 
-    host: str = field(default="127.0.0.1", converter=_without_brackets)
-    port: int = field(default=8080, validator=[ge(0), le(65535)])
-    uds: str | None = None
-    uds_mode: str = field(default="600", validator=_check_mode)
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    ssl_keyfile_password: str | None = field(default=None, repr=False)
-    ssl_ca_certs: str | None = None
-    root_path: str = field(default="", validator=_check_root_path)
-    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_hosts)
-    cors_origins: tuple[str, ...] = field(default=(), validator=_check_origins)
-    insecure: bool = False
-    unsupported_parameters: Literal["reject", "report"] = "reject"
-    profile: ProfileName = "openai"
-    log_format: Literal["text", "json"] = "text"
-    show_prompts: bool = False
-    key_metrics: bool = False
-    log_prompts: bool = False
-    details: bool = False
-    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
-    ping_s: float = field(default=10.0, validator=gt(0))
-    head_timeout_s: float = field(default=15.0, validator=gt(0))
-    body_timeout_s: float = field(default=120.0, validator=gt(0))
-    shutdown_s: float = field(default=10.0, validator=ge(0))
-    pull: bool = False
+    host: str = field(default="127.0.0.1", converter=_without_brackets, metadata=SERVER)
+    port: int = field(default=8080, validator=[ge(0), le(65535)], metadata=SERVER)
+    uds: str | None = field(default=None, metadata=SERVER)
+    uds_mode: str = field(default="600", validator=_check_mode, metadata=SERVER)
+    ssl_certfile: str | None = field(default=None, metadata=SERVER)
+    ssl_keyfile: str | None = field(default=None, metadata=SERVER)
+    ssl_keyfile_password: str | None = field(default=None, repr=False, metadata=SERVER)
+    ssl_ca_certs: str | None = field(default=None, metadata=SERVER)
+    root_path: str = field(default="", validator=_check_root_path, metadata=LIVE)
+    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_hosts, metadata=LIVE)
+    cors_origins: tuple[str, ...] = field(default=(), validator=_check_origins, metadata=LIVE)
+    insecure: bool = field(default=False, metadata=LIVE)
+    unsupported_parameters: Literal["reject", "report"] = field(default="reject", metadata=LIVE)
+    profile: ProfileName = field(default="openai", metadata=LIVE)
+    log_format: Literal["text", "json"] = field(default="text", metadata=SERVER)
+    show_prompts: bool = field(default=False, metadata=LIVE)
+    key_metrics: bool = field(default=False, metadata=LIVE)
+    log_prompts: bool = field(default=False, metadata=LIVE)
+    details: bool = field(default=False, metadata=LIVE)
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = field(
+        default="reasoning_content", metadata=LIVE
+    )
+    ping_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)
+    head_timeout_s: float = field(default=15.0, validator=gt(0), metadata=SERVER)
+    body_timeout_s: float = field(default=120.0, validator=gt(0), metadata=SERVER)
+    shutdown_s: float = field(default=10.0, validator=ge(0), metadata=LIVE)
+    pull: bool = field(default=False, metadata=SERVER)

@@ -136,6 +136,16 @@ class WorkerEngine:
         """True if it accepts requests, as far as the server knows."""
         return self._is_ready and not self._is_closing and not self.died.done() and self._connection.is_open
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker; None if it is a thread."""
+        return self._worker.pid
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests and calls that have not ended."""
+        return len(self._requests) + len(self._calls)
+
     # -- lifecycle ---------------------------------------------------------------------------------
 
     @classmethod

@@ -58,6 +58,7 @@ class WorkerThread:
     """The host in a daemon thread. It cannot be killed: a running forward pass always completes."""
 
     def __init__(self) -> None:
+        self.pid: int | None = None
         self.socket, self._theirs = socket_pair()
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[ExitStatus] = self._loop.create_future()
@@ -77,7 +78,7 @@ class WorkerThread:
 
 
 Worker = ChildProcess | WorkerThread
-"""A running host: has the server's end of the link as ``socket``, its exit status as ``ended``, and ``kill``."""
+"""A running host: ``socket`` is the server's end of its link, ``ended`` its exit status, ``pid`` None for a thread."""
 
 
 # Time limit for finding out why an interpreter does not become a worker.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import re
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +20,7 @@ from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_bench.driving import Answered, Run, Served, drive
 from enginehouse_bench.figures import Figures, Goals, figures_of
 from enginehouse_bench.workload import Lengths, Workload, parse_lengths
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import server_thread
 
 TTFT_S, GAP_S, NUM_TOKENS = 0.2, 0.05, 8
@@ -151,15 +148,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with server_thread(Settings(models=models)) as running:
         wait_ready(running.url)
         yield running.url
-
-
-def wait_ready(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/health", timeout=60):
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def measure(url: str, model: str = "slow", clients: int = 4, limit_s: float = 60.0, **changes: Any) -> Figures:

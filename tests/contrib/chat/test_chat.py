@@ -11,8 +11,6 @@ import select
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_chat.conversation import ChatFailed, Conversation, Piece
 from enginehouse_chat.slash_commands import run_command
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import server_thread
 
 KEY = "a-key-for-the-chat-tests"
@@ -65,15 +64,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with server_thread(Settings(models=models, server=ServerSettings(), auth=auth)) as running:
         wait_ready(running.url)
         yield running.url
-
-
-def wait_ready(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/health", timeout=60):
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def command(*arguments: str) -> list[str]:

@@ -21,6 +21,7 @@ from enginehouse_jwt import authenticate
 from enginehouse_jwt.options import JwtOptions
 from enginehouse_testkit.authenticator_contract import AuthenticatorContract
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import server_thread
 
 jwt = pytest.importorskip("jwt")
@@ -235,8 +236,7 @@ def test_tokens_open_a_server_beside_its_keys(tmp_path: Path, monkeypatch: pytes
             headers = {"authorization": f"Bearer {given}"}
             return client.post("/v1/chat/completions", json=chat | {"model": model}, headers=headers)
 
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+        wait_ready(client)
         assert ask("bobs-key").status_code == 200
         limited = token(models=["m"], limits={"requests_per_minute": 2})
         assert ask(limited).headers["x-ratelimit-remaining-requests"] == "1"

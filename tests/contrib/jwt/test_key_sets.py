@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from enginehouse.contract.errors import PluginError
@@ -21,7 +20,7 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_jwt import authenticate
 from enginehouse_jwt.options import JwtOptions
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 jwt = pytest.importorskip("jwt")
 pytest.importorskip("cryptography")
@@ -252,9 +251,7 @@ def test_a_server_takes_tokens_of_a_set_with_other_keys_in_it(tmp_path: Path) ->
         models={"m": ModelSettings(source=hello, backend="scripted")},
         plugins=PluginsSettings(allow=("jwt",), options={"jwt": {"jwks_file": str(path)}}),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=20) as client:
         headers = {"authorization": f"Bearer {token(RSA, 'RS256')}"}
         assert client.get("/v1/models", headers=headers).status_code == 200
         headers = {"authorization": f"Bearer {token(RSA, 'RS256', 'enc')}"}

@@ -3,7 +3,6 @@
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +19,7 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_otel import listening
 from enginehouse_otel.options import OtelOptions
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDED = RequestEnded(
@@ -240,9 +239,7 @@ def serve(folder: Path, endpoint: str, **options: object) -> Settings:
 
 def ask(settings: Settings, **headers: str) -> httpx.Response:
     body = {"model": "nick", "messages": [{"role": "user", "content": "a secret"}], "max_tokens": 3}
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=20) as client:
         return client.post("/v1/chat/completions", json=body, headers=headers)
 
 
@@ -286,15 +283,12 @@ def test_a_collector_that_refuses_or_is_gone_disturbs_no_request(collector: Coll
 
 
 @pytest.mark.otel
-def test_events_that_are_no_requests_make_no_spans(memory) -> None:
+def test_events_that_are_no_requests_make_no_spans(memory, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, spans, _ = memory
-    listening._server.exporter = exporter
+    monkeypatch.setattr(type(exporter), "of", lambda *_: exporter)
     options = OtelOptions(enabled=True)
-    try:
-        assert listening.take(ModelChanged(model="m", kind="ready"), options) is True
-        listening.take(ServerStopped(), options)
-    finally:
-        listening._server.exporter = None
+    for event in (ServerStarted(version="1"), ModelChanged(model="m", kind="ready"), ServerStopped()):
+        assert listening.take(event, options) is True
 
     assert spans.get_finished_spans() == ()
 

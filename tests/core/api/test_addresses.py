@@ -31,6 +31,7 @@ from enginehouse.settings.config import (
     load_settings,
 )
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -348,9 +349,7 @@ def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         models={"m": ModelSettings(source=write_script(folder / "m.json", ["Hel", "lo"]), backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

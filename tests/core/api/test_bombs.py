@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server import ServerProcess, started_server
 
 pytestmark = pytest.mark.llguidance
@@ -60,8 +61,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     config.write_text(CONFIG.format(source=folder.as_posix()), encoding="utf-8")
     with started_server("--config", config) as process:
         with httpx.Client(base_url=process.url, timeout=60) as client:
-            while client.get("/health").status_code != 200:
-                time.sleep(0.05)
+            wait_ready(client)
         yield process
 
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,18 +18,12 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
+
+pytestmark = pytest.mark.usefixtures("within_a_minute")
 
 PER_MINUTE = 100_000
 SLOW = {"step_delay_s": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock by which rates are counted stand still: at the turn of a minute they count anew."""
-    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
-        monkeypatch.setattr(f"{module}.time", clock)
 
 
 @frozen
@@ -60,9 +53,7 @@ def serving(folder: Path, models: dict[str, list[Any]], num_probed: int = 3) -> 
         plugins=PluginsSettings(allow=("parsers",)),
     )
     registry = evolve(PluginRegistry.for_settings(settings), routers={"unsure": Unsure(num_probed)})
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=30) as client:
         yield client
 
 
@@ -149,9 +140,7 @@ def test_prompts_that_nobody_has_computed_cost_nothing(tmp_path: Path) -> None:
         limits=LimitsSettings(tokens_per_minute=PER_MINUTE, queue_timeout_s=0.3),
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=30) as client:
         endless = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/v1/completions", json=endless) as first:
             lines = first.iter_lines()  # it runs as long as somebody holds these

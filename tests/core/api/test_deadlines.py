@@ -11,7 +11,9 @@ import pytest
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
+
+from .harness import begin
 
 PROMPT = {"prompt": "hi"}  # no template, whose process would have to start within these short times
 LONG_S = 60.0
@@ -25,16 +27,8 @@ def connect(tmp_path: Path, tokens: list, model: dict | None = None, **limits) -
         limits=LimitsSettings(**limits),
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=30) as client:
         yield client
-
-
-def begin(response: httpx.Response) -> None:
-    """Read the first line of a stream; the rest comes while the response is open."""
-    lines = response.extensions["lines"] = response.iter_lines()
-    next(lines)
 
 
 def events(response: httpx.Response) -> list[dict]:
@@ -104,9 +98,7 @@ def test_a_request_that_waits_too_long_leaves_the_queue(tmp_path: Path, isolatio
         models={"m": model}, limits=LimitsSettings(queue_timeout_s=0.5), plugins=PluginsSettings(allow=())
     )
     long = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=60) as client:
         with client.stream("POST", "/v1/completions", json=long) as holding:
             begin(holding)
             whole = client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1})

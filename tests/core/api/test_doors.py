@@ -31,7 +31,10 @@ from enginehouse.settings.config import (
 )
 from enginehouse.settings.profiles import PROFILES
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
+
+from .harness import chat
 
 ORIGIN = "https://app.example"
 FILED = "a-key-that-only-its-owner-knows"
@@ -50,14 +53,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
-
-
 def connect(settings: Settings) -> Iterator[httpx.Client]:
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

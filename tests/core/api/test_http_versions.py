@@ -14,7 +14,7 @@ import pytest
 from enginehouse.api.http.permissions import PUBLIC, SCOPES
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -30,9 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         models={"m": ModelSettings(source=source, backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=20) as client:
         yield client
 
 

@@ -17,6 +17,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.scripted import ScriptedBackend, ScriptedEngine
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.server_thread import ServerThread, server_thread
 
@@ -206,8 +207,7 @@ def test_health_while_loading(make_server, backend: WatchedBackend) -> None:
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "model_not_ready"
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+        wait_ready(client)
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 

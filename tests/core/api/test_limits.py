@@ -11,11 +11,9 @@ import pytest
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
+from .harness import chat
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSettings:
 
 def serve(model: ModelSettings, **parts) -> Iterator[httpx.Client]:
     settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()), **parts)
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

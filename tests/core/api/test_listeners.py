@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,7 +18,8 @@ from enginehouse.plugins.loader import PluginLoader
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
+from enginehouse_testkit.waiting import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 2}
 
@@ -57,21 +58,12 @@ def settings(tmp_path: Path) -> Settings:
 
 def serve(settings: Settings, plugin: object) -> Iterator[httpx.Client]:
     registry = registry_with(settings, plugin)
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, registry, timeout=20) as client:
         yield client
 
 
-def wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def wait_for_text(client: httpx.Client, text: str) -> None:
-    wait(lambda: text in client.get("/metrics").text)
+    wait_until(lambda: text in client.get("/metrics").text)
 
 
 def test_hook_on_event(settings: Settings) -> None:
@@ -154,15 +146,16 @@ def test_a_plugin_that_hangs_delays_nobody_and_not_the_end(settings: Settings) -
 
 
 def test_events_that_come_too_fast_are_dropped_but_never_the_last() -> None:
-    release, heard = threading.Event(), []
+    begun, release, heard = threading.Event(), threading.Event(), []
 
     def slow(event: object) -> None:
+        begun.set()
         release.wait(10)
         heard.append(event)
 
     listeners = Listeners({"slow": slow}, max_waiting=3)
     listeners.start("1")
-    wait(lambda: not listeners._threads[0]._waiting.qsize())
+    assert begun.wait(10)
     for n in range(10):
         listeners.publish(ModelChanged(model="m", kind=str(n)))
     assert listeners.dropped["slow", "queue_full"] == 7

@@ -20,8 +20,8 @@ import pytest
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server import ServerProcess, started_server
-from enginehouse_testkit.server_thread import server_thread
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -48,9 +48,7 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
         },
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=20) as client:
         yield client
 
 
@@ -237,9 +235,7 @@ def test_what_waits_behind_an_unread_answer_counts(tmp_path: Path, num_prompts: 
         models={"m": ModelSettings(source="fake", backend="fake", isolation="thread", context=4096)},
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=20) as client:
         fields = {"stream": True, "ignore_eos": True, "max_tokens": 3000 // num_prompts, "n": 4, "logprobs": 5}
         body = json.dumps({"prompt": ["hi"] * num_prompts, **fields}).encode()
         with socket.socket() as connection:
@@ -262,9 +258,7 @@ def test_an_answer_that_is_never_read_is_given_up(tmp_path: Path) -> None:
         },
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=20) as client:
         body = json.dumps(PROMPT).encode()
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -289,9 +283,7 @@ def test_without_keys_one_caller_may_hold_everything(tmp_path: Path) -> None:
         models={"m": ModelSettings(source=write_script(tmp_path / "a.json", ["a"]), backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=20) as client:
         with connections(client.base_url, 4) as opened:
             for number, connection in enumerate(opened[:3]):
                 assert send_all([connection], post(b"[" * 500 * KIB, 600 * KIB, {}), 0.2) == {}

@@ -21,6 +21,7 @@ from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
 
 WATCH = {"authorization": "Bearer watch"}
@@ -54,9 +55,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def connect(settings: Settings) -> Iterator[httpx.Client]:
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=20) as client:
         yield client
 
 

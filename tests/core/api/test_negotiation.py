@@ -16,6 +16,7 @@ from enginehouse.contract.request_fields import fields_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -136,9 +137,7 @@ def test_completions_have_it_too(client: httpx.Client) -> None:
 def test_a_stream_that_fails_has_no_member_but_all_its_text(tmp_path: Path) -> None:
     source = write_script(tmp_path / "broken.json", ["Hel", "lo", {"error": "boom"}])
     settings = Settings(models={"m": ModelSettings(source=source, backend="scripted")}, plugins=PluginsSettings())
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=30) as client:
         text = client.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers=ASK).text
 
     assert "Hel" in text and '"lo"' in text and "The model failed" in text
@@ -380,9 +379,7 @@ def test_a_sampler_that_the_model_s_worker_lacks(tmp_path: Path, mode: Any, stat
         samplers={"spicy": SpiceSampler()},
         request_fields={field.name: field for field in fields_of(SpiceFields, "spicy", "spices")},
     )
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=30) as client:
         capability = client.get("/v1/models/fake").json()["capabilities"]["spice"]
         response = client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 2, "spice": 0.5})
 

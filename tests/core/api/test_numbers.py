@@ -14,7 +14,7 @@ import pytest
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WIDE = [2**64, -(2**63) - 1, 10**300, {"deep": [1, {"x": 2**64}]}]
@@ -30,12 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "fake": ModelSettings(source="fake", backend="fake"),
     }
     plugins = PluginsSettings(allow=("parsers", "samplers", "bans"))
-    with (
-        server_thread(Settings(models=models, plugins=plugins)) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
-    ):
-        while client.get("/health").status_code != 200:
-            pass
+    with served(Settings(models=models, plugins=plugins), timeout=30) as client:
         yield client
 
 

@@ -9,7 +9,7 @@ import pytest
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 FOREIGN_PAGES = [
@@ -54,9 +54,7 @@ def connect(source: str, keys: tuple[str, ...] = (), **server) -> Iterator[httpx
         models={"m": ModelSettings(source=source, backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

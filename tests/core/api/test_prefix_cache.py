@@ -16,7 +16,7 @@ from enginehouse.api.http.callers import Caller, may_see_prompts
 from enginehouse.settings.auth import KeySettings
 from enginehouse.settings.config import AuthSettings, ModelSettings, ServerSettings, Settings
 from enginehouse.settings.profiles import PROFILES
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 ALICE, BOB, BOSS = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob", "boss"))
 KEYS = tuple(KeySettings(name=name, key=name) for name in ("alice", "bob"))
@@ -32,9 +32,7 @@ def connect(
 ) -> Iterator[httpx.Client]:
     server = ServerSettings(show_prompts=show_prompts)
     settings = Settings(server=server, models={"fake": model}, auth=AuthSettings(keys=keys))
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=30) as client:
         yield client
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -10,23 +9,15 @@ import pytest
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
+
+from .harness import begin, chat
+
+pytestmark = pytest.mark.usefixtures("within_a_minute")
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
-
-
-@pytest.fixture(autouse=True)
-def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock by which rates are counted stand still: at the turn of a minute they count anew."""
-    clock = SimpleNamespace(time=lambda: 1_700_000_040.0)
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
-        monkeypatch.setattr(f"{module}.time", clock)
 
 
 @pytest.fixture
@@ -47,9 +38,7 @@ def connect(tmp_path):
             },
             plugins=PluginsSettings(allow=()),
         )
-        with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-            while client.get("/health").status_code != 200:
-                pass
+        with served(settings, timeout=20) as client:
             yield client
 
     def connect(*keys: KeySettings, **limits) -> httpx.Client:
@@ -60,12 +49,6 @@ def connect(tmp_path):
     for client in clients:
         for _ in client:
             pass
-
-
-def begin(response: httpx.Response) -> None:
-    """Read the first line of a stream; the rest comes while the response is open."""
-    lines = response.extensions["lines"] = response.iter_lines()
-    next(lines)
 
 
 def key(name: str, **fields) -> KeySettings:

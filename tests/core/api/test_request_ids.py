@@ -9,7 +9,7 @@ import pytest
 
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -20,9 +20,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     settings = Settings(
         models={"m": ModelSettings(source=source, backend="scripted")}, plugins=PluginsSettings(allow=())
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

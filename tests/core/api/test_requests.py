@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -56,9 +56,7 @@ def serve(settings: Settings, sampler: SpiceSampler | None = None) -> Iterator[h
     registry = PluginRegistry.for_settings(settings)
     if sampler is not None:
         registry = evolve(registry, samplers={sampler.name: sampler})
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=20) as client:
         yield client
 
 

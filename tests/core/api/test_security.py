@@ -8,7 +8,7 @@ import pytest
 
 from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 KEY = "secret-key-1"
 ORIGIN = "https://app.example"
@@ -27,9 +27,7 @@ def serve(source: str, keys: tuple[str, ...] = (), **server) -> Iterator[httpx.C
         models={"m": ModelSettings(source=source, backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=20) as client:
         yield client
 
 

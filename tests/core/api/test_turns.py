@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 BOSS = KeySettings(name="boss", key="boss", scopes=("admin",))
 
@@ -32,9 +32,7 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
         limits=LimitsSettings(max_queue=4),
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.01)
+    with served(settings, timeout=60) as client:
         yield client
 
 

@@ -16,13 +16,11 @@ import pytest
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
+
+from .harness import chat
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-
-
-def chat(**fields) -> dict:
-    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
 
 
 BODY = json.dumps(chat()).encode()
@@ -47,9 +45,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client
         },
         plugins=PluginsSettings(allow=()),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=30) as client:
         yield client
 
 

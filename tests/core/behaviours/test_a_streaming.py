@@ -5,9 +5,7 @@ import time
 
 import pytest
 
-from .client import Server, Stream, check_client_error
-from .test_f_tools import ASK, named, pairs, streamed_calls, tool
-from .test_g_structured import forced
+from .client import ASK, Server, Stream, check_client_error, forced, named, pairs, streamed_calls, tool
 
 
 def check_chat_framing(stream: Stream) -> None:

@@ -21,8 +21,7 @@ from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread
 
-from .client import Server, check_client_error
-from .test_h_templates import HOSTILE, write_gguf_with_template
+from .client import HOSTILE, Server, check_client_error, write_gguf_with_template
 
 KEY, ORIGIN = "the-right-key", "https://app.example"
 NESTED = {"text": "a}b{", "more": {"a": {"b": [1, {"c": {}}]}}}

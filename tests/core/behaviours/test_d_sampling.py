@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .client import Server, check_client_error
+from .client import Server, check_client_error, vocab_size
 
 
 def test_h09_several_choices(server: Server) -> None:
@@ -81,11 +81,6 @@ def test_h10_vocabulary_size_is_no_token_id(server: Server) -> None:
 def completion_tokens(server: Server, **fields) -> list[str]:
     fields = {"logprobs": 0, "max_tokens": 3, **fields}
     return server.complete(**fields)["choices"][0]["logprobs"]["tokens"]
-
-
-def vocab_size(server: Server) -> int:
-    message = check_client_error(server.try_chat(logit_bias={"999999999": 1}))["message"]
-    return int(message.split("0 to ")[1].split(";")[0]) + 1
 
 
 def find_greedy_token_id(server: Server, prompt: str) -> int:

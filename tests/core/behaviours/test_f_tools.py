@@ -15,51 +15,12 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 
-from .client import Server, Stream, check_client_error
+from .client import ASK, LAMP, Server, Stream, check_client_error, named, pairs, streamed_calls, tool
 from .conftest import ON_BACKENDS
-
-LAMP = {
-    "type": "object",
-    "properties": {"on": {"type": "boolean"}, "level": {"type": "integer", "minimum": 0, "maximum": 10}},
-    "required": ["on", "level"],
-}
-ASK = [{"role": "user", "content": "Switch the lamp on, level 3."}]
-
-
-def tool(name: str = "set_lamp", parameters: Any = LAMP, **more: Any) -> dict[str, Any]:
-    function = {"name": name, "description": "Switches the lamp.", "parameters": parameters, **more}
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
-
-
-def named(name: str = "set_lamp") -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
 
 
 def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
-
-
-def streamed_calls(stream: Stream, index: int = 0) -> list[dict[str, Any]]:
-    """The calls of a stream, put together as clients do, with every rule for deltas checked on the way."""
-    calls: list[dict[str, Any]] = []
-    for choice in stream.choices(index):
-        for delta in choice["delta"].get("tool_calls", ()):
-            assert choice["finish_reason"] is None
-            if "id" in delta:
-                assert set(delta) == {"index", "id", "type", "function"} and delta["type"] == "function"
-                assert delta["index"] == len(calls) and delta["function"]["name"]
-                calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
-            else:
-                assert set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"}
-                assert delta["index"] == len(calls) - 1 and delta["function"]["arguments"]
-                calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
-    assert len({call["id"] for call in calls}) == len(calls)
-    return calls
-
-
-def pairs(calls: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Names and arguments: ids differ from answer to answer."""
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
 def check_call(message: dict[str, Any], names: set[str], schema: Any = LAMP) -> None:

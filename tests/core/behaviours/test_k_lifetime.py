@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from .client import Server
+from .conftest import and_gemma
 
 
 def check_not_mixed(server: Server, bodies: list[dict]) -> list[str]:
@@ -34,6 +35,7 @@ def token_of(server: Server, text: str) -> int:
     return int(server.post("/tokenize", {"model": server.model, "content": text}).json()["tokens"][-1])
 
 
+@and_gemma("model_server")
 def test_h32_requests_do_not_mix_told_apart_by_bias(model_server: Server) -> None:
     letters = [token_of(model_server, letter) for letter in "abcdefghijklmnop"]
     bodies = [
@@ -44,6 +46,7 @@ def test_h32_requests_do_not_mix_told_apart_by_bias(model_server: Server) -> Non
     assert len(set(texts)) == 16
 
 
+@and_gemma("model_server", need_equal_text=True)
 def test_h32_requests_do_not_mix_told_apart_by_seed(model_server: Server) -> None:
     bodies = [
         {
@@ -58,6 +61,7 @@ def test_h32_requests_do_not_mix_told_apart_by_seed(model_server: Server) -> Non
     check_not_mixed(model_server, [body | {"logprobs": 0} for body in bodies])
 
 
+@and_gemma("model_server")
 @pytest.mark.llguidance
 def test_h32_requests_do_not_mix_told_apart_by_forced_text(model_server: Server) -> None:
     """Prompts of 5 to 400 words, each with an answer of its own."""
@@ -94,6 +98,7 @@ def check_slot_is_free(server: Server) -> None:
     assert time.perf_counter() - began < 2
 
 
+@and_gemma("server")
 def test_h33_leaving_a_stream_frees_the_slot(server: Server) -> None:
     leave_after(server, 3)
     check_slot_is_free(server)
@@ -112,6 +117,7 @@ def test_h33_one_slot(scripted) -> None:
         check_slot_is_free(server)
 
 
+@and_gemma("model_server", need_equal_text=True)
 def test_h34_prefix_cache_changes_only_speed(model_server: Server) -> None:
     long = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 8
     salt = {"cache_salt": str(time.time_ns())}
@@ -133,6 +139,7 @@ def test_h34_prefix_cache_changes_only_speed(model_server: Server) -> None:
     assert 0 < half[3] < other_end[3] <= other_end[2]
 
 
+@and_gemma("model_server")
 def test_h34_a_salt_shares_nothing_with_others(model_server: Server) -> None:
     prompt = f"A prompt that nobody has asked before: {time.time_ns()}. " * 4
     cached = []

@@ -20,6 +20,7 @@ import pytest
 from attrs import frozen
 
 from enginehouse_testkit.server import ServerProcess, started_server
+from enginehouse_testkit.waiting import wait_until
 
 from .client import Server, check_client_error
 
@@ -95,13 +96,6 @@ def read_chunks(connection: socket.socket, num: int) -> None:
         data += received
 
 
-def wait_for(condition: Any, timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_h33_leaving_frees_the_slot(one_slot: Pair, phase: str, stream: bool) -> None:
@@ -114,7 +108,7 @@ def test_h33_leaving_frees_the_slot(one_slot: Pair, phase: str, stream: bool) ->
     connection.close()
 
     one_slot.check_slot_is_free()
-    wait_for(lambda: one_slot.num_outcomes("cancelled") == before + 1)
+    wait_until(lambda: one_slot.num_outcomes("cancelled") == before + 1)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -125,7 +119,7 @@ def test_h33_leaving_the_queue(one_slot: Pair, stream: bool) -> None:
     queued = one_slot.send("Never computed", stream=stream)
     time.sleep(0.2)
     queued.close()
-    wait_for(lambda: one_slot.num_outcomes("cancelled") == before + 1)
+    wait_until(lambda: one_slot.num_outcomes("cancelled") == before + 1)
     read_chunks(first, 3)
     first.close()
 

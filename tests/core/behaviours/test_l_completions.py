@@ -2,10 +2,11 @@
 
 import pytest
 
-from .client import Server, check_client_error
-from .test_d_sampling import vocab_size
+from .client import Server, check_client_error, vocab_size
+from .conftest import and_gemma
 
 
+@and_gemma("server")
 def test_h35_string(server: Server) -> None:
     answer = server.complete(max_tokens=3)
 
@@ -14,6 +15,7 @@ def test_h35_string(server: Server) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0]
 
 
+@and_gemma("server")
 def test_h35_choices_are_prompts_times_n(server: Server) -> None:
     answer = server.complete(prompt=["One", "Two and three"], n=2, max_tokens=3, temperature=1)
     alone = [server.complete(prompt=prompt, max_tokens=1) for prompt in ("One", "Two and three")]
@@ -23,6 +25,7 @@ def test_h35_choices_are_prompts_times_n(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] <= 12
 
 
+@and_gemma("server", need_equal_text=True)
 def test_h35_each_prompt_gets_its_own_answer(server: Server) -> None:
     prompts = ["The sky is", "Two plus two is", "My name is"]
     alone = [server.complete(prompt=prompt, max_tokens=6)["choices"][0]["text"] for prompt in prompts]
@@ -34,6 +37,7 @@ def test_h35_each_prompt_gets_its_own_answer(server: Server) -> None:
     assert stream.usage == together["usage"] | {"prompt_tokens_details": stream.usage["prompt_tokens_details"]}
 
 
+@and_gemma("server", need_equal_text=True)
 def test_h35_token_ids(server: Server) -> None:
     one = server.complete(prompt=[65, 66, 67], max_tokens=3)
     two = server.complete(prompt=[[65, 66, 67], [68]], max_tokens=3)
@@ -71,6 +75,7 @@ def test_h35_wrong_prompts(server: Server, prompt, stream: bool) -> None:
     check_client_error(server.try_complete(prompt=prompt, stream=stream), "prompt")
 
 
+@and_gemma("model_server")
 def test_h35_ids_of_a_text_say_the_same_as_the_text(model_server: Server) -> None:
     text = "Once upon a time, in a small town,"
     token_ids = model_server.post("/tokenize", {"model": model_server.model, "prompt": text}).json()["tokens"]
@@ -81,6 +86,7 @@ def test_h35_ids_of_a_text_say_the_same_as_the_text(model_server: Server) -> Non
     assert of_ids["usage"]["prompt_tokens"] == of_text["usage"]["prompt_tokens"] == len(token_ids)
 
 
+@and_gemma("server")
 def test_h35_the_vocabulary_size_is_no_token_id(server: Server) -> None:
     size = vocab_size(server)
 

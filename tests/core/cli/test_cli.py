@@ -25,6 +25,7 @@ from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_testkit.server import started_server
+from enginehouse_testkit.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +185,6 @@ def test_wrong_settings_are_one_line_and_exit_code_2(folder: Path, command: str,
     ("arguments", "words"),
     [
         (["no-such-model.gguf"], "no file or folder 'no-such-model.gguf'"),
-        (["some-owner/some-model:Q4_K_M"], "run: enginehouse pull some-owner/some-model:Q4_K_M"),
         (["--host", "0.0.0.0"], "auth.keys"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--port", "99999"], "0<=x<=65535"),
@@ -354,7 +354,7 @@ def test_startup_shows_progress_and_then_the_example() -> None:
     with Startup(console, ["it's"]) as startup:
         startup.on_listening("http://127.0.0.1:1")
         startup.on_progress("it's", 0.4, "reading weights")
-        startup._progress.refresh()
+        wait_until(lambda: "reading weights" in console.export_text(clear=False))
         startup.on_progress("it's", 1.0, "ready")
         startup.on_progress("it's", 1.0, "ready")  # a restart, much later
         text = console.export_text()

@@ -12,17 +12,12 @@ import pytest
 
 from enginehouse.api.http.keys.file import read_key_file
 from enginehouse.contract.backend import ModelSource
-from enginehouse.contract.errors import ConfigError, DownloadError, ModelLoadError
+from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.contract.model_folder import ModelFolder, recommended_parameters
 from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_folder import digest
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
-from enginehouse.serving.hub.cache import ModelCache, is_complete
-from enginehouse.serving.hub.client import HubClient
-from enginehouse.serving.hub.listing import HubFile
-from enginehouse.serving.hub.reference import HubReference
-from enginehouse.serving.hub.transfer import Transfer
 from enginehouse.settings.config import ModelSettings
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")]
@@ -133,35 +128,3 @@ def test_keys_and_templates_are_files(make: Callable[[Path], None], place: Path)
         read_key_file(place / "x")
     with pytest.raises(ConfigError, match="not a regular file"):
         ModelTemplates({"m": ModelSettings(source="m", chat_template=str(place / "x"))})
-
-
-@IRREGULAR
-def test_the_cache_of_downloads_holds_files(make: Callable[[Path], None], place: Path) -> None:
-    cache = ModelCache.of("a/b", place)
-    for path in (cache.incomplete("d" * 40), cache.folder / "refs" / "main"):
-        path.parent.mkdir(parents=True)
-        with_short_name = Path("x")
-        make(with_short_name)
-        with_short_name.rename(path)
-    client = HubClient("http://127.0.0.1:9")
-    transfer = Transfer(client, HubReference(model_id="a/b"), "c" * 40, cache, lambda count: None, print)
-
-    assert cache.commit_of("main") is None
-    with pytest.raises(DownloadError, match="not a regular file"):
-        transfer.fetch(HubFile("x", 5, "d" * 40, "git"))
-
-
-@IRREGULAR
-def test_an_index_is_a_file(make: Callable[[Path], None], place: Path) -> None:
-    (place / "config.json").write_text("{}")
-    make(place / "model.safetensors.index.json")
-
-    assert not is_complete(place, None)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "{}", '{"weight_map": 5}', '{"weight_map": {"a": 5}}', "\xff"])
-def test_an_index_that_is_none_is_no_model(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").write_text(text, encoding="latin-1")
-
-    assert not is_complete(tmp_path, None)

@@ -40,9 +40,9 @@ class _WatchedRunner(FakeRunner):
         return self.drawn[-1]
 
 
-def _engine(is_device: bool, **options: Any) -> StepEngine:
+def _engine(is_device: bool, runner: FakeRunner | None = None, **options: Any) -> StepEngine:
     slots = options.pop("slots", 4)
-    runner = _WatchedRunner(FakeOptions(device_sampling=is_device, slots=slots, **options))
+    runner = runner or FakeRunner(FakeOptions(device_sampling=is_device, slots=slots, **options))
     return StepEngine(runner, EngineSettings(slots=slots, prefill_chunk_tokens=16), {})
 
 
@@ -132,10 +132,8 @@ def test_events_are_those_of_cores_draws(batch: list[tuple[Any, ...]], cache_tok
 
 
 def test_the_next_pass_is_launched_before_the_last_is_read() -> None:
-    engine = _engine(True)
-    _run(engine, [(_request(SamplingParams(seed=1), 20, stopping={"ignore_eos": True}), _prompt(0, 5))])
-    runner = engine._runner
-    assert isinstance(runner, _WatchedRunner)
+    runner = _WatchedRunner(FakeOptions(device_sampling=True))
+    _run(_engine(True, runner), [(_request(SamplingParams(seed=1), 20, stopping={"ignore_eos": True}), _prompt(0, 5))])
 
     assert runner.num_overlaps == 19
     assert runner.num_late_inputs == 19
@@ -144,11 +142,13 @@ def test_the_next_pass_is_launched_before_the_last_is_read() -> None:
 
 @pytest.mark.parametrize(("penalty", "min_tokens"), [(1.2, 0), (1.0, 20)])
 def test_what_looks_back_is_read_at_once(penalty: float, min_tokens: int) -> None:
-    engine = _engine(True)
-    stopping = {"ignore_eos": True, "min_tokens": min_tokens}
-    _run(engine, [(_request(SamplingParams(seed=1, repetition_penalty=penalty), 20, stopping=stopping), _prompt(0, 5))])
-    runner = engine._runner
-    assert isinstance(runner, _WatchedRunner)
+    runner = _WatchedRunner(FakeOptions(device_sampling=True))
+    request = _request(
+        SamplingParams(seed=1, repetition_penalty=penalty),
+        20,
+        stopping={"ignore_eos": True, "min_tokens": min_tokens},
+    )
+    _run(_engine(True, runner), [(request, _prompt(0, 5))])
 
     assert runner.num_late_inputs == 0
     assert len(runner.drawn) == 20
@@ -229,7 +229,7 @@ def test_what_an_aborted_pass_has_computed_is_not_taken_for_less_by_the_prefix_c
     asked = [(_request(SamplingParams(temperature=0), 3, stopping={"ignore_eos": True}), follow_up)]
 
     assert _run(engine, asked)[0][-1] == (3, len(follow_up))
-    assert engine._scheduler.cache.num_tokens > 0
+    assert engine.stats().cached_tokens > 0
 
 
 def test_a_broken_row_fails_its_request() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -35,9 +34,9 @@ from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettin
 from enginehouse.workers.messages import ExitPolicyLoad
 from enginehouse.workers.parts import GuardedExitPolicy, use_exit_policy
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
-from .test_loop_constraints import LiteralDecoder
+from .harness import LiteralDecoder
 
 PROMPT = [ord(character) for character in "what comes next?"]
 MARGIN = ExitPolicySettings(name="margin", options={"threshold": 0.3, "every": 1})
@@ -271,13 +270,6 @@ def test_a_policy_is_a_name_or_a_table(tmp_path: Any) -> None:
             read(wrong)
 
 
-def wait_ready(client: httpx.Client, model: str) -> None:
-    deadline = time.monotonic() + 30
-    while client.get(f"/v1/models/{model}").json()["state"] != "ready":
-        assert time.monotonic() < deadline, "the model does not load"
-        time.sleep(0.02)
-
-
 def chat(profile: Any, policy: ExitPolicySettings | None) -> tuple[httpx.Response, httpx.Response, str]:
     """A whole answer, a stream, and the figures afterwards."""
     model = ModelSettings(
@@ -285,8 +277,7 @@ def chat(profile: Any, policy: ExitPolicySettings | None) -> tuple[httpx.Respons
     )
     settings = Settings(models={"m": model}, server=ServerSettings(port=0, profile=profile))
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 30, "temperature": 0}
-    with server_thread(settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        wait_ready(client, "m")
+    with served(settings) as client:
         headers = {"X-Enginehouse-Details": "true"}
         whole = client.post("/v1/chat/completions", json=body, headers=headers)
         stream = client.post("/v1/chat/completions", json={**body, "stream": True}, headers=headers)

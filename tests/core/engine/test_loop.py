@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,107 +10,33 @@ from hypothesis import strategies as st
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
-    EnginehouseError,
     GenerationFailed,
     InvalidRequest,
 )
 from enginehouse.contract.types import (
-    ChoiceFinished,
     EngineRequest,
     EngineSettings,
     RequestFinished,
     SamplingParams,
-    StopParams,
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.prefix_cache import common_prefix_length
 from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 
-_ids = itertools.count()
-
-
-def make_engine(options: FakeOptions | None = None, **engine_settings: object) -> StepEngine:
-    return StepEngine(FakeRunner(options), EngineSettings(**engine_settings), {})  # type: ignore[arg-type]
-
-
-def make_request(max_tokens: int | None = 20, **fields: object) -> EngineRequest:
-    fields.setdefault("sampling", SamplingParams(temperature=0))
-    stop = fields.pop("stop", ())
-    ignore_eos = fields.pop("ignore_eos", False)
-    stopping = StopParams(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)  # type: ignore[arg-type]
-    return EngineRequest(request_id=f"r{next(_ids)}", stopping=stopping, **fields)  # type: ignore[arg-type]
-
-
-class Result:
-    """What a client of one request saw."""
-
-    def __init__(self) -> None:
-        self.text: dict[int, str] = {}
-        self.token_ids: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[float]] = {}
-        self.finished: dict[int, ChoiceFinished] = {}
-        self.summary: RequestFinished | None = None
-        self.error: EnginehouseError | None = None
-
-    def take(self, event: object) -> None:
-        assert self.summary is None and self.error is None, "an event after the last one"
-        match event:
-            case TextDelta():
-                assert event.choice not in self.finished, "text after the end of its choice"
-                self.text[event.choice] = self.text.get(event.choice, "") + event.text
-                self.token_ids.setdefault(event.choice, []).extend(event.token_ids)
-                if event.logprobs is not None:
-                    assert [entry.token_id for entry in event.logprobs] == list(event.token_ids)
-                    self.logprobs.setdefault(event.choice, []).extend(e.logprob for e in event.logprobs)
-            case ChoiceFinished():
-                self.finished[event.choice] = event
-            case RequestFinished():
-                self.summary = event
-            case EnginehouseError():
-                self.error = event
-
-
-def drive(engine: StepEngine, results: dict[str, Result], max_steps: int = 5000) -> None:
-    for _ in range(max_steps):
-        if not engine.has_work():
-            return
-        for request_id, event in engine.step():
-            results[request_id].take(event)
-    raise AssertionError(f"still busy after {max_steps} steps")
-
-
-def run(engine: StepEngine, requests: Iterable[tuple[EngineRequest, list[int]]]) -> list[Result]:
-    results: dict[str, Result] = {}
-    for request, prompt in requests:
-        results[request.request_id] = Result()
-        engine.check(request, len(prompt))
-        engine.add(request, prompt)
-    drive(engine, results)
-    return list(results.values())
-
-
-class WholeRunner(FakeRunner):
-    """Does not say what a cut keeps, so that sequences are reused whole."""
-
-    kept_length = None  # type: ignore[assignment]
-
-
-def run_each(engine: StepEngine, prompts: list[list[int]]) -> list[Result]:
-    """One after the other."""
-    return [run(engine, [(make_request(), prompt)])[0] for prompt in prompts]
-
-
-def alone(request: EngineRequest, prompt: list[int], options: FakeOptions | None = None) -> Result:
-    return run(make_engine(options, prefix_cache=False), [(request, prompt)])[0]
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(97, 123, length).tolist()
-
-
-def free_tokens(engine: StepEngine) -> int:
-    return engine.stats().free_tokens
+from .harness import (
+    Result,
+    WatchedClose,
+    WholeRunner,
+    alone,
+    drive,
+    free_tokens,
+    make_engine,
+    make_request,
+    prompt_of,
+    run,
+    run_each,
+)
 
 
 def test_text_ends_at_max_tokens_with_length() -> None:
@@ -175,8 +98,9 @@ def test_any_mix_of_arrivals_cancellations_and_cache_sizes_gives_the_lone_text(d
         mixed_batch=data.draw(st.booleans()),
         max_sequences=data.draw(st.sampled_from([3, 4, 12])),
     )
-    engine = make_engine(options, slots=3, prefill_chunk_tokens=data.draw(st.sampled_from([1, 8, 64])))
-    before = free_tokens(engine)
+    runner = WatchedClose(options)
+    settings_ = EngineSettings(slots=3, prefill_chunk_tokens=data.draw(st.sampled_from([1, 8, 64])))
+    engine = StepEngine(runner, settings_, {})
     results: dict[str, Result] = {}
     work: list[tuple[EngineRequest, list[int]]] = []
     cancelled: set[str] = set()
@@ -208,9 +132,9 @@ def test_any_mix_of_arrivals_cancellations_and_cache_sizes_gives_the_lone_text(d
             expected, got = alone(request, prompt, options), results[request.request_id]
             assert got.error is None
             assert (got.text, got.finished) == (expected.text, expected.finished)
-    engine._scheduler.cache.clear()
-    assert free_tokens(engine) == before, "KV positions leaked"
     assert engine.stats().num_running == engine.stats().num_waiting == 0
+    engine.close()
+    assert runner.num_left == 0, "KV positions leaked"
 
 
 def test_choices_share_one_prefill() -> None:

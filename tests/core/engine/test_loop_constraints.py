@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.backend import Span
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, UnsupportedParameter
 from enginehouse.contract.types import (
     ChoiceFinished,
     Constraint,
@@ -24,65 +24,10 @@ from enginehouse.contract.types import (
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
+from .harness import LiteralDecoder, LiteralMatcher
+
 _ids = itertools.count()
 PROMPT = [ord(c) for c in "some prompt of the usual kind"]
-
-
-class LiteralMatcher:
-    """Allows exactly one text, in any tokenization; with ``forces`` the tokens are named in advance."""
-
-    def __init__(self, text: bytes, token_bytes, forces: bool, end_ids) -> None:
-        self.left, self.token_bytes, self.forces, self.end_ids = text, token_bytes, forces, end_ids
-
-    def _fits(self) -> list[int]:
-        return [i for i, piece in enumerate(self.token_bytes) if piece and self.left.startswith(piece)]
-
-    def fill_bitmask(self, bitmask) -> None:
-        bits = np.zeros(len(bitmask) * 32, np.uint8)
-        bits[self._fits() if self.left else list(self.end_ids)] = 1
-        bitmask[:] = np.packbits(bits, bitorder="little").view(np.int32)
-
-    def accept(self, token_id: int) -> None:
-        piece = self.token_bytes[token_id]
-        if not self.left.startswith(piece):
-            raise GenerationFailed(f"{piece!r} is not allowed")
-        self.left = self.left[len(piece) :]
-
-    def forced_token_ids(self) -> list[int]:
-        return [self.left[0]] if self.forces and self.left else []
-
-    def is_finished(self) -> bool:
-        return not self.left
-
-
-class LiteralDecoder:
-    """Enforces ``regex`` constraints whose text is taken literally."""
-
-    name = "literal"
-    api_version = 1
-    kinds = frozenset({"regex"})
-
-    def __init__(self, forces: bool = False) -> None:
-        self.forces = forces
-        self.num_bound = 0
-
-    def bind(self, tokenizer):
-        self.num_bound += 1
-        decoder = self
-
-        class Compiler:
-            def compile(self, constraint: Constraint):
-                if "(" in constraint.text:
-                    raise InvalidRequest("'(' is not supported", constraint.param)
-
-                class Grammar:
-                    def start(self):
-                        text = constraint.text.encode()
-                        return LiteralMatcher(text, tokenizer.token_bytes, decoder.forces, tokenizer.end_token_ids)
-
-                return Grammar()
-
-        return Compiler()
 
 
 def run(engine: StepEngine, *requests: EngineRequest, prompt: list[int] | None = None) -> dict[str, list]:

@@ -19,6 +19,8 @@ from enginehouse.contract.types import (
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeRunner
 
+from .harness import WatchedClose
+
 PROMPT = [ord(char) for char in "some prompt of the usual kind"]
 
 
@@ -76,8 +78,8 @@ def drive(engine: StepEngine) -> dict[str, list[object]]:
 
 @pytest.mark.parametrize("fails", ["draw", "accept"])
 def test_failure_is_its_own_requests_and_names_the_plugin(fails: str) -> None:
-    engine = StepEngine(FakeRunner(), EngineSettings(), {"moody": Plugin()})
-    free = engine.stats().free_tokens
+    runner = WatchedClose()
+    engine = StepEngine(runner, EngineSettings(), {"moody": Plugin()})
     for name, how in (("good", ""), ("bad", fails), ("other", "")):
         engine.add(request_of(name, how), PROMPT)
     events = drive(engine)
@@ -87,8 +89,8 @@ def test_failure_is_its_own_requests_and_names_the_plugin(fails: str) -> None:
     assert isinstance(error, GenerationFailed)
     assert error.plugin == "moody"
     assert engine.stats().num_running == 0
-    engine._scheduler.cache.clear()
-    assert engine.stats().free_tokens == free
+    engine.close()
+    assert runner.num_left == 0
 
 
 def test_failure_while_a_request_enters_leaves_nothing_behind() -> None:

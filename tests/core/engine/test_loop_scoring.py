@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import Span
+from enginehouse.contract.backend import ForwardOutput, Span
+from enginehouse.contract.errors import CacheFull, StepAborted
 from enginehouse.contract.types import EngineRequest, EngineSettings, PromptLogprobs, SamplingParams, StopParams
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
@@ -41,6 +44,31 @@ def expected() -> tuple[list[int], list[float], list[int]]:
     return PROMPT[1:], [float(logprobs[place, t]) for place, t in enumerate(PROMPT[1:])], ranks
 
 
+class Refusing(FakeRunner):
+    """Has no memory for one pass when told so."""
+
+    is_full = False
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        if self.is_full:
+            self.is_full = False
+            raise CacheFull(1, 0)
+        return super().forward(spans)
+
+
+class Aborted(FakeRunner):
+    """Its third pass is computed and then aborted."""
+
+    num_lost_rows = 0
+
+    def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        output = super().forward(spans)
+        if self.num_steps == 3:
+            self.num_lost_rows = sum(span.num_tokens for span in spans)
+            raise StepAborted({span.sequence: self.length(span.sequence) for span in spans})
+        return output
+
+
 def drive(engine: StepEngine, limit: int = 500) -> dict[str, list[object]]:
     events: dict[str, list[object]] = {}
     for _ in range(limit):
@@ -70,8 +98,8 @@ def test_ranks_count_better_tokens(chunk: int) -> None:
 
 def test_nothing_is_reported_twice_after_a_preemption() -> None:
     """The scored prompt loses its place while it is half done, and is computed again."""
-    options = FakeOptions(context=160, slots=2, cache_tokens=210)
-    engine = StepEngine(FakeRunner(options), EngineSettings(slots=2, max_prefill_tokens=8, prefill_chunk_tokens=4), {})
+    runner = Refusing(FakeOptions(context=160, slots=2, cache_tokens=210))
+    engine = StepEngine(runner, EngineSettings(slots=2, max_prefill_tokens=8, prefill_chunk_tokens=4), {})
     engine.add(request_of("first", scores=False, max_tokens=90), PROMPT[:40])
     engine.add(request_of("scored", scores=True), PROMPT)
     events: dict[str, list[object]] = {}
@@ -79,23 +107,20 @@ def test_nothing_is_reported_twice_after_a_preemption() -> None:
         for request_id, event in engine.step():
             events.setdefault(request_id, []).append(event)
     assert 0 < len(scores_of(events["scored"])[0]) < len(PROMPT) - 1
-    assert engine._scheduler.preempt()
+    runner.is_full = True
     for request_id, more in drive(engine).items():
         events.setdefault(request_id, []).extend(more)
 
     check(events["scored"])
+    assert engine.stats().num_preemptions == 1
 
 
 def test_rows_that_an_interruption_lost_are_computed_again() -> None:
     """The runner grew, but nobody received its logits."""
-    runner = FakeRunner()
+    runner = Aborted()
     engine = StepEngine(runner, EngineSettings(max_prefill_tokens=16), {})
     engine.add(request_of("a", scores=True), PROMPT)
-    events = {"a": [event for _ in range(2) for _, event in engine.step()]}
-    (sequence,) = engine._scheduler.running
-    assert sequence.handle is not None
-    runner.forward([Span(sequence.handle, sequence.num_computed, sequence.buffer[32:48])])
-    engine._scheduler.resync()
-    events["a"] += drive(engine)["a"]
+    events = drive(engine)["a"]
 
-    check(events["a"])
+    check(events)
+    assert runner.num_lost_rows == 16

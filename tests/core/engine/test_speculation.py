@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.contract.backend import ForwardOutput, Span
+from enginehouse.contract.backend import ForwardOutput, LastSampled, Span
 from enginehouse.contract.drafter import BoundDrafter, Draft, DraftTask
 from enginehouse.contract.errors import CacheFull, GenerationFailed, InvalidSpan
 from enginehouse.contract.types import (
@@ -31,8 +31,7 @@ from enginehouse.contract.types import (
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
-from .test_loop import Result, drive, free_tokens, make_request, prompt_of, run
-from .test_loop_constraints import LiteralDecoder
+from .harness import LiteralDecoder, Result, drive, free_tokens, make_request, prompt_of, run
 
 _sessions = itertools.count()
 
@@ -84,15 +83,19 @@ def engine_with(
 class CountingRunner(FakeRunner):
     """A pass takes as many seconds as it computes tokens, and one more."""
 
-    seconds = 0.0
+    def __init__(self, options: FakeOptions | None = None) -> None:
+        super().__init__(options)
+        self.seconds = 0.0
+        self.ahead: dict[int, bool] = {}  # by position: the pass was launched before the last token was read
 
     def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+        self.ahead |= {span.start: isinstance(span.input, LastSampled) for span in spans}
         self.seconds += 1 + sum(span.num_tokens for span in spans)
         return super().forward(spans)
 
 
-def counting_engine(drafter: BoundDrafter) -> StepEngine:
-    runner = CountingRunner()
+def counting_engine(drafter: BoundDrafter, runner: CountingRunner | None = None) -> StepEngine:
+    runner = runner or CountingRunner()
     return StepEngine(runner, EngineSettings(), {}, clock=lambda: runner.seconds, drafters={"oracle": drafter})
 
 
@@ -185,7 +188,7 @@ def check_what_is_held(engine: StepEngine, runner: FakeRunner) -> None:
     """No draft outlives its step, and what is kept for others is what its tokens say."""
     scheduler = engine._scheduler
     kept = {node.handle: node.path().tolist() for node in scheduler.cache._holders}
-    held = {handle: [cell.token_id for cell in cells] for handle, cells in runner._sequences.items()}
+    held = runner.sequences
     running = {sequence.handle: sequence for sequence in scheduler.running}
     assert held.keys() == kept.keys() | running.keys()
     assert all(held[handle] == token_ids for handle, token_ids in kept.items() if handle is not None)
@@ -319,13 +322,8 @@ def test_where_the_device_draws_tokens_are_read_at_once_only_while_there_are_dra
     oracle.is_free = is_free
     runner = CountingRunner(options)
     engine = StepEngine(runner, EngineSettings(), {}, clock=lambda: runner.seconds, drafters={"oracle": oracle})
-    result = Result()
-    engine.add(request, prompt)
-    ahead = {}
-    while engine.has_work():
-        for _, event in engine.step():
-            result.take(event)
-        ahead |= {sequence.length: sequence.num_pending > 0 for sequence in engine._scheduler.running}
+    (result,) = run(engine, [(request, prompt)])
+    ahead = runner.ahead
 
     assert result.token_ids[0] == text[len(prompt) :]
     assert result.summary is not None and result.summary.num_accepted_tokens > 30
@@ -372,17 +370,11 @@ def test_drafts_that_mislead_cost_little_time(run_length: int) -> None:
             self.error = float(len(task.token_ids) // run_length % 2)
             return super()._propose(task)
 
-    plain, drafted = counting_engine(Oracle([])), counting_engine(Misleading([text], length=run_length))
-    for engine in (plain, drafted):
-        run(engine, [(request, prompt)])
+    plain, drafted = CountingRunner(), CountingRunner()
+    run(counting_engine(Oracle([]), plain), [(request, prompt)])
+    run(counting_engine(Misleading([text], length=run_length), drafted), [(request, prompt)])
 
-    assert seconds_of(drafted) <= 1.04 * seconds_of(plain)
-
-
-def seconds_of(engine: StepEngine) -> float:
-    runner = engine._runner
-    assert isinstance(runner, CountingRunner)
-    return runner.seconds
+    assert drafted.seconds <= 1.04 * plain.seconds
 
 
 @pytest.mark.parametrize("forces", [False, True])

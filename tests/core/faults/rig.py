@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -19,8 +19,9 @@ from attrs import define, field
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.waiting import wait_until
 
-__all__ = ["Answer", "Rig", "fake", "rig", "wait_until"]
+__all__ = ["Answer", "Rig", "fake", "rig"]
 
 _PATIENCE_S = 100.0
 
@@ -35,14 +36,6 @@ def fake(*, slots: int = 4, step_timeout_s: float = 300.0, **options: Any) -> Mo
     )
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> None:
-    """Look again and again."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.005)
-
-
 @define(eq=False)
 class Answer:
     """What one client sees, while it sees it."""
@@ -53,7 +46,7 @@ class Answer:
     body: Any = None
     failure: str | None = None
     is_over: bool = False
-    _thread: threading.Thread | None = None
+    thread: threading.Thread | None = None
 
     @property
     def chunks(self) -> list[dict[str, Any]]:
@@ -106,8 +99,8 @@ class Answer:
 
     def wait(self) -> Answer:
         """Until its end."""
-        assert self._thread is not None
-        self._thread.join(_PATIENCE_S)
+        assert self.thread is not None
+        self.thread.join(_PATIENCE_S)
         assert self.is_over, f"the request hangs after {len(self.lines)} lines"
         assert self.failure is None, self.failure
         return self
@@ -166,8 +159,8 @@ class Rig:
             finally:
                 answer.is_over = True
 
-        answer._thread = threading.Thread(target=run, daemon=True)
-        answer._thread.start()
+        answer.thread = threading.Thread(target=run, daemon=True)
+        answer.thread.start()
         return answer
 
     def client(self, key: str | None = None) -> httpx.Client:

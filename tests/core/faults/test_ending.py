@@ -20,8 +20,7 @@ import psutil
 import pytest
 
 from enginehouse_testkit.server import ServerProcess, started_server
-
-from .rig import wait_until
+from enginehouse_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and descriptors need POSIX")
 

@@ -17,9 +17,10 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.launch import check_hello
 from enginehouse.workers.messages import PROTOCOL, Hello, Load, own_hello
+from enginehouse_testkit.waiting import wait_until
 
 from .environments import installed_plugin, make_environment, packages_of_this_one
-from .rig import Rig, fake, rig, wait_until
+from .rig import Rig, fake, rig
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 

@@ -9,7 +9,9 @@ import time
 import httpx
 import pytest
 
-from .rig import Answer, Rig, fake, rig, wait_until
+from enginehouse_testkit.waiting import wait_until
+
+from .rig import Answer, Rig, fake, rig
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from enginehouse_testkit.server import ServerProcess, started_server
+from enginehouse_testkit.waiting import wait_until
 
-from .rig import Rig, fake, rig, wait_until
+from .rig import Rig, fake, rig
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits of files need POSIX")
 

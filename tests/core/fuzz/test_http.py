@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases, some_members
 
@@ -34,9 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         limits=LimitsSettings(max_tokens=8),
         server=ServerSettings(head_timeout_s=5.0, body_timeout_s=5.0),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=60) as client:
         yield client
 
 

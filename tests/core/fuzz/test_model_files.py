@@ -13,8 +13,8 @@ from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.gguf_reader import check_gguf
 from enginehouse.contract.model_folder import ModelFolder, recommended_parameters, served_context
-from enginehouse.serving.hub.cache import is_complete
 from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse_hub.cache import is_complete
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.layer_files import find_or_write
 from enginehouse_llamacpp.options import LlamaCppOptions

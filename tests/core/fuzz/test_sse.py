@@ -18,7 +18,7 @@ from enginehouse.contract.types import Event
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_remote.sse import read_events
 from enginehouse_remote.stream import AnswerStream
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 from .cases import JSON, NASTY_TEXT, NUM_CASES, run_cases, some_members
 
@@ -29,9 +29,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     source = str(tmp_path_factory.mktemp("fake"))
     model = ModelSettings(source=source, backend="fake", isolation="thread", context=512)
     settings = Settings(models={"fake": model}, plugins=PluginsSettings(allow=("samplers", "parsers")))
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=60) as client:
         yield client
 
 

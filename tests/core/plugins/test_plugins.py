@@ -227,6 +227,24 @@ def test_hook_register_model_sources(install: Install) -> None:
     assert registry.model_sources["mine"]() is source
 
 
+def test_hook_register_model_hubs(install: Install) -> None:
+    """Hubs are known by name; one that lacks a method is refused without losing the others."""
+    methods = {name: lambda self, *_: None for name in ("matches", "find", "is_complete", "advice", "download")}
+    first = type("First", (), {"name": "first", "api_version": API_VERSION, **methods})()
+    lame = type("Lame", (), {"name": "lame", "api_version": API_VERSION, **methods, "find": property()})()
+
+    def implementation(register: Callable[[Any], None]) -> None:
+        for hub in (lame, first):
+            register(hub)
+
+    install_hook(install, "one", "register_model_hubs", implementation)
+
+    registry = load(allow=("one",))
+
+    assert registry.model_hubs == {"first": first}
+    assert record_of(registry, "one").error == "the model hub 'lame' lacks find"
+
+
 def test_hook_register_routers(install: Install) -> None:
     """Routers are known by name; one that lacks a method is refused without losing the others."""
     decide = {"route": lambda self, question: None}

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import string
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -23,6 +23,7 @@ from enginehouse.serving.restarts import RestartPolicy
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.process import count_memory_kills
+from enginehouse_testkit.waiting import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -33,11 +34,6 @@ class Other(Work):
     """Another suspect, which has come far and so is tried last."""
 
     num_tokens = 1000
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is looked at tells nobody
-        await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +87,7 @@ class Server:
         loaded = self.manager.find("m").loaded
         if loaded is not None:
             self._killed = loaded.engine
-            os.kill(loaded.engine._worker.pid, number)  # type: ignore[attr-defined]
+            os.kill(loaded.engine.pid, number)  # type: ignore[attr-defined]
 
     @property
     def has_worker(self) -> bool:

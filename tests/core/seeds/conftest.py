@@ -9,6 +9,7 @@ import pytest
 
 from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread
 
@@ -64,8 +65,7 @@ def client(scripted: Page) -> Iterator[httpx.Client]:
     """A client of the scripted server, with its key."""
     headers = {"authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=scripted.url, headers=headers, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+        wait_ready(client)
         yield client
 
 

@@ -16,13 +16,14 @@ from enginehouse.cli import main
 from enginehouse.cli.choosing import choose_models
 from enginehouse.contract.backend import Match, ModelSource, Probe
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.gguf_names import quantization_of
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.choice import choose_backend, judge_all
-from enginehouse.serving.hub.cache import cached_snapshot, hub_folder
-from enginehouse.serving.hub.quantizations import quantization_of
 from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import PluginsSettings, load_settings
 from enginehouse_testkit.fake_runner import FakeBackend
+
+NO_PLUGINS = PluginRegistry(request_fields={}, plugins=())
 
 
 @frozen
@@ -93,7 +94,7 @@ def test_first_party_backends_share_the_sources_out(
     packed = safetensors(tmp_path / "packed", quantization={"bits": 4, "group_size": 64})
 
     def chosen(text: str) -> str:
-        return choose_backend(find_source(text, {}), None, backends, probe=False).backend.name
+        return choose_backend(find_source(text, NO_PLUGINS), None, backends, probe=False).backend.name
 
     assert chosen(str(file)) == "llamacpp"
     assert chosen(str(packed)) == "mlx"
@@ -102,7 +103,7 @@ def test_first_party_backends_share_the_sources_out(
 
 
 def test_every_backend_is_judged_the_best_first(backends: Any, tmp_path: Path) -> None:
-    verdicts = judge_all(find_source(str(safetensors(tmp_path)), {}), backends, probe=False)
+    verdicts = judge_all(find_source(str(safetensors(tmp_path)), NO_PLUGINS), backends, probe=False)
 
     assert [verdict.score for verdict in verdicts] == sorted((v.score for v in verdicts), reverse=True)
     assert {verdict.backend.name for verdict in verdicts} == {"hf", "llamacpp", "mlx", "remote"}
@@ -117,8 +118,8 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.serving.choice import judge_all
 from enginehouse.serving.sources import find_source
 from enginehouse.plugins import PluginRegistry
-backends = PluginRegistry.load(PluginsSettings(allow=("hf", "llamacpp", "mlx", "remote"))).backends
-assert len(judge_all(find_source(sys.argv[1], {}), backends)) == 4
+registry = PluginRegistry.load(PluginsSettings(allow=("hf", "llamacpp", "mlx", "remote")))
+assert len(judge_all(find_source(sys.argv[1], registry), registry.backends)) == 4
 print([name for name in ("torch", "transformers", "mlx", "mlx_lm", "llama_cpp", "httpx") if name in sys.modules])
 """
     run = subprocess.run(
@@ -159,28 +160,28 @@ def test_colon_picks_the_quantisation_in_a_folder(tmp_path: Path) -> None:
         "big/m-F16-00002-of-00002.gguf",
     )
 
-    assert find_source(f"{folder}:Q4_K_M", {}).path == folder / "m-Q4_K_M.gguf"
-    assert find_source(f"{folder}:q8_0", {}).path == folder / "m-Q8_0.gguf"
-    assert find_source(f"{folder}:F16", {}).path == folder / "big/m-F16-00001-of-00002.gguf"
+    assert find_source(f"{folder}:Q4_K_M", NO_PLUGINS).path == folder / "m-Q4_K_M.gguf"
+    assert find_source(f"{folder}:q8_0", NO_PLUGINS).path == folder / "m-Q8_0.gguf"
+    assert find_source(f"{folder}:F16", NO_PLUGINS).path == folder / "big/m-F16-00001-of-00002.gguf"
     with pytest.raises(ModelLoadError, match=r"no GGUF file there is Q5_K_M; there are: F16, Q4_K_M, Q8_0"):
-        find_source(f"{folder}:Q5_K_M", {})
+        find_source(f"{folder}:Q5_K_M", NO_PLUGINS)
     with pytest.raises(ModelLoadError, match=r"holds several models; name one"):
-        find_source(str(folder), {})
+        find_source(str(folder), NO_PLUGINS)
 
 
 def test_folder_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
     folder = gguf(tmp_path / "one", "m-Q4_0.gguf", "mmproj-f16.gguf")
 
-    assert find_source(str(folder), {}).path == folder / "m-Q4_0.gguf"
-    assert find_source(str(safetensors(tmp_path / "st")), {}).path == tmp_path / "st"
+    assert find_source(str(folder), NO_PLUGINS).path == folder / "m-Q4_0.gguf"
+    assert find_source(str(safetensors(tmp_path / "st")), NO_PLUGINS).path == tmp_path / "st"
     with pytest.raises(ModelLoadError, match="no GGUF files of which to pick 'Q4_0'"):
-        find_source(f"{tmp_path / 'st'}:Q4_0", {})
+        find_source(f"{tmp_path / 'st'}:Q4_0", NO_PLUGINS)
 
 
 def test_ambiguous_quantisation_is_an_error_that_names_the_files(tmp_path: Path) -> None:
     folder = gguf(tmp_path, "a-Q4_0.gguf", "b-Q4_0.gguf")
     with pytest.raises(ModelLoadError, match=r"a-Q4_0.gguf, b-Q4_0.gguf"):
-        find_source(f"{folder}:Q4_0", {})
+        find_source(f"{folder}:Q4_0", NO_PLUGINS)
 
 
 def test_quantisation_behind_a_relative_folder_of_a_configuration(tmp_path: Path) -> None:
@@ -189,55 +190,14 @@ def test_quantisation_behind_a_relative_folder_of_a_configuration(tmp_path: Path
     config.write_text('[models.m]\nsource = "models:Q4_0"\n[models.u]\nsource = "http://localhost:8000"\n')
     settings = load_settings(config, {})
 
-    assert find_source(settings.models["m"].source, {}).path == tmp_path / "models" / "m-Q4_0.gguf"
+    assert find_source(settings.models["m"].source, NO_PLUGINS).path == tmp_path / "models" / "m-Q4_0.gguf"
     assert settings.models["u"].source == "http://localhost:8000"
-
-
-# -- downloaded models -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    for model, commit in (("owner--plain", "c1"), ("owner--packed", "c2")):
-        folder = tmp_path / "hub" / f"models--{model}"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs" / "main").write_text(commit)
-        (folder / "snapshots" / commit).mkdir(parents=True)
-    safetensors(tmp_path / "hub/models--owner--plain/snapshots/c1")
-    safetensors(tmp_path / "hub/models--owner--plain/snapshots/old")
-    gguf(tmp_path / "hub/models--owner--packed/snapshots/c2", "m-Q4_K_M.gguf", "m-Q8_0.gguf")
-    return tmp_path / "hub"
-
-
-def test_hub_id_means_the_downloaded_model(hub: Path) -> None:
-    snapshots = hub / "models--owner--plain/snapshots"
-
-    assert find_source("owner/plain", {}).path == snapshots / "c1"
-    assert find_source("owner/plain:old", {}).path == snapshots / "old"
-    packed = hub / "models--owner--packed/snapshots/c2"
-    assert find_source("owner/packed:Q4_K_M", {}).path == packed / "m-Q4_K_M.gguf"
-    assert find_source("owner/absent", {}).path is None
-    assert find_source("owner/absent:Q4_K_M", {}).path is None
-
-
-@pytest.mark.parametrize("text", ["../plain", "owner/../x", "owner/plain/..", "a/b/c"])
-def test_hub_id_leads_nowhere_else(hub: Path, text: str) -> None:
-    assert cached_snapshot(text) is None
-    assert cached_snapshot("owner/plain", "../../models--owner--packed/snapshots/c2") is None
-
-
-def test_hub_folder_is_where_the_hubs_tools_put_it() -> None:
-    assert hub_folder({"HF_HUB_CACHE": "/a"}) == Path("/a")
-    assert hub_folder({"HF_HOME": "/b"}) == Path("/b/hub")
-    assert hub_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
-    assert hub_folder({}) == Path("~/.cache/huggingface/hub").expanduser()
 
 
 # -- what users see --------------------------------------------------------------------------------
 
 
-def test_served_names_are_short_where_sources_are_long(hub: Path, tmp_path: Path) -> None:
+def test_served_names_are_short_where_sources_are_long(tmp_path: Path) -> None:
     folder = gguf(tmp_path / "repo", "m-Q4_K_M.gguf", "m-Q8_0.gguf")
     registry = PluginRegistry.load(PluginsSettings(allow=("remote",)), builtin=["fake"])
 
@@ -245,8 +205,6 @@ def test_served_names_are_short_where_sources_are_long(hub: Path, tmp_path: Path
         return list(choose_models([argument], backend, {}, registry))
 
     assert names("http://localhost:8000/v1", "remote") == ["localhost:8000"]
-    assert names("owner/packed:Q4_K_M", "fake") == ["owner/packed:Q4_K_M"]
-    assert names("owner/plain", "fake") == ["owner/plain"]
     assert names(f"{folder}:Q8_0", "fake") == ["m-Q8_0"]
 
 

@@ -18,19 +18,52 @@ import pytest
 from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Match, ModelSource, Probe
-from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError, ModelNotFound, ModelNotReady
+from enginehouse.contract.errors import (
+    ConfigError,
+    DownloadError,
+    EngineDead,
+    ModelLoadError,
+    ModelNotFound,
+    ModelNotReady,
+)
 from enginehouse.contract.types import EngineRequest, Segment, StopParams, TextDelta
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.choice import choose_backend
 from enginehouse.serving.opening import plan_model
 from enginehouse.serving.restarts import RestartPolicy, Restarts
-from enginehouse.serving.sources import find_source, no_such_model
+from enginehouse.serving.sources import download, find_source, missing_download, no_such_model
 from enginehouse.settings.config import LimitsSettings, ModelSettings, Settings
 from enginehouse_testkit.fake_runner import FakeBackend
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failed_starts=3)
+NO_PLUGINS = PluginRegistry(request_fields={}, plugins=())
 _ids = itertools.count()
+
+
+@frozen
+class Shelf:
+    """A hub of ids with a slash; it holds one model."""
+
+    held: Path | None = None
+    name: str = "shelf"
+    api_version: int = 1
+
+    def matches(self, text: str) -> bool:
+        return "/" in text and not text.startswith("/")
+
+    def find(self, text: str) -> Path | None:
+        return self.held
+
+    def is_complete(self, text: str) -> bool:
+        return self.held is not None
+
+    def advice(self, text: str) -> str:
+        return f"ask for {text}"
+
+    def download(self, text: str, progress: Any) -> None:
+        progress(0.5, "bringing it")
+        raise DownloadError("it is lent out")
 
 
 def fake_model(isolation: str = "thread", **fields: Any) -> ModelSettings:
@@ -64,7 +97,7 @@ async def answer(model: LoadedModel, max_tokens: int | None = 5) -> str:
 
 
 def worker_pid(model: LoadedModel) -> int:
-    pid: int = model.engine._worker.pid  # type: ignore[attr-defined]
+    pid: int = model.engine.pid  # type: ignore[attr-defined]
     return pid
 
 
@@ -305,7 +338,8 @@ def test_restart_is_given_up_after_failed_starts_in_a_row():
 def test_source_is_an_offered_name_or_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "starter").mkdir()
-    offered = {"starter": lambda: ModelSource("starter", tmp_path / "packaged.gguf"), "absent": lambda: None}
+    sources = {"starter": lambda: ModelSource("starter", tmp_path / "packaged.gguf"), "absent": lambda: None}
+    offered = evolve(NO_PLUGINS, model_sources=sources)
 
     assert find_source("starter", offered).path == tmp_path / "packaged.gguf"
     assert find_source("./starter", offered) == ModelSource("./starter", tmp_path / "starter")
@@ -317,11 +351,33 @@ def test_source_is_an_offered_name_or_a_path(tmp_path, monkeypatch):
 def test_missing_source_says_what_it_may_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    offered = {"starter": lambda: None}
+    offered = evolve(NO_PLUGINS, model_sources={"starter": lambda: None}, model_hubs={"shelf": Shelf()})
 
-    assert "pull" in no_such_model("owner/model:Q4_K_M", offered).message
+    assert no_such_model("owner/model:Q4_K_M", offered).message.endswith("; ask for owner/model:Q4_K_M")
     for path in ("models/model.gguf", "/a/b.gguf", "stater"):
         assert "named model sources: starter" in no_such_model(path, offered).message
+
+
+def test_id_of_a_hub_is_what_no_path_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "m.gguf").touch()
+    hubs = evolve(NO_PLUGINS, model_hubs={"shelf": Shelf(tmp_path / "shelf")})
+
+    assert find_source("here/m.gguf", hubs).path == tmp_path / "here" / "m.gguf"
+    assert find_source("owner/model", hubs) == ModelSource("owner/model", tmp_path / "shelf")
+    assert missing_download("owner/model", hubs) is None
+    assert missing_download("owner/model", evolve(hubs, model_hubs={"shelf": Shelf()})) == Shelf()
+    assert missing_download("here/other.gguf", evolve(hubs, model_hubs={"shelf": Shelf()})) is None
+
+
+async def test_download_tells_how_far_it_is_and_how_it_ended():
+    seen: list[tuple[float, str]] = []
+    with pytest.raises(DownloadError, match="lent out"):
+        await download(Shelf(), "owner/model", lambda *report: seen.append(report))
+    await asyncio.sleep(0)
+
+    assert seen == [(0.5, "bringing it")]
 
 
 @frozen

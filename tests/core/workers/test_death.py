@@ -24,7 +24,7 @@ from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.ipc import frame, socket_pair
 from enginehouse.workers.launch import worker_command
 from enginehouse.workers.messages import Load, encode
-from enginehouse.workers.process import ChildProcess, count_memory_kills, exit_status
+from enginehouse.workers.process import count_memory_kills, exit_status
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -68,9 +68,8 @@ async def drain(engine: WorkerEngine, request: EngineRequest) -> int:
 
 
 def pid_of(engine: WorkerEngine) -> int:
-    worker = engine._worker
-    assert isinstance(worker, ChildProcess)
-    return worker.pid
+    assert engine.pid is not None
+    return engine.pid
 
 
 def is_alive(pid: int) -> bool:

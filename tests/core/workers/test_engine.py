@@ -165,7 +165,7 @@ async def test_refusals_come_from_submit_and_name_the_reason(request_fields, err
             await engine.submit(make_request(**request_fields))
 
         assert text_of(await answer(engine, make_request()))
-        assert not engine._requests
+        assert engine.num_open == 0
 
 
 async def test_request_id_in_use_is_refused():
@@ -301,7 +301,7 @@ async def test_closing_the_iteration_cancels():
                 break
         await eventually(lambda: is_idle(engine))
 
-        assert not engine._requests
+        assert engine.num_open == 0
 
 
 async def test_cancelling_the_task_that_submits_or_iterates_cancels_the_request():
@@ -317,7 +317,7 @@ async def test_cancelling_the_task_that_submits_or_iterates_cancels_the_request(
 
         assert [type(result) for result in results] == [asyncio.CancelledError] * 8
         await eventually(lambda: is_idle(engine))
-        assert not engine._requests
+        assert engine.num_open == 0
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -337,8 +337,7 @@ async def test_many_aborted_requests_leave_nothing_behind(isolation):
         after = await engine.stats()
 
         assert (after.free_tokens, after.cached_tokens) == (before.free_tokens, before.cached_tokens)
-        assert not engine._requests
-        assert not engine._calls
+        assert engine.num_open == 0
         assert len(asyncio.all_tasks()) == num_tasks
         assert text_of(await answer(engine, make_request()))
 

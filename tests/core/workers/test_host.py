@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Load, LoadFailed, decode_from_worker, encode, failure_of
 from enginehouse_testkit.fake_runner import FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
+from enginehouse_testkit.waiting import until
 
 
 @contextlib.asynccontextmanager
@@ -39,12 +40,6 @@ def make_request(request_id: str, text: str = "tell me", max_tokens: int = 5) ->
         sampling=SamplingParams(temperature=0),
         stopping=StopParams(max_tokens=max_tokens, ignore_eos=True),
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - conditions of other threads
-            await asyncio.sleep(0.002)
 
 
 class Gate:

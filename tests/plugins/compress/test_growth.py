@@ -9,7 +9,7 @@ from enginehouse_compress.sentences import split_sentences
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
-from .test_lossless import compress
+from .harness import compress
 
 pytestmark = pytest.mark.compress
 

@@ -8,14 +8,9 @@ from enginehouse.contract.compressor import CompressibleText, CompressionTask, c
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_testkit.fake_compression import FakeCompressionTools
 
+from .harness import compress
+
 LONG = "This paragraph is long enough to be known again when it comes back."
-
-
-def compress(text: str, protected: tuple[tuple[int, int], ...] = ()) -> str:
-    compressible = CompressibleText(text=text, protected=protected)
-    task = CompressionTask(texts=(compressible,), question="", max_tokens=0)
-    (kept,) = LosslessCompressor().compress(task, FakeCompressionTools())
-    return cut(compressible, kept)
 
 
 @pytest.mark.parametrize(

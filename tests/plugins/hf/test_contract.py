@@ -10,6 +10,7 @@ import pytest
 from enginehouse.contract.backend import ModelSource
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
+from enginehouse_testkit.contract.model_folder import ModelFolderContract
 from enginehouse_testkit.engine_contract import EngineContract
 from enginehouse_testkit.runner_contract import RunnerContract
 
@@ -30,8 +31,14 @@ class _TinyModelContract(RunnerContract):
         return ModelUnderTest(backend=HfBackend(), source=ModelSource(str(path), path), options=options)
 
 
-class TestLlama(_TinyModelContract, BackendContract, EngineContract):
+class TestLlama(_TinyModelContract, BackendContract, ModelFolderContract, EngineContract):
     architecture = "llama"
+    libraries = ("torch", "transformers")
+    label = "transformers "
+    own_code = {
+        "model_type": "theirs",
+        "auto_map": {"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"},
+    }
 
 
 class TestGemma3(_TinyModelContract):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from enginehouse.contract.backend import Draw, ModelSource, Runner, Span
 from enginehouse.contract.drafter import DraftContext
@@ -21,12 +22,13 @@ from enginehouse.contract.types import (
     StopParams,
     TextDelta,
 )
-from enginehouse.engine.constraints import TokenMask
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
+from enginehouse_testkit.backend_contract import ModelUnderTest
+from enginehouse_testkit.contract.device_draws import TEXTS, DeviceDrawsContract, prompts_of
 from enginehouse_testkit.runner_contract import RunnerContract
 
 torch = pytest.importorskip("torch")
@@ -40,21 +42,10 @@ pytestmark = [
 TinyModel = Callable[[str], Path]
 Greedy = Callable[..., list[list[int]]]
 
-_TEXTS = (
-    "The capital of France is",
-    "def add(left, right):\n    return",
-    "Once upon a time, in a land of mountains and stops, a small engine",
-    "1, 2, 3, 4,",
-)
-
 
 def _open(path: Path, **options: Any) -> Any:
     settings = HfOptions(**{"device": "cuda:0", "dtype": "float32", "slots": 4, "cache_tokens": 4096, **options})
     return HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
-
-
-def _prompts(runner: Runner) -> list[list[int]]:
-    return [[*runner.tokenizer.prefix_token_ids, *runner.tokenizer.encode(text, False)] for text in _TEXTS]
 
 
 def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -122,7 +113,7 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
 ) -> None:
     folder = tiny_model(architecture)
     runner = _open(folder, context=128, fused=fused)
-    prompts = _prompts(runner)
+    prompts = prompts_of(runner)
     expected = _generate(folder, prompts, 24)
 
     assert [greedy(runner, [prompt], 24, chunk_tokens=128)[0] for prompt in prompts] == expected
@@ -138,7 +129,7 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
 def test_half_precision_logits_are_near_those_of_float32(tiny_model: TinyModel, architecture: str, dtype: str) -> None:
     """All positions of a text longer than the window, in one span and in chunks of 7."""
     exact, rounded = (_open(tiny_model(architecture), context=256, dtype=kind) for kind in ("float32", dtype))
-    token_ids = exact.tokenizer.encode("".join(_TEXTS), False)
+    token_ids = exact.tokenizer.encode("".join(TEXTS), False)
     expected = _rows(exact, token_ids, len(token_ids))
     for chunk_tokens in (len(token_ids), 7, 1):
         found = _rows(rounded, token_ids, chunk_tokens)
@@ -168,7 +159,7 @@ def test_a_kernel_for_longer_spans_is_right_here() -> None:
 def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) -> None:
     with_flash, without = (_open(tiny_model("llama"), context=256, dtype="bfloat16") for _ in range(2))
     without._model.network._attention.kernel = None
-    token_ids = with_flash.tokenizer.encode("".join(_TEXTS), False)
+    token_ids = with_flash.tokenizer.encode("".join(TEXTS), False)
     expected, found = (_rows(runner, token_ids, 20) for runner in (with_flash, without))
 
     assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
@@ -177,7 +168,7 @@ def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) 
 def test_a_loaded_sequence_goes_on_in_recorded_steps(tiny_model: TinyModel) -> None:
     """In another runner, which has computed something else meanwhile: single tokens find their places, too."""
     first, second = (_open(tiny_model("llama"), context=128) for _ in range(2))
-    token_ids = first.tokenizer.encode(_TEXTS[2], False)
+    token_ids = first.tokenizer.encode(TEXTS[2], False)
     kept, other = first.open_sequence(), second.open_sequence()
     first.forward([Span(kept, 0, np.array(token_ids, np.int32), "none")])
     second.forward([Span(other, 0, np.array(token_ids[::-1], np.int32), "none")])
@@ -203,7 +194,7 @@ def test_compiled_decode_steps_give_the_same_text(tiny_model: TinyModel, greedy:
     path = tiny_model("gemma3")
     plain = _open(path, slots=2, context=64)
     compiled = HfBackend().open(ModelSource(str(path), path), settings, lambda *said: shares.append(said))
-    prompts = _prompts(plain)[:2]
+    prompts = prompts_of(plain)[:2]
 
     assert greedy(compiled, prompts, 16, chunk_tokens=64) == greedy(plain, prompts, 16, chunk_tokens=64)
     assert compiled.info.metadata["layers"] == "transformers layers, compiled"  # type: ignore[union-attr]
@@ -296,87 +287,18 @@ def test_rows_that_cannot_be_drawn_from_are_told() -> None:
     assert tokens[3] >= 0
 
 
-@pytest.fixture(scope="module")
-def llama(tiny_model: TinyModel) -> Iterator[Any]:
-    runner = _open(tiny_model("llama"), context=128)
-    yield runner
-    runner.close()
+class TestDraws(DeviceDrawsContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tiny_model: TinyModel) -> ModelUnderTest:
+        source = ModelSource("llama", tiny_model("llama"))
+        options = HfOptions(device="cuda:0", dtype="float32", slots=4, cache_tokens=4096, context=128)
+        return ModelUnderTest(backend=HfBackend(), source=source, options=options)
 
-
-def test_changed_logits_masks_and_logprobs_are_those_of_core(llama: Any) -> None:
-    """Bias, penalties and bitmasks on the device, each row with its own; log-probabilities are the raw model's."""
-    vocab_size, prompts = llama.info.vocab_size, _prompts(llama)
-    bias = {5: 3.0, 9: -100.0}
-    bits = np.random.default_rng(0).integers(-(2**31), 2**31, (vocab_size + 31) // 32).astype(np.int32)
-    params = [
-        SamplingParams(temperature=0.8, logit_bias=bias, num_logprobs=3, seed=1),
-        SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, seed=2),
-        SamplingParams(temperature=1.3, top_k=20, seed=3),
-        SamplingParams(temperature=0.0, num_logprobs=0, seed=4),
-    ]
-    sequences = [llama.open_sequence() for _ in prompts]
-    spans = [Span(s, 0, np.array(p, np.int32)) for s, p in zip(sequences, prompts, strict=True)]
-    output = llama.forward(spans)
-    rows = output.host()
-    samplers = [
-        SequenceSampler(p, choice=0, vocab_size=vocab_size, prompt_token_ids=prompt)
-        for p, prompt in zip(params, prompts, strict=True)
-    ]
-    for token_id in (7, 7, 8):
-        samplers[1].accept(token_id)
-    penalties = samplers[1].penalties
-    assert penalties is not None
-    changes: list[dict[str, Any]] = [
-        {"bias_ids": np.array([5, 9]), "bias_values": np.array([3.0, -np.inf], np.float32)},
-        dict(zip(("seen_ids", "seen_counts"), penalties.seen, strict=True)),
-        {"bitmask": bits},
-        {},
-    ]
-    draws = [
-        Draw(row=i, sequence=s, sampling=p, number=uniform(p.seed, 0, 4), **change)
-        for i, (s, p, change) in enumerate(zip(sequences, params, changes, strict=True))
-    ]
-    found = llama.sample(output, draws).host()
-    masks = [None, None, TokenMask(bits), None]
-    expected = [sampler.sample(row, 4, mask) for sampler, row, mask in zip(samplers, rows, masks, strict=True)]
-    for sequence in sequences:
-        llama.free_sequence(sequence)
-
-    assert [s.token_id for s in found] == [s.token_id for s in expected]
-    assert found[0].top_ids.tolist() == expected[0].top_ids.tolist()
-    assert np.allclose(found[0].top_logprobs, expected[0].top_logprobs, atol=1e-4)
-    assert found[0].logprob == pytest.approx(expected[0].logprob, abs=1e-4)
-    assert found[3].logprob == pytest.approx(expected[3].logprob, abs=1e-4)
-    assert found[1].logprob is None
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_engine_gives_the_text_of_the_cpu(tiny_model: TinyModel, llama: Any, temperature: float) -> None:
-    """Launched ahead and drawn on the device, or step by step and drawn by core: the same tokens, in float32."""
-    on_cpu = _open(tiny_model("llama"), context=128, device="cpu", cache_tokens=None)
-    found, expected = (_texts(runner, temperature) for runner in (_open(tiny_model("llama"), context=128), on_cpu))
-
-    assert found == expected
-
-
-def _texts(runner: Runner, temperature: float) -> dict[str, list[int]]:
-    engine = StepEngine(runner, EngineSettings(slots=4), {})
-    tokens: dict[str, list[int]] = {}
-    for index, prompt in enumerate(_prompts(runner)):
-        sampling = SamplingParams(temperature=temperature, seed=index, top_p=0.95 if index % 2 else 1.0)
-        request = EngineRequest(
-            request_id=str(index),
-            sampling=sampling,
-            stopping=StopParams(max_tokens=20 + index, ignore_eos=True),
-        )
-        tokens[str(index)] = []
-        engine.add(request, prompt)
-    while engine.has_work():
-        for request_id, event in engine.step():
-            if isinstance(event, TextDelta):
-                tokens[request_id] += event.token_ids
-    engine.close()
-    return tokens
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain_model(cls, model: ModelUnderTest) -> ModelUnderTest:
+        return evolve(model, options=evolve(model.options, device="cpu", cache_tokens=None))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -384,7 +306,7 @@ def _texts(runner: Runner, temperature: float) -> dict[str, list[int]]:
 def test_drafts_change_no_text(tiny_model: TinyModel, options: dict[str, Any], temperature: float) -> None:
     """Right and wrong ones at every step, checked as decodes and drawn on the device; nor any log-probability."""
     runner = _open(tiny_model("llama"), context=256, slots=2, **options)
-    prompts = _prompts(runner)[:3]
+    prompts = prompts_of(runner)[:3]
     expected, _ = _drafted(runner, prompts, [()] * 3, temperature)
     guesses = [
         tuple(token if place % 7 else token + 1 for place, (token, _) in enumerate(answer)) for answer in expected

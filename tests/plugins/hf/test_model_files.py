@@ -21,18 +21,9 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Load
 from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse_testkit.contract.model_folder import Payload
 
 TinyModel = Callable[[str], Path]
-
-
-class Payload:
-    """Unpickling it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return (Path.touch, (self._path,))
 
 
 def open_model(path: Path, **options: object) -> None:
@@ -45,15 +36,14 @@ def folder(tiny_model: TinyModel, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "model.ckpt"])
-def test_pickles_are_not_read(folder: Path, tmp_path: Path, name: str) -> None:
+def test_pickles_are_not_read_for_an_estimate(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     source = ModelSource(str(folder), folder)
 
     assert "pickles" in HfBackend().match(source).reason
-    for attempt in (lambda: open_model(folder), lambda: HfBackend().estimate(source, HfOptions())):
-        with pytest.raises(ModelLoadError, match=name):
-            attempt()
+    with pytest.raises(ModelLoadError, match=name):
+        HfBackend().estimate(source, HfOptions())
     assert not (tmp_path / "ran").exists()
 
 
@@ -74,43 +64,6 @@ def test_pickled_weights_are_read_for_whoever_trusts_them(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
     open_model(folder, trust_remote_code=True)
-
-
-def test_code_of_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "theirs.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
-    with pytest.raises(EnginehouseError):
-        open_model(folder)
-    assert not (tmp_path / "ran").exists()
-
-
-def safetensors(header: bytes, length: int | None = None) -> bytes:
-    return struct.pack("<Q", len(header) if length is None else length) + header
-
-
-WEIGHT = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
-DAMAGED = {
-    "empty": b"",
-    "huge_header": safetensors(b"{}", 2**63),
-    "large_header": safetensors(b"{}", 99_000_000),
-    "no_json": safetensors(b"{nonsense"),
-    "nested": safetensors(b'{"a":' * 100_000),
-    "list": safetensors(b"[]"),
-    "outside": safetensors(json.dumps({"a": {**WEIGHT, "data_offsets": [0, 2**62]}}).encode()),
-    "backwards": safetensors(json.dumps({"a": {**WEIGHT, "data_offsets": [16, 0]}}).encode()),
-    "huge_shape": safetensors(json.dumps({"a": {**WEIGHT, "shape": [2**31, 2**31, 2**31]}}).encode()),
-    "negative": safetensors(json.dumps({"a": {**WEIGHT, "shape": [-4]}}).encode()),
-    "unknown_type": safetensors(json.dumps({"a": {**WEIGHT, "dtype": "F99"}}).encode() + b"\0" * 16),
-}
-
-
-@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
-def test_damaged_safetensors_are_refused(folder: Path, data: bytes) -> None:
-    (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(EnginehouseError, match="model"):
-        open_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse_llamacpp.cores import _count_cores, _read_quota, usable_cores
+from enginehouse_llamacpp.cores import count_cores, read_quota, usable_cores
 
 pytestmark = pytest.mark.llamacpp
 
@@ -17,12 +17,12 @@ def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(siblings)
 
-    assert _count_cores(range(4), tmp_path) == 2
-    assert _count_cores([0, 2], tmp_path) == 1
+    assert count_cores(range(4), tmp_path) == 2
+    assert count_cores([0, 2], tmp_path) == 1
 
 
 def test_cpus_count_where_the_topology_is_unknown(tmp_path: Path) -> None:
-    assert _count_cores(range(3), tmp_path) == 3
+    assert count_cores(range(3), tmp_path) == 3
 
 
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 2), ("100000 100000", 1)])
@@ -30,8 +30,8 @@ def test_quota_is_rounded_up(tmp_path: Path, text: str, cores: int | None) -> No
     file = tmp_path / "cpu.max"
     file.write_text(text)
 
-    assert _read_quota(file) == cores
-    assert _read_quota(tmp_path / "missing") is None
+    assert read_quota(file) == cores
+    assert read_quota(tmp_path / "missing") is None
 
 
 def test_this_machine_has_a_core() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse_llamacpp import special_splits
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
@@ -55,12 +56,11 @@ def test_sentencepiece(gemma_path: Path, special: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "<|im_end|>a", "<|im_start|><|im_end|>"])
-def test_many_control_tokens(smollm_path: Path, name: str) -> None:
+def test_many_control_tokens(smollm_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as llama.cpp, asked at once, needs seconds for."""
     tokenizer = open_tokenizer(smollm_path)
 
     assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 100_000)
+    monkeypatch.setattr(special_splits, "TOKENS_PER_PIECE", 10**9)
     with pytest.raises(AssertionError, match="grows faster"):
-        assert_near_linear(
-            lambda size: hostile_text(name, size), lambda text: tokenizer._encode_piece(text.encode(), True), 100_000
-        )
+        assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 100_000)

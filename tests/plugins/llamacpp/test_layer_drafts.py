@@ -31,7 +31,7 @@ from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 from enginehouse_testkit.server_thread import server_thread
 
-from .test_first_layers import VALUES, toy_tensors, write_gguf
+from .gguf import VALUES, toy_tensors, write_gguf
 
 pytestmark = pytest.mark.llamacpp
 

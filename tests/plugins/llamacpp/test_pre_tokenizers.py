@@ -86,7 +86,7 @@ def run_on_a_small_stack(
 
 def test_those_said_to_need_no_stack_need_none(smollm_path: Path) -> None:
     """The names in the table, with what this version of llama.cpp does for them."""
-    done = run_on_a_small_stack(smollm_path, sorted(pre_tokenizers._WITHOUT_REGEX))
+    done = run_on_a_small_stack(smollm_path, sorted(pre_tokenizers.WITHOUT_REGEX))
 
     assert done.returncode == 0, (done.stdout.split()[-1:], done.stderr[-500:])
 
@@ -111,11 +111,11 @@ def test_without_that_stack_the_process_ends(smollm_path: Path) -> None:
 def test_the_longest_text_and_one_more(smollm_path: Path, name: str, unit: str) -> None:
     """What is let in is tokenized, what is refused is told the limit."""
     tokenizer = open_tokenizer(smollm_path, name)
-    longest = pre_tokenizers._MAX_MATCH_CHARACTERS - 3
+    longest = pre_tokenizers.MAX_MATCH_CHARACTERS - 3
     text = unit * (longest // 2 if unit == " " else longest)  # in lines, white space counts twice
 
     assert tokenizer.encode(text, False)
-    with pytest.raises(InvalidRequest, match=str(pre_tokenizers._MAX_MATCH_CHARACTERS)):
+    with pytest.raises(InvalidRequest, match=str(pre_tokenizers.MAX_MATCH_CHARACTERS)):
         tokenizer.encode(unit * (longest + 4), False)
 
 
@@ -149,14 +149,14 @@ def test_the_stack_changes_no_token(smollm_path: Path) -> None:
     tokenizer = open_tokenizer(smollm_path, "gpt-4o")
     text = "a" * 5000 + " und so weiter " + "é" * 3000
 
-    assert tokenizer.encode(text, False) == tokenizer._encode(text, False)
+    assert tokenizer.encode(text, False) == tokenizer.encode_here(text, False)
     assert threading.stack_size() == 0
 
 
 def test_words_of_any_number_need_no_deep_stack(smollm_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long text of usual words is tokenized where it was asked for; a thread would cost more than a short text."""
     tokenizer = open_tokenizer(smollm_path, "gpt-4o")
-    monkeypatch.setattr(tokenizer_module._DeepThread, "begin", lambda *_: pytest.fail("a thread was started"))
+    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
 
     assert tokenizer.encode("some words, and more. " * 20_000, False)
 

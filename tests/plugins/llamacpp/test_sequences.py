@@ -115,7 +115,7 @@ def test_rows_survive_moving_and_parking(
             smollm.free_sequence(alone)
             assert np.array_equal(row, expected), step
         for handle, token_ids in walk.held.items():
-            held = busy._sequences.held(handle)
+            held = busy.sequences.held(handle)
             num_parked += held.parked is not None
             assert busy.length(handle) == len(token_ids)
             assert np.all(np.diff(held.cells) > 0)
@@ -133,14 +133,14 @@ def test_parked_tokens_count_and_come_back(busy: LlamaCppRunner) -> None:
     busy.forward([Span(idle, 0, np.arange(100, 160, dtype=np.int32), "none")])
     for start in range(0, 120, 8):
         busy.forward([Span(active, start, np.arange(start, start + 8, dtype=np.int32), "none")])
-    parked = busy._sequences.held(idle).parked
+    parked = busy.sequences.held(idle).parked
 
     assert parked is not None
     assert (parked.num_tokens, busy.length(idle)) == (60, 60)
     assert busy.free_tokens() == busy.capabilities.cache_tokens - 180
     copy, shared = busy.fork(idle, 50)
     assert (shared, busy.length(copy), busy.length(idle)) == (50, 50, 60)
-    assert busy._sequences.held(idle).parked is None
+    assert busy.sequences.held(idle).parked is None
     for handle in (idle, active, copy):
         busy.free_sequence(handle)
     assert busy.free_tokens() == busy.capabilities.cache_tokens

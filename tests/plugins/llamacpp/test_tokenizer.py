@@ -25,7 +25,7 @@ TEXTS = (
 
 def _vocab_of(runner: LlamaCppRunner) -> int:
     assert isinstance(runner.tokenizer, LlamaCppTokenizer)
-    return runner.tokenizer._vocab
+    return runner.tokenizer.vocab
 
 
 @pytest.fixture(params=["smollm", "gemma"])

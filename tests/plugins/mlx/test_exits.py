@@ -83,14 +83,14 @@ class TestLeaving(LeavingContract):
         return 5 if family == "gemma2" else 9  # mlx-lm's Gemma 2 has no windows, and is served up to their length
 
     def check_layers(self, runner: Any, layers: Sequence[int]) -> None:
-        takes_one = not runner._model.halves.can_batch  # then each is the first of its call
+        takes_one = not runner.model.halves.can_batch  # then each is the first of its call
         assert list(layers) == ([1, 1, 1, 1] if takes_one else [1, 2, 3, 4])
 
 
 def test_the_trial_finds_a_model_that_mixes_its_sequences(random_model: RandomModel) -> None:
     """Here the loop adds the mean over the batch between two layers; alone each sequence is right."""
     runner = _open(random_model("qwen3"))
-    body = runner._model.halves.body
+    body = runner.model.halves.body
     own = type(body)
 
     class Mixing(own):  # type: ignore[misc, valid-type]

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
-from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Runner, Span
+from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Span
 from enginehouse.contract.errors import InvalidSpan
-from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
-from enginehouse.engine.constraints import TokenMask
-from enginehouse.engine.loop import StepEngine
+from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.backend_contract import ModelUnderTest
+from enginehouse_testkit.contract.device_draws import DeviceDrawsContract, prompts_of
 from enginehouse_testkit.engine_contract import EngineContract
 from enginehouse_testkit.runner_contract import RunnerContract
 
@@ -25,21 +25,10 @@ pytestmark = pytest.mark.mlx
 
 TinyModel = Callable[[str], Path]
 
-_TEXTS = (
-    "The capital of France is",
-    "def add(left, right):\n    return",
-    "Once upon a time, in a land of mountains and stops, a small engine",
-    "1, 2, 3, 4,",
-)
-
 
 def _open(path: Path, **options: Any) -> Any:
     settings = MlxOptions(**{"context": 128, "slots": 4, "draws": "mlx", **options})
     return MlxBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
-
-
-def _prompts(runner: Runner) -> list[list[int]]:
-    return [[*runner.tokenizer.prefix_token_ids, *runner.tokenizer.encode(text, False)] for text in _TEXTS]
 
 
 def _draws(params: list[SamplingParams], position: int) -> list[Draw]:
@@ -66,6 +55,20 @@ class TestDrawingRunner(RunnerContract, EngineContract):
         path = tiny_model("llama")
         options = MlxOptions(context=64, slots=4, max_batch_tokens=128, draws="mlx")
         return ModelUnderTest(backend=MlxBackend(), source=ModelSource(str(path), path), options=options)
+
+
+class TestDraws(DeviceDrawsContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tiny_model: TinyModel) -> ModelUnderTest:
+        source = ModelSource("llama", tiny_model("llama"))
+        options = MlxOptions(context=128, slots=4, draws="mlx")
+        return ModelUnderTest(backend=MlxBackend(), source=source, options=options)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain_model(cls, model: ModelUnderTest) -> ModelUnderTest:
+        return evolve(model, options=evolve(model.options, draws="core"))
 
 
 @pytest.mark.parametrize("vocab_size", [700, 49_152])
@@ -162,55 +165,9 @@ def test_rows_that_cannot_be_drawn_from_are_told() -> None:
     assert [token < 0 for token in tokens] == [True, True, True, False] * 2
 
 
-def test_changed_logits_masks_and_logprobs_are_those_of_core(llama: Any) -> None:
-    """Bias, penalties and bitmasks, each row with its own; log-probabilities are the raw model's."""
-    vocab_size, prompts = llama.info.vocab_size, _prompts(llama)
-    bits = np.random.default_rng(0).integers(-(2**31), 2**31, (vocab_size + 31) // 32).astype(np.int32)
-    params = [
-        SamplingParams(temperature=0.8, logit_bias={5: 3.0, 9: -100.0}, num_logprobs=3, seed=1),
-        SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, seed=2),
-        SamplingParams(temperature=1.3, top_k=20, seed=3),
-        SamplingParams(temperature=0.0, num_logprobs=0, seed=4),
-    ]
-    samplers = [
-        SequenceSampler(one, choice=0, vocab_size=vocab_size, prompt_token_ids=prompt)
-        for one, prompt in zip(params, prompts, strict=True)
-    ]
-    for token_id in (7, 7, 8):
-        samplers[1].accept(token_id)
-    penalties = samplers[1].penalties
-    assert penalties is not None
-    changes: list[dict[str, Any]] = [
-        {"bias_ids": np.array([5, 9]), "bias_values": np.array([3.0, -np.inf], np.float32)},
-        dict(zip(("seen_ids", "seen_counts"), penalties.seen, strict=True)),
-        {"bitmask": bits},
-        {},
-    ]
-    sequences = [llama.open_sequence() for _ in prompts]
-    spans = [Span(s, 0, np.array(p, np.int32)) for s, p in zip(sequences, prompts, strict=True)]
-    output = llama.forward(spans)
-    draws = [
-        Draw(row=i, sequence=s, sampling=p, number=uniform(p.seed, 0, 4), **change)
-        for i, (s, p, change) in enumerate(zip(sequences, params, changes, strict=True))
-    ]
-    found = llama.sample(output, draws).host()
-    masks = [None, None, TokenMask(bits), None]
-    rows = output.host()
-    expected = [sampler.sample(row, 4, mask) for sampler, row, mask in zip(samplers, rows, masks, strict=True)]
-    for sequence in sequences:
-        llama.free_sequence(sequence)
-
-    assert [one.token_id for one in found] == [one.token_id for one in expected]
-    assert found[0].top_ids.tolist() == expected[0].top_ids.tolist()
-    assert np.allclose(found[0].top_logprobs, expected[0].top_logprobs, atol=1e-4)
-    assert found[0].logprob == pytest.approx(expected[0].logprob, abs=1e-4)
-    assert found[3].logprob == pytest.approx(expected[3].logprob, abs=1e-4)
-    assert found[1].logprob is None
-
-
 def test_a_token_that_nobody_has_read_is_the_next_input(llama: Any) -> None:
     """The next pass gives the logits that it would give if the drawn token were passed in."""
-    prompt = _prompts(llama)[0]
+    prompt = prompts_of(llama)[0]
     late, early = llama.open_sequence(), llama.open_sequence()
     output = llama.forward([Span(late, 0, np.array(prompt, np.int32))])
     drawn = llama.sample(output, [Draw(row=0, sequence=late, sampling=SamplingParams(temperature=0.0), number=0.0)])
@@ -228,27 +185,3 @@ def test_a_token_that_nobody_has_read_is_the_next_input(llama: Any) -> None:
     with pytest.raises(InvalidSpan, match="no token was drawn"):
         llama.forward([Span(late, 0, LastSampled())])
     llama.free_sequence(late)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_engine_gives_the_same_text_whoever_draws(tiny_model: TinyModel, temperature: float) -> None:
-    """Begun ahead and drawn by MLX, or step by step and drawn by core."""
-    found, expected = (_texts(_open(tiny_model("llama"), draws=draws), temperature) for draws in ("mlx", "core"))
-
-    assert found == expected
-
-
-def _texts(runner: Runner, temperature: float) -> dict[str, list[int]]:
-    engine = StepEngine(runner, EngineSettings(slots=4), {})
-    tokens: dict[str, list[int]] = {}
-    for index, prompt in enumerate(_prompts(runner)):
-        sampling = SamplingParams(temperature=temperature, seed=index, top_p=0.95 if index % 2 else 1.0)
-        stopping = StopParams(max_tokens=20 + index, ignore_eos=True)
-        tokens[str(index)] = []
-        engine.add(EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping), prompt)
-    while engine.has_work():
-        for request_id, event in engine.step():
-            if isinstance(event, TextDelta):
-                tokens[request_id] += event.token_ids
-    engine.close()
-    return tokens

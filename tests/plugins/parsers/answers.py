@@ -7,9 +7,13 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ReasoningText
+from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ChatFormat, ReasoningText
 from enginehouse.contract.types import Tool
 from enginehouse.pipeline.answer_parser import AnswerParsing
+from enginehouse_parsers.llama import LlamaToolParser
+from enginehouse_parsers.mistral import MistralToolParser
+from enginehouse_parsers.pythonic import PythonicToolParser
+from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 
 __all__ = ["LAMP", "NOW", "SAY", "TOOLS", "cuts", "make_tool", "told"]
 
@@ -67,3 +71,13 @@ def cuts(text: str) -> Iterator[list[str]]:
     for _ in range(10):
         places = sorted({0, len(text), *(chance.randrange(len(text) + 1) for _ in range(len(text) // 5))})
         yield [text[start:end] for start, end in itertools.pairwise(places)]
+
+
+FORMATS = {
+    "hermes": HermesToolParser().bind(ChatFormat("")),
+    "default": DefaultToolParser().bind(ChatFormat("")),
+    "llama3": LlamaToolParser().bind(ChatFormat("")),
+    "mistral": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]")),
+    "mistral named": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")),
+    "pythonic": PythonicToolParser().bind(ChatFormat("")),
+}

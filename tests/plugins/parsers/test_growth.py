@@ -12,8 +12,7 @@ from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 
-from .answers import TOOLS
-from .test_tool_formats import FORMATS
+from .answers import FORMATS, TOOLS
 
 THINK = ThinkParser().bind(ChatFormat(""))
 OPENINGS = {

@@ -12,25 +12,13 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.contract.parsers import AnswerText, CallArguments, CallStarted, ChatFormat
+from enginehouse.contract.parsers import AnswerText, CallArguments, CallStarted
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse_parsers.llama import LlamaToolParser
-from enginehouse_parsers.mistral import MistralToolParser
-from enginehouse_parsers.pythonic import PythonicToolParser
-from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 
-from .answers import TOOLS, cuts, told
+from .answers import FORMATS, TOOLS, cuts, told
 
 Check = Callable[[AnswerParsing, str], dict[str, Any]]
 
-FORMATS = {
-    "hermes": HermesToolParser().bind(ChatFormat("")),
-    "default": DefaultToolParser().bind(ChatFormat("")),
-    "llama3": LlamaToolParser().bind(ChatFormat("")),
-    "mistral": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]")),
-    "mistral named": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")),
-    "pythonic": PythonicToolParser().bind(ChatFormat("")),
-}
 TAGS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|python_start|>", "<|python_end|>")
 
 ODD = (

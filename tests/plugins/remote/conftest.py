@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 from attrs import define, field
 
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import ServerThread, server_thread
 
 pytestmark = pytest.mark.remote
@@ -154,12 +153,3 @@ def served(upstream: ServerThread) -> Iterator[str]:
     with server_thread(Settings(models=models, plugins=PluginsSettings(allow=("remote", "samplers")))) as running:
         wait_ready(running.url)
         yield running.url
-
-
-def wait_ready(url: str) -> None:
-    with httpx.Client(base_url=url, trust_env=False) as client:
-        for _ in range(200):
-            if client.get("/health").status_code == 200:
-                return
-            time.sleep(0.02)
-    raise TimeoutError("the server did not become ready")

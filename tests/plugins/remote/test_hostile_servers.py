@@ -21,7 +21,7 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.engine import RemoteEngine
 from enginehouse_remote.options import RemoteOptions
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(60)]
 
@@ -196,9 +196,7 @@ async def test_a_client_is_told_to_come_back_within_an_hour(attacker: Attacker) 
     settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=("remote",)))
 
     def ask() -> httpx.Response:
-        with server_thread(settings) as running, httpx.Client(base_url=running.url) as client:
-            while client.get("/health").status_code != 200:
-                time.sleep(0.02)
+        with served(settings) as client:
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
             return client.post("/v1/chat/completions", json=body)
 

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from enginehouse.settings.config import MediaSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 pytestmark = pytest.mark.remote
 
@@ -126,9 +126,7 @@ def serve(upstream: Upstream, **media: Any) -> Iterator[httpx.Client]:
         plugins=PluginsSettings(allow=("remote", "router")),
         router=RouterSettings(models=("blind", "eye")),
     )
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.05)
+    with served(settings, timeout=30) as client:
         yield client
 
 

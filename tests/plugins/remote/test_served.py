@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import ServerThread, server_thread
 
 pytestmark = pytest.mark.remote
@@ -216,8 +217,7 @@ def test_prompts_of_answers_that_are_broken_off_count(upstream: ServerThread) ->
     )
     body = {"model": "endless", "prompt": "word " * 900, "stream": True, "max_tokens": 400}  # 1125 tokens, judged so
     with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30, trust_env=False) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+        wait_ready(client)
         with client.stream("POST", "/v1/completions", json=body) as answer:
             assert "data" in next(line for line in answer.iter_lines() if line.startswith("data"))
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import attrs
 from attrs import evolve
 from litestar.types import Receive, Scope, Send
 
@@ -28,38 +29,12 @@ from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.serving.background import apart
 from enginehouse.serving.changing import ModelChanger
 from enginehouse.settings.config import Settings
+from enginehouse.settings.reload import SERVER, names_with
 
 __all__ = ["Generations", "Reread", "keep_fixed"]
 
 Reread = Callable[[], Settings]
 """Reads the settings again, in the same way as at startup; may block, raises ConfigError."""
-
-_FIXED = {
-    "server": (
-        "host",
-        "port",
-        "uds",
-        "uds_mode",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_keyfile_password",
-        "ssl_ca_certs",
-        "log_format",
-        "pull",
-        "head_timeout_s",
-        "body_timeout_s",
-    ),
-    "limits": (
-        "max_header_bytes",
-        "max_headers",
-        "max_queue",
-        "max_queue_per_key",
-        "max_queue_tokens",
-        "render_timeout_s",
-        "render_max_chars",
-    ),
-}
-"""Settings used by objects outside the snapshots: the port, the log, connections, workers and renderers."""
 
 _STAYS = "The configuration was not reloaded, the old one stays"
 
@@ -172,14 +147,17 @@ class Generations:
 
 
 def keep_fixed(old: Settings, new: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """Return the new settings with the old values of fixed ones that differ, and the paths of these."""
+    """Return the new settings with the old values of those that need a restart, and the paths of the changed ones."""
     kept: list[str] = []
-    for table, names in _FIXED.items():
+    whole = names_with(Settings, SERVER)
+    for table in (field.name for field in attrs.fields(Settings)):
         before, after = getattr(old, table), getattr(new, table)
-        changed = {name: getattr(before, name) for name in names if getattr(before, name) != getattr(after, name)}
-        kept += [f"{table}.{name}" for name in changed]
-        new = evolve(new, **{table: evolve(after, **changed)})
-    if old.plugins != new.plugins:
-        kept.append("plugins")
-        new = evolve(new, plugins=old.plugins)
+        if table in whole and before != after:
+            kept.append(table)
+            new = evolve(new, **{table: before})
+        elif attrs.has(type(after)):
+            names = names_with(type(after), SERVER)
+            changed = {name: getattr(before, name) for name in names if getattr(before, name) != getattr(after, name)}
+            kept += [f"{table}.{name}" for name in changed]
+            new = evolve(new, **{table: evolve(after, **changed)})
     return new, tuple(kept)

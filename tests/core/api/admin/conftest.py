@@ -13,6 +13,7 @@ from attrs import define, evolve
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import Settings, load_settings
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import server_thread
 
 PLAIN = """
@@ -89,8 +90,7 @@ def operate(tmp_path: Path) -> Iterator[Callable[..., Operated]]:
         closing.append(lambda: server.__exit__(None, None, None))
         client = httpx.Client(base_url=running.url, timeout=30)
         closing.append(client.close)
-        while client.get("/health").status_code != 200:
-            pass
+        wait_ready(client)
         return Operated(client, config, running.url, running.begin_stop)
 
     yield start

@@ -17,7 +17,7 @@ from enginehouse.cli import main
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 ADMIN = {"authorization": "Bearer operator-key"}
 USER = {"authorization": "Bearer user-key"}
@@ -59,9 +59,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def connect(settings: Settings) -> Iterator[httpx.Client]:
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        while client.get("/health").status_code != 200:
-            time.sleep(0.02)
+    with served(settings, timeout=30) as client:
         yield client
 
 

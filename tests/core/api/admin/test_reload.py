@@ -27,6 +27,7 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.scripted import ScriptedBackend, ScriptedOptions
+from enginehouse_testkit.served import served
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread
 
@@ -310,11 +311,9 @@ def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_cha
             raise wanted[0]
         return evolve(settings, **{"models": settings.models, **wanted[0]})
 
-    with server_thread(settings, registry, read) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, reread=read, timeout=20) as client:
         failed = client.post("/admin/reload", json={})
-        served = client.post("/v1/completions", json={"model": "a", "prompt": "x", "max_tokens": 1})
+        answer = client.post("/v1/completions", json={"model": "a", "prompt": "x", "max_tokens": 1})
         wanted[0] = {}
         again = client.post("/admin/reload", json={})
     error = failed.json()["error"]
@@ -323,7 +322,7 @@ def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_cha
     assert error["message"].startswith("The configuration was not reloaded, the old one stays: ")
     assert culprit in error["message"]
     assert "forgotten" in error["message"]
-    assert served.status_code == 200, served.text
+    assert answer.status_code == 200, answer.text
     assert again.json()["generation"] == 2
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["forgotten"]
 
@@ -334,9 +333,7 @@ def test_order_to_load_a_model_whose_backend_stumbles_names_it(tmp_path: Path) -
     settings = Settings(models={"a": ModelSettings(source=source, backend="scripted"), "b": stumbling})
     registry = PluginRegistry.for_settings(settings)
     registry = evolve(registry, backends={**registry.backends, "stumbling": _Stumbling()})
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=20) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=20) as client:
         failed = client.post("/admin/models/b/load", json={})
         shown = client.get("/admin/models").json()["data"]
     said = "the backend 'stumbling' failed: RuntimeError: forgotten"
@@ -385,14 +382,14 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
         asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)
         assert backend.is_asked.wait(20)
         body = {"model": "a", "prompt": "x", "max_tokens": 1}
-        served = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
+        meanwhile = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
         try:
             running.stop()
         finally:
             backend.may_go_on.set()
         answer = asked.result(20)
 
-    assert served.status_code == 200
+    assert meanwhile.status_code == 200
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert running.exit_code == 0
     assert not [record for record in caplog.records if record.exc_info]

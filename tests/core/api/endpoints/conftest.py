@@ -9,9 +9,10 @@ import httpx
 import pytest
 from attrs import evolve, frozen
 
+from enginehouse.api.openapi import build_document
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 PLUGINS = ("llguidance", "parsers", "samplers")
 LIMITS = LimitsSettings(max_tokens=64, max_choices=4)
@@ -52,9 +53,7 @@ class Endpoints:
 
 
 def serve(settings: Settings) -> Iterator[Endpoints]:
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
-        while client.get("/health").status_code != 200:
-            pass
+    with served(settings, timeout=60) as client:
         yield Endpoints(client)
 
 
@@ -88,3 +87,6 @@ def starter() -> Iterator[Endpoints]:
 def model(request: pytest.FixtureRequest) -> Endpoints:
     """A model that computes."""
     return request.getfixturevalue(request.param)
+
+
+DOCUMENT = build_document({}, LIMITS)

@@ -17,9 +17,8 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 
-from .conftest import LIMITS, PLUGINS, Endpoints, ModelSettings, serve
+from .conftest import DOCUMENT, LIMITS, PLUGINS, Endpoints, ModelSettings, serve
 
-DOCUMENT = build_document({}, LIMITS)
 OPERATIONS = {
     path: item["post"] for path, item in DOCUMENT["paths"].items() if "post" in item and not path.startswith("/admin/")
 }

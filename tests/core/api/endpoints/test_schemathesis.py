@@ -12,8 +12,7 @@ from schemathesis.generation import GenerationMode
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 
-from .conftest import PLUGINS, Endpoints, serve
-from .test_openapi import DOCUMENT
+from .conftest import DOCUMENT, PLUGINS, Endpoints, serve
 
 SEED = 20_240_607
 READING = [path for path, item in DOCUMENT["paths"].items() if "post" in item and not path.startswith("/admin/")]

@@ -18,7 +18,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings, load_settings
 from enginehouse.settings.optimisations import CompressorSettings
 from enginehouse_testkit.script import write_script
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 from .methods import Failing, Halving, Scoring
 
@@ -41,9 +41,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     )
     methods = {method.name: method for method in (Halving(), Failing(), Scoring())}
     registry = evolve(PluginRegistry.for_settings(settings), compressors=methods)
-    with server_thread(settings, registry) as running, httpx.Client(base_url=running.url, timeout=30) as http:
-        while http.get("/health").status_code != 200:
-            pass
+    with served(settings, registry, timeout=30) as http:
         yield http
 
 

@@ -22,19 +22,14 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.changing import _WITHOUT_WORKER, ModelChanger, find_changes
-from enginehouse.serving.hub import HubReference
+from enginehouse.serving.changing import ModelChanger, find_changes
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
 from enginehouse.serving.status import ModelEvent
-from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
+from enginehouse.settings.config import ModelSettings, ServerSettings
+from enginehouse_testkit.waiting import until
 
-from .test_orders import all_events, endless, read
-from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
-
-
-async def change(changer: ModelChanger, settings: Settings) -> None:
-    changer.apply(await changer.plan(settings))
+from .tiny import TinyBackend, all_events, change, endless, open_tiny, read, registry_of, settings_of, states, tiny
 
 
 def all_of(manager: ModelManager, **wanted: str) -> bool:
@@ -53,10 +48,6 @@ def test_only_settings_of_the_worker_need_another_one() -> None:
 
     assert (changes.kept, changes.updated, changes.replaced) == (("same",), ("named",), ("grown",))
     assert (changes.added, changes.removed) == (("new",), ("gone",))
-
-
-def test_settings_without_a_worker_are_settings() -> None:
-    assert {attribute.name for attribute in attrs.fields(ModelSettings)} >= _WITHOUT_WORKER
 
 
 async def test_models_appear_and_leave_and_the_others_do_not_notice() -> None:
@@ -195,7 +186,7 @@ async def test_successor_that_had_to_make_way_takes_its_place_all_the_same() -> 
         changer = ModelChanger(manager)
         await change(changer, settings_of({"m": tiny(2, gate="slow")}, budget=4))
         await until(lambda: manager.room.held_bytes("cpu") == 3)
-        (new,) = set(manager.room._held) - {manager.find("m")}
+        (new,) = set(manager.room.holders) - {manager.find("m")}
         making_way = asyncio.create_task(new.make_way(10.0))
         await asyncio.sleep(0)
         backend.gates["slow"].set()
@@ -336,17 +327,16 @@ async def test_order_that_waits_for_a_load_is_told_of_the_successor() -> None:
 async def test_download_of_a_model_that_leaves_is_stopped(monkeypatch, after: Mapping[str, ModelSettings]) -> None:
     is_stopped = asyncio.Event()
 
-    async def download(_: object, on_share: OnShare) -> None:
+    async def download(hub: object, text: str, on_share: OnShare) -> None:
         on_share(0.5, "downloading")
         try:
             await asyncio.Event().wait()
         finally:
             is_stopped.set()
 
-    reference = HubReference(model_id="someone/some-model")
     monkeypatch.setattr("enginehouse.serving.manager.download", download)
     monkeypatch.setattr(
-        "enginehouse.serving.manager.missing_download", lambda source, _: reference if source == "far" else None
+        "enginehouse.serving.manager.missing_download", lambda source, _: "hub" if source == "far" else None
     )
     settings = evolve(settings_of({"m": tiny(source="far")}), server=ServerSettings(pull=True))
     manager = ModelManager(settings, registry_of(TinyBackend()))

@@ -20,12 +20,12 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.hub import HubReference
 from enginehouse.serving.leases import Waiters
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
+from enginehouse_testkit.waiting import until
 
-from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny, until
+from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny
 
 
 async def test_a_hundred_first_requests_are_one_load() -> None:
@@ -283,7 +283,7 @@ async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch
     monkeypatch.setattr("enginehouse.serving.manager.download", broken)
     async with open_tiny(settings_of({"m": tiny()})) as manager:
         model = manager.make("d", tiny())
-        await manager._download(model, HubReference(model_id="someone/some-model"))
+        await manager._download(model, None)
 
         assert model.state == "failed"
         assert model.status().error == "RuntimeError: a bug"
@@ -294,7 +294,7 @@ async def test_order_to_load_a_model_that_is_put_off_holds(monkeypatch, load: Li
     """Its files have come, but it is a lazy one, or does not fit beside the others: somebody waits for it already."""
     arrived = asyncio.Event()
 
-    async def download(_: object, on_share: OnShare) -> None:
+    async def download(hub: object, text: str, on_share: OnShare) -> None:
         on_share(0.5, "downloading")
         await arrived.wait()
 
@@ -303,7 +303,7 @@ async def test_order_to_load_a_model_that_is_put_off_holds(monkeypatch, load: Li
     async with open_tiny(settings_of(models, budget=3)) as manager:
         model = manager.find("m")
         model.use_settings(tiny(2, load=load))
-        downloading = asyncio.create_task(manager._download(model, HubReference(model_id="someone/some-model")))
+        downloading = asyncio.create_task(manager._download(model, None))
         await until(lambda: states(manager)["m"] == "loading")
         loading = asyncio.create_task(load_model(manager, "m"))
         await until(lambda: model.num_waiting == 1)

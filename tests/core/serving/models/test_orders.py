@@ -7,35 +7,17 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from enginehouse.contract.errors import ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
-from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving import LoadedModel, ModelManager
-from enginehouse.serving.leases import Lease
+from enginehouse.serving import ModelManager
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse_testkit.waiting import until
 
-from .tiny import TinyBackend, open_tiny, settings_of, states, tiny, until
-
-_ids = itertools.count()
-
-
-async def endless(manager: ModelManager, name: str) -> Lease[LoadedModel]:
-    """A lease whose generation runs."""
-    lease = await manager.lease(name)
-    request = EngineRequest(request_id=f"r{next(_ids)}", segments=(Segment("go"),))
-    lease.hold(await lease.model.engine.submit(request))
-    return lease
-
-
-async def read(lease: Lease[LoadedModel]) -> None:
-    assert lease._generation is not None
-    async for _ in lease._generation:
-        pass
+from .tiny import TinyBackend, all_events, endless, open_tiny, read, settings_of, states, tiny
 
 
 async def test_load_and_unload_are_idempotent() -> None:
@@ -175,20 +157,6 @@ async def test_slow_listener_loses_the_oldest_events_and_knows_how_many() -> Non
         assert events[-1].kind == "unloaded"
 
 
-def all_events(next_event: Callable[[], object]) -> list:
-    """Everything that has been published."""
-    events = []
-    while True:
-        waiting = next_event()
-        try:
-            waiting.send(None)
-        except StopIteration as done:
-            events.append(done.value)
-        else:
-            waiting.close()
-            return events
-
-
 async def test_death_and_restart_of_a_worker_are_told() -> None:
     model = ModelSettings(source="fake", backend="fake", isolation="process")
     settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
@@ -197,7 +165,7 @@ async def test_death_and_restart_of_a_worker_are_told() -> None:
         await manager.start()
         await manager.wait_settled(30)
         with manager.events.subscribe() as subscription:
-            pid = manager.get("m").engine._worker.pid  # type: ignore[attr-defined]
+            pid = manager.get("m").engine.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
             told = []
             async with asyncio.timeout(30):

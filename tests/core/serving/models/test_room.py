@@ -30,9 +30,9 @@ from enginehouse.serving.memory import choose_leavers
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.config import Settings
 from enginehouse.settings.limits import MemoryBudget, format_bytes, read_bytes
+from enginehouse_testkit.waiting import until
 
-from .test_changing import change
-from .tiny import TinyBackend, open_tiny, registry_of, settings_of, tiny, until
+from .tiny import TinyBackend, change, open_tiny, registry_of, settings_of, tiny
 
 _T = TypeVar("_T")
 
@@ -262,7 +262,7 @@ class Manager(RuleBasedStateMachine):
         served = self.manager.models
         return (
             not any(status.num_running + status.num_waiting for status in self.manager.statuses())
-            and set(self.manager.room._held) <= set(served.values())
+            and set(self.manager.room.holders) <= set(served.values())
             and list(served) == list(self.models)
             and all(
                 model.settings.options["size"] == self.models[name].options["size"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
@@ -13,8 +14,11 @@ from attrs import define, evolve, field, frozen
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving import ModelManager
+from enginehouse.serving import LoadedModel, ModelManager
+from enginehouse.serving.changing import ModelChanger
+from enginehouse.serving.leases import Lease
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget
 from enginehouse_testkit.script import Script, ScriptToken
@@ -123,8 +127,36 @@ def states(manager: ModelManager) -> dict[str, str]:
     return {status.name: status.state for status in manager.statuses()}
 
 
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
-    """Wait until ``condition()`` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions are about things that set no event
-            await asyncio.sleep(0.002)
+_ids = itertools.count()
+
+
+async def endless(manager: ModelManager, name: str) -> Lease[LoadedModel]:
+    """A lease whose generation runs."""
+    lease = await manager.lease(name)
+    request = EngineRequest(request_id=f"r{next(_ids)}", segments=(Segment("go"),))
+    lease.hold(await lease.model.engine.submit(request))
+    return lease
+
+
+async def read(lease: Lease[LoadedModel]) -> None:
+    assert lease._generation is not None
+    async for _ in lease._generation:
+        pass
+
+
+def all_events(next_event: Callable[[], object]) -> list:
+    """Everything that has been published."""
+    events = []
+    while True:
+        waiting = next_event()
+        try:
+            waiting.send(None)
+        except StopIteration as done:
+            events.append(done.value)
+        else:
+            waiting.close()
+            return events
+
+
+async def change(changer: ModelChanger, settings: Settings) -> None:
+    changer.apply(await changer.plan(settings))

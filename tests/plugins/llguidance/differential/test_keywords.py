@@ -17,41 +17,7 @@ from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
-from .walks import allowed_ids, walk
-
-ENFORCED: dict[str, tuple[Any, Any, Any]] = {
-    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, None, 1),
-    "type": ({"type": ["boolean", "null"]}, True, "true"),
-    "enum": ({"enum": [1, "1"]}, "1", 2),
-    "const": ({"const": {"a": [1]}}, {"a": [1]}, {"a": [2]}),
-    "allOf": ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, 3, 2),
-    "anyOf": ({"anyOf": [{"const": 1}, {"const": "a"}]}, "a", "b"),
-    "oneOf": ({"oneOf": [{"type": "null"}, {"const": 1}]}, 1, 2),
-    "minimum": ({"type": "number", "minimum": 0.5}, 0.5, 0.4),
-    "maximum": ({"type": "integer", "maximum": 12}, 12, 13),
-    "exclusiveMinimum": ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, 0.1, 0),
-    "exclusiveMaximum": ({"type": "integer", "exclusiveMaximum": 12}, 11, 12),
-    "multipleOf": ({"type": "integer", "multipleOf": 7}, 21, 22),
-    "minLength": ({"type": "string", "minLength": 2}, "日本", "日"),
-    "maxLength": ({"type": "string", "maxLength": 2}, "日本", "日本語"),
-    "pattern": ({"type": "string", "pattern": "^a+$"}, "aa", "ab"),
-    "format": ({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29"),
-    "items": ({"items": {"type": "null"}}, [None, None], [None, 1]),
-    "prefixItems": ({"prefixItems": [{"type": "null"}, {"const": 1}]}, [None, 1], [None, 2]),
-    "additionalItems": ({"items": [{"const": 1}], "additionalItems": False}, [1], [1, 2]),
-    "minItems": ({"type": "array", "minItems": 2}, [1, 2], [1]),
-    "maxItems": ({"type": "array", "maxItems": 1}, [1], [1, 2]),
-    "unevaluatedItems": ({"prefixItems": [{}], "unevaluatedItems": False}, [1], [1, 2]),
-    "properties": ({"properties": {"a": {"type": "null"}}}, {"a": None}, {"a": 1}),
-    "required": ({"type": "object", "required": ["a"]}, {"a": 1}, {}),
-    "additionalProperties": ({"additionalProperties": {"type": "null"}}, {"b": None}, {"b": 1}),
-    "patternProperties": ({"patternProperties": {"^a": {"type": "null"}}}, {"ab": None}, {"ab": 1}),
-    "propertyNames": ({"propertyNames": {"pattern": "^a"}}, {"ab": 1}, {"b": 1}),
-    "minProperties": ({"type": "object", "minProperties": 1}, {"a": 1}, {}),
-    "maxProperties": ({"type": "object", "maxProperties": 1}, {"a": 1}, {"a": 1, "b": 1}),
-    "unevaluatedProperties": ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
-}
-"""Keyword to a schema, a value that satisfies it and one that only this keyword excludes."""
+from .walks import ENFORCED, NEEDS, allowed_ids, walk
 
 EVERY_TYPE = {"type": "object", "properties": {"a": {}}}
 
@@ -103,9 +69,6 @@ def test_what_is_written_under_an_enforced_keyword_validates(
     assert texts
     for text in texts:
         validator.validate(json.loads(text))
-
-
-NEEDS = {"then": {"if": {}}, "else": {"if": {}}, "minContains": {"contains": {}}, "maxContains": {"contains": {}}}
 
 
 @pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status == "refused"])

@@ -15,21 +15,16 @@ from jsonschema import Draft7Validator, Draft202012Validator
 
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
-from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.served import served
 
 from .strategies import schemas
-from .test_keywords import ENFORCED, NEEDS
+from .walks import ENFORCED, NEEDS
 
 SEEN: Counter[str] = Counter()
 
 
 def serve(name: str, model: ModelSettings) -> Iterator[httpx.Client]:
-    with (
-        server_thread(Settings(models={name: model}, plugins=PluginsSettings())) as running,
-        httpx.Client(base_url=running.url, timeout=120) as client,
-    ):
-        while client.get("/health").status_code != 200:
-            pass
+    with served(Settings(models={name: model}, plugins=PluginsSettings()), timeout=120) as client:
         yield client
 
 

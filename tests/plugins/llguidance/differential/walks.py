@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 
@@ -44,3 +45,41 @@ def walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random, max_toke
         if not matcher.is_finished():
             return None
     return b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids).decode("utf-8")
+
+
+ENFORCED: dict[str, tuple[Any, Any, Any]] = {
+    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, None, 1),
+    "type": ({"type": ["boolean", "null"]}, True, "true"),
+    "enum": ({"enum": [1, "1"]}, "1", 2),
+    "const": ({"const": {"a": [1]}}, {"a": [1]}, {"a": [2]}),
+    "allOf": ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, 3, 2),
+    "anyOf": ({"anyOf": [{"const": 1}, {"const": "a"}]}, "a", "b"),
+    "oneOf": ({"oneOf": [{"type": "null"}, {"const": 1}]}, 1, 2),
+    "minimum": ({"type": "number", "minimum": 0.5}, 0.5, 0.4),
+    "maximum": ({"type": "integer", "maximum": 12}, 12, 13),
+    "exclusiveMinimum": ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, 0.1, 0),
+    "exclusiveMaximum": ({"type": "integer", "exclusiveMaximum": 12}, 11, 12),
+    "multipleOf": ({"type": "integer", "multipleOf": 7}, 21, 22),
+    "minLength": ({"type": "string", "minLength": 2}, "日本", "日"),
+    "maxLength": ({"type": "string", "maxLength": 2}, "日本", "日本語"),
+    "pattern": ({"type": "string", "pattern": "^a+$"}, "aa", "ab"),
+    "format": ({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29"),
+    "items": ({"items": {"type": "null"}}, [None, None], [None, 1]),
+    "prefixItems": ({"prefixItems": [{"type": "null"}, {"const": 1}]}, [None, 1], [None, 2]),
+    "additionalItems": ({"items": [{"const": 1}], "additionalItems": False}, [1], [1, 2]),
+    "minItems": ({"type": "array", "minItems": 2}, [1, 2], [1]),
+    "maxItems": ({"type": "array", "maxItems": 1}, [1], [1, 2]),
+    "unevaluatedItems": ({"prefixItems": [{}], "unevaluatedItems": False}, [1], [1, 2]),
+    "properties": ({"properties": {"a": {"type": "null"}}}, {"a": None}, {"a": 1}),
+    "required": ({"type": "object", "required": ["a"]}, {"a": 1}, {}),
+    "additionalProperties": ({"additionalProperties": {"type": "null"}}, {"b": None}, {"b": 1}),
+    "patternProperties": ({"patternProperties": {"^a": {"type": "null"}}}, {"ab": None}, {"ab": 1}),
+    "propertyNames": ({"propertyNames": {"pattern": "^a"}}, {"ab": 1}, {"b": 1}),
+    "minProperties": ({"type": "object", "minProperties": 1}, {"a": 1}, {}),
+    "maxProperties": ({"type": "object", "maxProperties": 1}, {"a": 1}, {"a": 1, "b": 1}),
+    "unevaluatedProperties": ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+}
+"""Keyword to a schema, a value that satisfies it and one that only this keyword excludes."""
+
+
+NEEDS = {"then": {"if": {}}, "else": {"if": {}}, "minContains": {"contains": {}}, "maxContains": {"contains": {}}}

@@ -91,6 +91,11 @@ class Admission:
         self._settings = settings
         self.memory.change(settings)
 
+    @property
+    def num_owners(self) -> int:
+        """Number of callers whose requests are counted."""
+        return len(self._running)
+
     def ticket(self, caller: Identity | None, *, is_generating: bool = True) -> Ticket:
         """Return a ticket for one request, not yet admitted. The caller must always close it.
 

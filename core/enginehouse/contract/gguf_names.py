@@ -1,0 +1,109 @@
+"""Names of GGUF files: the quantisation in ``model-Q4_K_M.gguf``, and parts of split models. Reads no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+from enginehouse.contract.errors import ModelLoadError
+
+__all__ = ["choose_gguf", "choose_name", "is_quantization", "model_in", "parts_of", "quantization_of"]
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+_QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)$", re.IGNORECASE)
+
+
+def quantization_of(file: PurePath) -> str | None:
+    """Return the quantisation in a file name, in capitals; None if there is none."""
+    found = _QUANTIZATION.search(_stem(file))
+    return found[1].upper() if found else None
+
+
+def is_quantization(text: str) -> bool:
+    """True if ``text`` names a quantisation, possibly with a publisher's prefix (``UD-Q4_K_XL``)."""
+    return _QUANTIZATION.search(text) is not None
+
+
+def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
+    """Return the model in ``folder``, or the first part of a split one; None if it holds no GGUF file.
+
+    Args:
+        wanted: the quantisation, case-insensitive; None selects the only model.
+        text: the user's text, for messages.
+
+    Raises:
+        ModelLoadError: no file or several files have that quantisation; lists the available ones.
+    """
+    found = choose_name((file.relative_to(folder) for file in folder.glob("**/*.gguf")), wanted, text)
+    return None if found is None else folder / found
+
+
+def model_in(path: Path, wanted: str | None, text: str) -> Path:
+    """Return the model at ``path``: the path itself, or the GGUF file in a folder of such files.
+
+    Args:
+        wanted: as for :func:`choose_gguf`; None also selects the folder of a model in another format.
+        text: the user's text, for messages.
+
+    Raises:
+        ModelLoadError: as for :func:`choose_gguf`, or the folder has no GGUF file and one is wanted.
+    """
+    if not path.is_dir() or (wanted is None and (path / "config.json").is_file()):
+        return path
+    file = choose_gguf(path, wanted, text)
+    if file is None and wanted is not None:
+        raise ModelLoadError(f"{text!r}: there are no GGUF files of which to pick {wanted!r}")
+    return file or path
+
+
+def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> PurePath | None:
+    """Choose among names, like :func:`choose_gguf`."""
+    files = sorted(name for name in names if _is_model(name))
+    if not files:
+        return None
+    matching = [file for file in files if wanted is None or _is_of(file, wanted.upper())]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        raise ModelLoadError(f"{text!r}: no GGUF file there is {wanted}; there are: {_listed(files)}")
+    if wanted is None:
+        raise ModelLoadError(
+            f"{text!r} holds several models; name one, as in {text}:Q4_K_M. There are: {_listed(files)}"
+        )
+    raise ModelLoadError(f"{text!r}: several files are {wanted} ({_names(matching)}); give the path of one")
+
+
+def parts_of(first: PurePath) -> list[PurePath]:
+    """Return all files of the model whose first file is ``first``: itself, or all parts in order."""
+    part = _PART.search(first.stem)
+    if part is None:
+        return [first]
+    return [
+        first.with_name(f"{_stem(first)}-{number:05}-of-{part[2]}{first.suffix}")
+        for number in range(1, int(part[2]) + 1)
+    ]
+
+
+def _is_model(file: PurePath) -> bool:
+    """True if a file is a model or its first part; False for projectors of vision models beside them."""
+    if file.suffix.lower() != ".gguf":
+        return False
+    part = _PART.search(file.stem)
+    return (part is None or int(part[1]) == 1) and not file.name.lower().startswith("mmproj")
+
+
+def _is_of(file: PurePath, wanted: str) -> bool:
+    return quantization_of(file) == wanted or _stem(file).upper().endswith((f"-{wanted}", f".{wanted}"))
+
+
+def _stem(file: PurePath) -> str:
+    return _PART.sub("", file.stem)
+
+
+def _listed(files: Iterable[PurePath]) -> str:
+    return ", ".join(quantization_of(file) or file.name for file in files)
+
+
+def _names(files: Iterable[PurePath]) -> str:
+    return ", ".join(file.name for file in files)
