@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import msgspec
 
-from enginehouse.contract.backend import Generation, Runner
+from enginehouse.contract.backend import EngineStream, Runner
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
@@ -33,17 +33,17 @@ class InlineEngine:
     ) -> None:
         self._tokenizer = runner.tokenizer
         self._engine = StepEngine(runner, settings or EngineSettings(slots=4), samplers or {}, decoders)
-        self._generations: dict[str, _InlineGeneration] = {}
+        self._generations: dict[str, _InlineStream] = {}
         self.info = msgspec.structs.replace(runner.info, engine=self._engine.capabilities)
 
-    async def submit(self, request: EngineRequest) -> Generation:
+    async def submit(self, request: EngineRequest) -> EngineStream:
         """Check and queue a request."""
         if request.token_ids is not None:
             token_ids = list(request.token_ids)
         else:
             token_ids = encode_segments(self._tokenizer, request.segments, request.add_special)
         self._engine.check(request, len(token_ids))
-        generation = _InlineGeneration(self, request.request_id, len(token_ids))
+        generation = _InlineStream(self, request.request_id, len(token_ids))
         self._engine.add(request, token_ids)
         self._generations[request.request_id] = generation
         return generation
@@ -89,7 +89,7 @@ class InlineEngine:
                 generation.waiting.append(output)
 
 
-class _InlineGeneration:
+class _InlineStream:
     """One request; a reader that finds no events steps the engine."""
 
     def __init__(self, engine: InlineEngine, request_id: str, num_prompt_tokens: int) -> None:
@@ -98,6 +98,11 @@ class _InlineGeneration:
         self._engine = engine
         self._request_id = request_id
         self._is_ended = False
+
+    @property
+    def num_waiting_events(self) -> int:
+        """Number of outputs that are not read yet."""
+        return len(self.waiting)
 
     def cancel(self) -> None:
         """Stop generating."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from attrs import define, field, frozen
 from attrs.validators import ge, gt, optional
 
-from enginehouse.contract.backend import Generation, Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.backend import EngineStream, Match, MemoryEstimate, ModelSource, Probe, Progress
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
@@ -94,9 +94,9 @@ class ScriptedEngine:
             ),
             metadata={"tokens": str(len(script.tokens))},
         )
-        self._open: set[_ScriptedGeneration] = set()
+        self._open: set[_ScriptedStream] = set()
 
-    async def submit(self, request: EngineRequest) -> Generation:
+    async def submit(self, request: EngineRequest) -> EngineStream:
         """Check and queue the request."""
         constraint = request.constraint
         if constraint is not None and constraint.kind != "composition":  # a script may contain a tool call
@@ -108,7 +108,7 @@ class ScriptedEngine:
             raise InvalidRequest(f"token ids must be in 0..{self.info.vocab_size - 1}", "prompt")
         if len(token_ids) >= self.info.max_context:
             raise ContextLengthExceeded(len(token_ids), self.info.max_context)
-        generation = _ScriptedGeneration(self, request, token_ids, self.slots.enter())
+        generation = _ScriptedStream(self, request, token_ids, self.slots.enter())
         self._open.add(generation)
         return generation
 
@@ -136,7 +136,7 @@ class ScriptedEngine:
         for generation in list(self._open):
             generation.end(EngineDead("the engine was closed"))
 
-    def forget(self, generation: _ScriptedGeneration) -> None:
+    def forget(self, generation: _ScriptedStream) -> None:
         """Drop a generation that has ended."""
         self._open.discard(generation)
 
@@ -177,8 +177,10 @@ class _Slots:
         self.num_running -= 1
 
 
-class _ScriptedGeneration:
+class _ScriptedStream:
     """The replay for one request."""
+
+    num_waiting_events = 0
 
     def __init__(
         self, engine: ScriptedEngine, request: EngineRequest, token_ids: tuple[int, ...], ticket: asyncio.Future[bool]

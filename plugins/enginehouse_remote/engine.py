@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from enginehouse.contract.backend import Generation
+from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
 from enginehouse.contract.types import EngineRequest, EngineStats, Segment
 from enginehouse_remote.bodies import body_of
@@ -52,7 +52,7 @@ class RemoteEngine:
         self._found, self._options = found, options
         self._running: set[RemoteGeneration] = set()
 
-    async def submit(self, request: EngineRequest) -> Generation:
+    async def submit(self, request: EngineRequest) -> EngineStream:
         """Send the request to the least busy server; returns once a server has accepted it."""
         if request.num_prompt_logprobs is not None:
             message = "prompt_logprobs: the server behind this model is not asked for them"

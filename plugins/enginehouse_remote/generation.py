@@ -26,7 +26,7 @@ _End = EnginehouseError | None
 
 
 class RemoteGeneration:
-    """Implements :class:`enginehouse.contract.backend.Generation`.
+    """Implements :class:`enginehouse.contract.backend.EngineStream`.
 
     A separate task reads the answer, so that :meth:`cancel` closes the connection immediately, independent of
     iteration: a server stops working when its client disconnects.
@@ -43,6 +43,7 @@ class RemoteGeneration:
         on_end: Callable[[RemoteGeneration], None],
     ) -> None:
         self.num_prompt_tokens = 0  # reported with the usage, at the end
+        self.num_waiting_events = 0
         self._servers, self._options = servers, options
         self._body, self._new_stream, self._limits = body, new_stream, limits
         self._content = msgspec.json.encode(body.data)
@@ -69,11 +70,16 @@ class RemoteGeneration:
         """Yield batches of events, one batch per read of the connection."""
         try:
             while (events := await self._arrived.get()) is not None:
+                self.num_waiting_events -= len(events)
                 yield events
             if self._error is not None:
                 raise self._error
         finally:
             self.cancel()
+
+    def _arrive(self, events: Sequence[Event]) -> None:
+        self.num_waiting_events += len(events)
+        self._arrived.put_nowait(events)
 
     def _ended(self, on_end: Callable[[RemoteGeneration], None]) -> None:
         if self._error is not None:
@@ -168,7 +174,7 @@ class RemoteGeneration:
                 if not self._has_shown:
                     self._has_shown, began = True, time.perf_counter()
                 clock.reschedule(asyncio.get_running_loop().time() + self._options.idle_timeout_s)
-                self._arrived.put_nowait(events)
+                self._arrive(events)
         ended = time.perf_counter()
         began = began or ended
         try:
@@ -178,4 +184,4 @@ class RemoteGeneration:
         summary = events[-1]
         assert isinstance(summary, RequestFinished)
         self.num_prompt_tokens = summary.num_prompt_tokens
-        self._arrived.put_nowait(events)
+        self._arrive(events)

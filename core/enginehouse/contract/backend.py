@@ -29,8 +29,8 @@ __all__ = [
     "Draw",
     "Drawn",
     "Engine",
+    "EngineStream",
     "ForwardOutput",
-    "Generation",
     "LastSampled",
     "Match",
     "MemoryEstimate",
@@ -424,8 +424,8 @@ class StateKeeper(Runner, Protocol):
         """
 
 
-class Generation(Protocol):
-    """A request that an engine has accepted.
+class EngineStream(Protocol):
+    """The events of a request that an engine has accepted.
 
     Iterating yields non-empty batches of events as they happen, and ends after
     :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
@@ -434,6 +434,10 @@ class Generation(Protocol):
     @property
     def num_prompt_tokens(self) -> int:
         """Number of prompt tokens; some engines learn it only at the end."""
+
+    @property
+    def num_waiting_events(self) -> int:
+        """Number of events that have arrived and are not read yet; 0 for engines that produce them on demand."""
 
     def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         """Batches of events; may be iterated once."""
@@ -447,7 +451,7 @@ class Engine(Protocol):
 
     info: ModelInfo
 
-    async def submit(self, request: EngineRequest) -> Generation:
+    async def submit(self, request: EngineRequest) -> EngineStream:
         """Queue a request; returns when it is accepted, before any token is generated.
 
         Raises:

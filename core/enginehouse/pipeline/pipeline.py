@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
-from enginehouse.contract.backend import Generation
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, ModelInfo, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
@@ -28,22 +27,21 @@ from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
 from enginehouse.pipeline.request_parameters import without_parameter
 from enginehouse.pipeline.routing import (
+    Attempts,
     OnDiscarded,
     Plan,
     Planner,
     Routed,
     TooLong,
     find_too_long,
-    run_attempts,
-    with_logprobs,
 )
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Replays
+from enginehouse.replay import Generation, Replays
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
 from enginehouse.settings.timeouts import Timeouts, timeouts_of
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Pipeline", "RunningRequest"]
 
@@ -176,17 +174,9 @@ class Pipeline:
         plan = self._planner.plan(request, too_long)
         if plan is None:
             return await self._submit(request, request.model)
-        accepted: dict[str, RunningRequest] = {}
-
-        async def submit(model: str, is_probed: bool) -> Generation:
-            asked = with_logprobs(request) if is_probed else request
-            if model in accepted:  # the engine may still hold the first attempt, which had this id
-                asked = evolve(asked, request_id=f"{request.request_id}-again")
-            accepted[model] = await self._submit(asked, model)
-            return accepted[model].generation
-
-        generation, routed = await run_attempts(plan, submit, self._planner.experience, on_discarded)
-        return evolve(accepted[routed.model], generation=generation, routed=routed)
+        attempts = Attempts(plan, request, self._submit, self._planner.experience, on_discarded)
+        running, routed = await attempts.run()
+        return evolve(running, routed=routed)
 
     async def _too_long(self, request: GenerateRequest) -> TooLong:
         """Return the candidate models whose context cannot hold the prompt."""
@@ -205,13 +195,14 @@ class Pipeline:
         except BaseException:
             lease.release()
             raise
-        return evolve(running, generation=lease.hold(running.generation))
+        running.generation.keep(lease)
+        return running
 
     async def _submit_to(self, model: LoadedModel, request: GenerateRequest) -> RunningRequest:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
         timeouts = timeouts_of(self._settings.limits, model.settings)
-        backlog: Backlog | None = getattr(model.engine, "backlog", None)  # remote engines have their own
+        backlog = model.engine.backlog if isinstance(model.engine, WorkerEngine) else None  # others have their own
         if backlog is not None:
             backlog.check(request.caller, request.priority, timeouts.queue_s)
             backlog.enter(request.request_id, request.caller, request.priority)

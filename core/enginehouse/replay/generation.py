@@ -1,208 +1,169 @@
-"""A generation that continues across workers: the pipeline iterates and cancels it."""
+"""The generation that pipeline and API hold: the answer to one request, from its acceptance to its end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
+import msgspec
+
+from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
-from enginehouse.contract.types import CacheMiss, EngineRequest, Event
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.transcript import Transcript
-from enginehouse.replay.work import Work
-from enginehouse.workers.generation import WorkerGeneration
-from enginehouse.workers.messages import Stage
+from enginehouse.contract.types import Event, TextDelta
+from enginehouse.replay.request import RecoverableRequest
+from enginehouse.serving import LoadedModel
+from enginehouse.serving.leases import Lease
 
-__all__ = ["ReplayedGeneration"]
-
-# Seconds between checks of a worker that has died and whose death is not reported yet.
-_RETRY_S = 0.05
+__all__ = ["Generation", "Verdict"]
 
 
-class ReplayedGeneration(Work):
-    """Implements ``Generation``, and is the recorder of the request in its worker.
+class Verdict(Protocol):
+    """Receives the outcome of a generation."""
+
+    def answered(self) -> None:
+        """The first batch has arrived."""
+
+    def raised(self, error: EnginehouseError) -> None:
+        """An error occurred before the first batch."""
+
+    def ended(self) -> None:
+        """The generation has ended. Called last, after any other outcome."""
+
+
+class Generation:
+    """The answer to one request that was accepted. It may be iterated once, or cancelled.
 
     Args:
-        request: the request to answer.
-        place: the work of the model, to which this belongs.
-        timeout_s: maximum time without a worker.
-        written: see :class:`Work`.
+        attempt: the events of the engine that has accepted the request.
+        request: continues the request in the next worker; None if the answer ends with the engine.
 
     Attributes:
-        num_replays: number of times that it continued in another worker.
-        has_started: True if it has ever left the queue of a worker.
+        ahead: batches that were read ahead of the reader.
+        hides_logprobs: True if log-probabilities are removed from the batches that the reader gets.
+        verdict: receives the outcome.
     """
 
-    def __init__(self, request: EngineRequest, place: ModelWork, timeout_s: float, written: Sequence[str]) -> None:
-        super().__init__(request.caller, place.next_arrival(), request, timeout_s, written)
-        self.num_prompt_tokens = 0
-        self.num_replays = 0
-        self.has_started = False
-        self._place = place
-        self._loop = asyncio.get_running_loop()
-        self._transcript = Transcript(request, self._loop.time)
-        self._stays: deque[WorkerGeneration] = deque()  # attempts that are still to be read
-        self._last_stay: WorkerGeneration | None = None
-        self._returning: asyncio.Task[None] | None = None
-        self._error: EnginehouseError | None = None
-        self._must_step_aside = False  # as soon as it is known to be in the worker
+    def __init__(self, attempt: EngineStream, request: RecoverableRequest | None = None) -> None:
+        self.ahead: deque[Sequence[Event]] = deque()
+        self.hides_logprobs = False
+        self.verdict: Verdict | None = None
+        self._attempt = attempt
+        self._request = request
+        self._reading: AsyncIterator[Sequence[Event]] | None = None  # once something is read ahead
+        self._has_begun = False
         self._is_cancelled = False
+        self._error: EnginehouseError | None = None
+        self._lease: Lease[LoadedModel] | None = None
 
-    # -- pipeline side -----------------------------------------------------------------------------
-
-    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Iterate over event batches, without gaps or repetition. Closing the iterator early cancels the request."""
-        try:
-            while not self._is_cancelled:
-                while self._stays:
-                    try:
-                        async for events in self._stays.popleft():
-                            yield events
-                    except WorkerDied:
-                        await asyncio.sleep(0)  # the event loop may still have to deliver the news of the death
-                # While the request returns, last events may have arrived that cannot be read yet.
-                if self._returning is not None:
-                    await self._return_of_request(self._returning)
-                elif self._error is not None:
-                    raise self._error
-                elif self._transcript.is_finished:
-                    return
-                else:
-                    await asyncio.sleep(_RETRY_S)
-        finally:
-            self.cancel()
-
-    async def _return_of_request(self, returning: asyncio.Task[None]) -> None:
-        """Wait until the request is in a worker again, is cancelled, or cannot continue."""
-        await asyncio.wait([returning])
-        if self._returning is returning:
-            self._returning = None
-        if not returning.cancelled():
-            returning.result()
-
-    def cancel(self) -> None:
-        """Stop generating; idempotent, also after the end. Iteration then ends without an error."""
-        if self._is_cancelled:
-            return
-        self._is_cancelled = True
-        if self._returning is not None:
-            self._returning.cancel()
-        if self._last_stay is not None:
-            self._last_stay.cancel()
-        self._place.over(self)
-
-    # -- entering and leaving a worker -------------------------------------------------------------
-
-    async def enter(self, *, is_returning: bool = False) -> None:
-        """Submit the request to a worker, again if that dies; returns when one has accepted it.
-
-        Args:
-            is_returning: True if it has lost its worker, so that its time limit without a worker starts now.
-
-        Raises:
-            RequestError: the request cannot be served.
-            Overloaded: the queue is full.
-            EngineDead: there was no worker for too long.
-            RequestKillsWorker: workers die of it.
-        """
-        async with self.bounded(from_now=is_returning):
-            await self._enter()
-
-    async def _enter(self) -> None:
-        while True:
-            engine = await self._place.admission(self)
-            try:
-                stay = await engine.submit(self.request, resume=self._transcript.begin_stay(), recorder=self)
-            except WorkerDied:
-                await self._place.death(engine)
-            except EnginehouseError:
-                self._place.answered(self)
-                raise
-            else:
-                self.num_replays += self._last_stay is not None
-                self._last_stay = stay
-                self._stays.append(stay)
-                if self.is_over or (self.engine is engine and not self._must_step_aside):
-                    return
-                self._must_step_aside = False
-                stay.detach()  # the request had to step aside, or the worker died, before this point
-
-    def lost(self) -> None:
-        """The worker has died: return to the next one, unless :meth:`enter` is already doing so."""
-        if self.is_bounded:
-            self.start_limit()
-        else:
-            self._return()
-
-    def step_aside(self) -> None:
-        """Leave the worker to other work for a while."""
-        if self.is_bounded:
-            self._must_step_aside = True
-        else:
-            assert self._last_stay is not None
-            self._last_stay.detach()
-            self._return()
-
-    def _return(self) -> None:
-        async def come_back() -> None:
-            try:
-                await self.enter(is_returning=True)
-            except EnginehouseError as error:
-                self._error = error
-                self._place.over(self)
-
-        self._returning = self._loop.create_task(come_back(), name=f"replay of {self.request.request_id}")
-
-    # -- events of the worker ----------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the answer so far."""
-        return self._transcript.num_tokens
-
-    def begun(self, stage: Stage) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        self.stage = stage
-
-    def left(self) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        self._place.left(self)
+    def num_prompt_tokens(self) -> int:
+        """Number of prompt tokens; some engines learn it only at the end."""
+        return self._attempt.num_prompt_tokens
 
     @property
     def num_waiting_events(self) -> int:
         """Number of events that have arrived and are not read yet."""
-        return self._last_stay.num_waiting_events if self._last_stay is not None else 0
+        num_unread = self._request.num_waiting_events if self._request is not None else 0
+        return self._attempt.num_waiting_events + num_unread
 
-    def accepted(self, num_prompt_tokens: int) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        self.stage = "waiting"
-        self.num_prompt_tokens = num_prompt_tokens
-        self._transcript.accepted()
+    @property
+    def has_started(self) -> bool:
+        """True if it has left the queue of its engine; always true without recovery."""
+        return self._request is None or self._request.has_started
 
-    def entered(self) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        self.stage = "waiting"
+    @property
+    def num_replays(self) -> int:
+        """Number of times that it continued in another worker."""
+        return self._request.num_replays if self._request is not None else 0
 
-    def started(self, num_cached_tokens: int, num_loaded_tokens: int, cache_miss: CacheMiss | None) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        self.stage, self.has_started = "request", True
-        self._transcript.started(num_cached_tokens, num_loaded_tokens, cache_miss)
+    # -- reading -----------------------------------------------------------------------------------
 
-    def record(self, event: Event) -> Event:
-        """See :class:`enginehouse.workers.Recorder`."""
-        recorded = self._transcript.record(event)
-        if self._transcript.is_finished:
-            self._place.answered(self)
-        elif self._place.is_suspicious:
-            self._place.progressed(self)
-        return recorded
+    def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        """Iterate over batches of events, without gaps or repetition. Closing the iterator early cancels the request.
 
-    def failed(self, error: EnginehouseError) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        if not isinstance(error, WorkerDied):
-            self._place.answered(self)
+        Raises:
+            EnginehouseError: the request has failed, or :meth:`fail` was called.
+        """
+        if self.ahead or self._reading is not None or self.hides_logprobs:
+            return self._after_reading_ahead()
+        return self._read()
 
-    def thinking_stopped(self) -> None:
-        """See :class:`enginehouse.workers.Recorder`."""
-        self._transcript.thinking_stopped()
+    async def read_ahead(self) -> Sequence[Event] | None:
+        """Read one more batch, which stays available to the reader; None at the end. Raises like iteration."""
+        if self._reading is None:
+            self._reading = self._read()
+        batch = await anext(self._reading, None)
+        if batch is not None:
+            self.ahead.append(batch)
+        return batch
+
+    async def _after_reading_ahead(self) -> AsyncIterator[Sequence[Event]]:
+        try:
+            while self.ahead or await self.read_ahead():
+                batch = self.ahead.popleft()
+                yield _without_logprobs(batch) if self.hides_logprobs else batch
+        finally:
+            self.cancel()
+
+    async def _read(self) -> AsyncIterator[Sequence[Event]]:
+        """Yield the batches of all attempts."""
+        try:
+            attempt: EngineStream | None = self._attempt
+            while attempt is not None and not self._is_cancelled:
+                self._attempt = attempt
+                try:
+                    async for batch in attempt:
+                        if not self._has_begun:
+                            self._begin()
+                        yield batch
+                except WorkerDied:
+                    if self._request is None:
+                        raise
+                    await asyncio.sleep(0)  # the event loop may still have to deliver the news of the death
+                attempt = await self._request.next_attempt() if self._request is not None else None
+            if self._error is not None:
+                raise self._error
+        except EnginehouseError as error:
+            if self.verdict is not None and not self._has_begun:
+                self.verdict.raised(error)
+            raise
+        finally:
+            self.cancel()
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        if self.verdict is not None:
+            self.verdict.answered()
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def keep(self, lease: Lease[LoadedModel]) -> None:
+        """Release the lease at the end; if the lease ends first, fail with its reason."""
+        self._lease = lease
+        lease.tie(self)
+
+    def fail(self, error: EnginehouseError) -> None:
+        """Stop generating; iteration raises ``error``."""
+        self._error = error
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop generating; idempotent, also after the end. Iteration then ends without an error."""
+        self._is_cancelled = True
+        self._reading = None  # it refers to this generation; break the cycle without the garbage collector
+        if self._request is not None:
+            self._request.cancel()
+        else:
+            self._attempt.cancel()
+        if self._lease is not None:
+            self._lease.release()
+        if self.verdict is not None:
+            self.verdict.ended()
+
+
+def _without_logprobs(batch: Sequence[Event]) -> Sequence[Event]:
+    return [msgspec.structs.replace(event, logprobs=None) if isinstance(event, TextDelta) else event for event in batch]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from enginehouse.contract.backend import Generation
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, Segment
-from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.generation import Generation
 from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.questions import Ask, Question
+from enginehouse.replay.questions import Question
+from enginehouse.replay.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel
 from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Replays"]
-
-_T = TypeVar("_T")
 
 
 class Replays:
@@ -39,17 +36,12 @@ class Replays:
             request: the request to answer.
             written: the texts of its prompt that the caller wrote.
         """
-        place = self._place(model)
-        if place is None:
-            return await model.engine.submit(request)
-        generation = ReplayedGeneration(request, place, model.settings.replay_timeout_s, written)
-        place.add(model, generation)
-        try:
-            await generation.enter()
-        except BaseException:
-            generation.cancel()
-            raise
-        return generation
+        model_work = self._model_work(model)
+        if model_work is None:
+            return Generation(await model.engine.submit(request))
+        recoverable = RecoverableRequest(request, model_work, model.settings.replay_timeout_s, written)
+        model_work.add(model, recoverable)
+        return Generation(await recoverable.begin(), recoverable)
 
     async def tokenize(
         self,
@@ -64,40 +56,48 @@ class Replays:
         request = EngineRequest(request_id="", segments=tuple(segments), caller=caller)
         if written is None:
             written = tuple(segment.text for segment in segments)
-        return await self._ask(
-            model, request, lambda engine, **how: engine.tokenize(segments, add_special, **how), written
-        )
+        question = self._question(model, request, written)
+        if question is None:
+            return await model.engine.tokenize(segments, add_special)
+        return await question.answer(WorkerEngine.tokenize, segments, add_special)
 
     async def pieces(self, model: LoadedModel, token_ids: Sequence[int], caller: str) -> list[bytes]:
         """Return the bytes of each token id."""
         request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
-        return await self._ask(model, request, lambda engine, **how: engine.pieces(token_ids, **how))
+        question = self._question(model, request)
+        if question is None:
+            return await model.engine.pieces(token_ids)
+        return await question.answer(WorkerEngine.pieces, token_ids)
 
     async def detokenize(self, model: LoadedModel, token_ids: Sequence[int], caller: str) -> str:
         """Return the text of token ids."""
         request = EngineRequest(request_id="", token_ids=tuple(token_ids), caller=caller)
-        return await self._ask(model, request, lambda engine, **how: engine.detokenize(token_ids, **how))
+        question = self._question(model, request)
+        if question is None:
+            return await model.engine.detokenize(token_ids)
+        return await question.answer(WorkerEngine.detokenize, token_ids)
 
     async def view(self, model: LoadedModel, caller: str) -> EngineView | None:
         """Return a snapshot of the engine; None if the engine provides none."""
         if not isinstance(model.engine, Inspectable):
             return None
-        request = EngineRequest(request_id="", caller=caller)
-        return await self._ask(model, request, lambda engine, **how: engine.view(**how))
+        question = self._question(model, EngineRequest(request_id="", caller=caller))
+        return await (model.engine.view() if question is None else question.answer(WorkerEngine.view))
 
-    async def _ask(self, model: LoadedModel, request: EngineRequest, ask: Ask[_T], written: Sequence[str] = ()) -> _T:
-        place = self._place(model)
-        if place is None:
-            return await ask(model.engine)
-        question = Question(ask, place, request, model.settings.replay_timeout_s, written)
-        place.add(model, question)
-        return await question.answer()
+    def _question(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Question | None:
+        """Return a question to a model; None if replay does not apply to it."""
+        model_work = self._model_work(model)
+        if model_work is None:
+            return None
+        question = Question(model_work, request, model.settings.replay_timeout_s, written)
+        model_work.add(model, question)
+        return question
 
-    def _place(self, model: LoadedModel) -> ModelWork | None:
+    def _model_work(self, model: LoadedModel) -> ModelWork | None:
         """Return the work of a model; None if replay does not apply to it."""
         if not model.settings.replay or not isinstance(model.engine, WorkerEngine):
             return None
-        place = self._works.get(model.served)
-        if place is None:
-            place = self._works[model.served] = ModelWork(model.served)
-        return place
+        model_work = self._works.get(model.served)
+        if model_work is None:
+            model_work = self._works[model.served] = ModelWork(model.served)
+        return model_work

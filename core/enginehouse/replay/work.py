@@ -15,6 +15,7 @@ from enginehouse.contract.errors import RequestKillsWorker, WorkerNotBack
 from enginehouse.contract.types import EngineRequest
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Stage
+from enginehouse.workers.requests import WorkObserver
 
 __all__ = ["State", "Work"]
 
@@ -30,8 +31,8 @@ class State(Enum):
     ENDED = "ended"
 
 
-class Work:
-    """One work item.
+class Work(WorkObserver):
+    """One work item. It observes the worker's work on it.
 
     Args:
         caller: the caller; all callers without API keys are one.
@@ -73,6 +74,10 @@ class Work:
     def num_tokens(self) -> int:
         """Progress: number of tokens of its answer."""
         return 0
+
+    def begun(self, stage: Stage) -> None:
+        """The worker starts a stage of it."""
+        self.stage = stage
 
     def lost(self) -> None:
         """The worker has died: the item must find another one."""

@@ -7,64 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field
 
-from enginehouse.contract.backend import Generation
 from enginehouse.contract.errors import EngineError, EnginehouseError
-from enginehouse.contract.types import Event
 
-__all__ = ["Lease", "LeasedGeneration", "Uses", "Waiters"]
+__all__ = ["Holder", "Lease", "Uses", "Waiters"]
 
 _M = TypeVar("_M")
 
 
-class LeasedGeneration:
-    """A generation that releases a lease when it ends. Implements :class:`enginehouse.contract.backend.Generation`."""
-
-    def __init__(self, generation: Generation, on_end: Callable[[], None]) -> None:
-        self.num_prompt_tokens = generation.num_prompt_tokens
-        self._generation = generation
-        self._on_end = on_end
-        self._error: EnginehouseError | None = None
-
-    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Iterate over the batches of events."""
-        try:
-            async for batch in self._generation:
-                yield batch
-            if self._error is not None:
-                raise self._error
-        finally:
-            self.cancel()
-
-    @property
-    def has_started(self) -> bool:
-        """True if it has left the queue; engines without this attribute start requests at once."""
-        return getattr(self._generation, "has_started", True)
-
-    @property
-    def num_replays(self) -> int:
-        """Number of times that the request continued in another worker."""
-        return getattr(self._generation, "num_replays", 0)
-
-    @property
-    def num_waiting_events(self) -> int:
-        """Number of events that have arrived and are not read; 0 for engines without it, which produce on demand."""
-        return getattr(self._generation, "num_waiting_events", 0)
-
-    def cancel(self) -> None:
-        """Stop generating; idempotent."""
-        self._generation.cancel()
-        self._on_end()
+class Holder(Protocol):
+    """A generation, from the point of view of its lease."""
 
     def fail(self, error: EnginehouseError) -> None:
-        """Stop generating; iteration raises ``error``."""
-        self._error = error
-        self.cancel()
+        """End with ``error``."""
 
 
 class Lease(Generic[_M]):
@@ -73,15 +33,14 @@ class Lease(Generic[_M]):
     def __init__(self, model: _M, uses: Uses[_M]) -> None:
         self.model = model
         self._uses = uses
-        self._generation: LeasedGeneration | None = None
+        self._generation: Holder | None = None
         self._error: EnginehouseError | None = None  # the reason if it was ended
 
-    def hold(self, generation: Generation) -> LeasedGeneration:
-        """Tie the lease to the generation: return the generation wrapped so that the lease ends with it."""
-        held = self._generation = LeasedGeneration(generation, self.release)
+    def tie(self, generation: Holder) -> None:
+        """Fail the generation if the model is taken away, or has been."""
+        self._generation = generation
         if self._error is not None:
-            held.fail(self._error)
-        return held
+            generation.fail(self._error)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

@@ -7,8 +7,8 @@ import itertools
 from typing import Any
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
-from enginehouse.workers.generation import WorkObserver
 from enginehouse.workers.messages import Begun, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
+from enginehouse.workers.requests import WorkObserver
 
 __all__ = ["NOBODY", "Answer", "Calls", "settle"]
 

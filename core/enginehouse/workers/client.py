@@ -25,7 +25,6 @@ from enginehouse.contract.inspection import EngineFigures, EngineView
 from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.calls import NOBODY, Calls, settle
-from enginehouse.workers.generation import Recorder, Requests, WorkerGeneration, WorkObserver
 from enginehouse.workers.health import LoadWatch, Watchdog
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
@@ -64,6 +63,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.requests import RequestTable, WorkerStream, WorkObserver
 
 __all__ = ["WorkerEngine"]
 
@@ -111,7 +111,7 @@ class WorkerEngine:
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self.backlog = backlog
-        self._requests = Requests(self.backlog)
+        self._requests = RequestTable(self.backlog)
         self._calls = Calls()
         self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
@@ -122,7 +122,7 @@ class WorkerEngine:
         )
         self._intake_watchdog = Watchdog(
             step_timeout_s,
-            lambda: bool(self._calls) or not all(generation.is_accepted for generation in self._requests),
+            lambda: bool(self._calls) or not all(stream.is_accepted for stream in self._requests),
             lambda: self._connection.send(Detokenize(NOBODY, ())),
             lambda: self._end_hung(f"tokenizing took longer than {step_timeout_s:g} s"),
         )
@@ -279,14 +279,14 @@ class WorkerEngine:
     # -- requests ----------------------------------------------------------------------------------
 
     async def submit(
-        self, request: EngineRequest, *, resume: Resume | None = None, recorder: Recorder | None = None
-    ) -> WorkerGeneration:
+        self, request: EngineRequest, *, resume: Resume | None = None, observer: WorkObserver | None = None
+    ) -> WorkerStream:
         """Queue a request; returns when the worker has accepted it.
 
         Args:
             request: the request to serve.
             resume: progress of the answer so far, made by another worker or earlier by this one.
-            recorder: called with every event of the request.
+            observer: called with every event of the request.
 
         Raises:
             RequestError: the request cannot be served.
@@ -297,7 +297,7 @@ class WorkerEngine:
         if request_id in self._requests:
             raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
-        generation = WorkerGeneration(request_id, self._loop, lambda: self._cancel(link_id), recorder)
+        stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
         self._check_room()
         if resume is None and request_id not in self.backlog:
             self.backlog.check(request.caller, request.priority)
@@ -305,25 +305,25 @@ class WorkerEngine:
             # A request that has once started must not time out in the queue again.
             request = msgspec.structs.replace(request, request_id=link_id, queue_timeout_s=None)
         self._connection.send(Submit(request, resume))
-        self._requests.add(link_id, generation)
-        self.backlog.enter(generation.request_id, request.caller, request.priority)
+        self._requests.add(link_id, stream)
+        self.backlog.enter(stream.request_id, request.caller, request.priority)
         self._begin_watch()
         try:
-            await generation.wait_accepted()
+            await stream.wait_accepted()
         except asyncio.CancelledError:
-            generation.cancel()
+            stream.cancel()
             raise
         if resume is None:
-            await self._check_tokens(generation)
-        return generation
+            await self._check_tokens(stream)
+        return stream
 
-    async def _check_tokens(self, generation: WorkerGeneration) -> None:
+    async def _check_tokens(self, stream: WorkerStream) -> None:
         """Take a request back if it is too long to wait with the others, which is known once it is tokenized."""
         try:
-            self.backlog.check_tokens(generation.request_id, generation.num_prompt_tokens)
+            self.backlog.check_tokens(stream.request_id, stream.num_prompt_tokens)
         except Overloaded:
-            generation.cancel()
-            await generation.left  # until then it may be the reason for the worker's death
+            stream.cancel()
+            await stream.left  # until then it may be the reason for the worker's death
             self._check_room()
             raise
 
@@ -367,10 +367,10 @@ class WorkerEngine:
 
     async def stop_thinking(self, request_id: str) -> int:
         """Force the end of the reasoning of a request's choices; return their number, 0 if none is in its reasoning."""
-        link_id, generation = self._requests.find(request_id)
+        link_id, stream = self._requests.find(request_id)
         num_choices: int = await self._call(lambda call: StopThinking(call, link_id))
-        if num_choices and generation is not None and generation.recorder is not None:
-            generation.recorder.thinking_stopped()
+        if num_choices and stream is not None:
+            stream.observer.thinking_stopped()
         return num_choices
 
     async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
-from enginehouse.contract.backend import Engine, Generation
+from enginehouse.contract.backend import Engine, EngineStream
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.types import (
     ChoiceFinished,
@@ -128,7 +128,7 @@ class EngineDriver:
         """Return the answers to requests sent at once; an error takes the place of its answer."""
         return self.run(self._collect_all(requests))
 
-    def submit(self, request: EngineRequest) -> Generation:
+    def submit(self, request: EngineRequest) -> EngineStream:
         """Submit a request without reading from it."""
         return self.run(self.engine.submit(request))
 
@@ -141,7 +141,7 @@ class EngineDriver:
     async def _collect(self, request: EngineRequest) -> Answer:
         return await self._read(await self.engine.submit(request))
 
-    async def _read(self, generation: Generation) -> Answer:
+    async def _read(self, generation: EngineStream) -> Answer:
         answer = Answer()
         async for events in generation:
             assert events, "a batch of events must not be empty"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from enginehouse.contract.backend import Generation
+from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.errors import GenerationFailed, RequestError
 from enginehouse_testkit.contract.engine_base import EngineContractBase, StumblingSampler
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
@@ -93,10 +93,10 @@ class EngineLifetimeContract(EngineContractBase):
             engine.run(asyncio.sleep(0.01))
 
 
-async def _read_once_and_cancel(generation: Generation) -> None:
+async def _read_once_and_cancel(generation: EngineStream) -> None:
     async for _ in generation:
         generation.cancel()
 
 
-async def _cancel(generation: Generation) -> None:
+async def _cancel(generation: EngineStream) -> None:
     generation.cancel()

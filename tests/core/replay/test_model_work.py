@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -24,13 +25,14 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.replay.culprits import _MAX_PAUSE_S
-from enginehouse.replay.generation import ReplayedGeneration
+from enginehouse.replay.generation import Generation
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Question
+from enginehouse.replay.request import RecoverableRequest
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
-from enginehouse.workers.generation import Recorder, WorkerGeneration, WorkObserver
 from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.requests import WorkerStream, WorkObserver
 
 _RESTART_S = 2.0
 _STEP_S = 0.05
@@ -80,49 +82,49 @@ class Worker(WorkerEngine):
         return self._is_alive
 
     async def submit(
-        self, request: EngineRequest, *, resume: Resume | None = None, recorder: Recorder | None = None
-    ) -> WorkerGeneration:
-        assert recorder is not None
+        self, request: EngineRequest, *, resume: Resume | None = None, observer: WorkObserver | None = None
+    ) -> WorkerStream:
+        assert observer is not None
         loop = asyncio.get_running_loop()
         begun = [choice.token_ids for choice in resume.choices] if resume is not None else [()]
-        generation: WorkerGeneration
+        stream: WorkerStream
 
         def forget() -> None:
-            loop.call_later(_STEP_S, self._left, generation, recorder)
+            loop.call_later(_STEP_S, self._left, stream, observer)
 
-        generation = WorkerGeneration(request.request_id, loop, forget, recorder)
-        self._inside[generation] = generation.fail
-        self._run(self._answer(generation, request, len(begun[0])))
-        await generation.wait_accepted()
-        return generation
+        stream = WorkerStream(request.request_id, loop, forget, observer)
+        self._inside[stream] = stream.fail
+        self._run(self._answer(stream, request, len(begun[0])))
+        await stream.wait_accepted()
+        return stream
 
-    async def _answer(self, generation: WorkerGeneration, request: EngineRequest, num_tokens: int) -> None:
+    async def _answer(self, stream: WorkerStream, request: EngineRequest, num_tokens: int) -> None:
         text, length, constraint = request.segments[0].text, request.stopping.max_tokens or 0, request.constraint
         await asyncio.sleep(_STEP_S)
-        generation.begin("text")
+        stream.begin("text")
         if "kills at once" in text:
             self.die()
             return
-        if generation._is_ended or not self._is_alive:
+        if stream._is_ended or not self._is_alive:
             return
         if constraint is not None:
-            generation.begin("constraint")
+            stream.begin("constraint")
             self.die()
             return
-        generation.accept(1)
-        generation.begin("request")
-        while num_tokens < length and self._is_alive and not generation._is_ended:
+        stream.accept(1)
+        stream.begin("request")
+        while num_tokens < length and self._is_alive and not stream._is_ended:
             await asyncio.sleep(_STEP_S)
             if f"kills at {num_tokens}." in text:
                 self.die()
                 return
-            if self._is_alive and not generation._is_ended:
-                generation.push(TextDelta(0, "x", (num_tokens,)))
+            if self._is_alive and not stream._is_ended:
+                stream.push(TextDelta(0, "x", (num_tokens,)))
                 num_tokens += 1
-        if self._is_alive and not generation._is_ended:
-            del self._inside[generation]
-            generation.push(ChoiceFinished(0, "length", num_tokens))
-            generation.push(RequestFinished(1, 0, num_tokens))
+        if self._is_alive and not stream._is_ended:
+            del self._inside[stream]
+            stream.push(ChoiceFinished(0, "length", num_tokens))
+            stream.push(RequestFinished(1, 0, num_tokens))
 
     async def tokenize(  # type: ignore[override]
         self, segments: list[Segment], add_special: bool, observer: WorkObserver
@@ -154,10 +156,10 @@ class Worker(WorkerEngine):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _left(self, generation: WorkerGeneration, recorder: Recorder) -> None:
+    def _left(self, stream: WorkerStream, observer: WorkObserver) -> None:
         if self._is_alive:
-            self._inside.pop(generation, None)
-            recorder.left()
+            self._inside.pop(stream, None)
+            observer.left()
 
     def die(self, *, from_outside: bool = False) -> None:
         if not self._is_alive:
@@ -220,22 +222,19 @@ class Client:
         segments = (Segment(self.text),)
         request = EngineRequest(request_id=str(number), segments=segments, caller=self.caller)
         if self.length is None:
-            ask = lambda engine, **how: engine.tokenize(segments, False, **how)  # noqa: E731
-            question = Question(ask, place, request, 3600.0, (self.text,))
+            question = Question(place, request, 3600.0, (self.text,))
             place.add(model, question)  # type: ignore[arg-type]
-            await question.answer()
+            await question.answer(Worker.tokenize, segments, False)
             return
         stopping = StopParams(max_tokens=self.length)
         request = msgspec.structs.replace(request, stopping=stopping, constraint=self.constraint)
-        generation = ReplayedGeneration(request, place, 3600.0, (self.text,))
-        place.add(model, generation)  # type: ignore[arg-type]
-        try:
-            await generation.enter()
-            async for batch in generation:
+        recoverable = RecoverableRequest(request, place, 3600.0, (self.text,))
+        place.add(model, recoverable)  # type: ignore[arg-type]
+        generation = Generation(await recoverable.begin(), recoverable)
+        async with contextlib.aclosing(aiter(generation)) as batches:
+            async for batch in batches:
                 for event in batch:
                     self.token_ids += event.token_ids if isinstance(event, TextDelta) else ()
-        finally:
-            generation.cancel()
 
     @property
     def kills(self) -> bool:

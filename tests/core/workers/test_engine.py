@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.contract.backend import Engine, Generation
+from enginehouse.contract.backend import Engine, EngineStream
 from enginehouse.contract.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -75,7 +75,7 @@ def endless(text: str = "tell me a story", **fields: Any) -> EngineRequest:
     return make_request(text, max_tokens=None, ignore_eos=True, **fields)
 
 
-async def collect(generation: Generation) -> list[Event]:
+async def collect(generation: EngineStream) -> list[Event]:
     return [event for events in [batch async for batch in generation] for event in events]
 
 

@@ -252,7 +252,7 @@ class Assembly:
         self._note_figures()
 
     def _num_replays(self) -> int:
-        return sum(getattr(running.generation, "num_replays", 0) for running in self.running)
+        return sum(running.generation.num_replays for running in self.running)
 
     def _note_figures(self) -> None:
         """Record the metrics of optimisations for this response, over all prompts."""

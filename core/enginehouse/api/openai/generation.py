@@ -192,7 +192,7 @@ def _num_waiting_bytes(answer: OpenAnswer) -> int:
     """Estimate the bytes of received events that are not written yet because the client does not read."""
     if answer.assembly is None:
         return 0
-    num_events = sum(getattr(one.generation, "num_waiting_events", 0) for one in answer.assembly.running)
+    num_events = sum(one.generation.num_waiting_events for one in answer.assembly.running)
     num_rivals = answer.requests[0].sampling.get("num_logprobs") or 0
     return num_events * (_EVENT_BYTES + num_rivals * _LOGPROB_BYTES)
 

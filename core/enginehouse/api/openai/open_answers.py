@@ -115,7 +115,7 @@ def _answered(assembly: Assembly) -> int:
     """Return the engine's count if reported, else the count so far, estimated from text if there are no tokens."""
     if len(assembly.finished) == assembly.num_prompts:
         return sum(event.num_prompt_tokens + event.num_completion_tokens for event in assembly.finished)
-    started = [one for one in assembly.running if getattr(one.generation, "has_started", True)]
+    started = [one for one in assembly.running if one.generation.has_started]
     prompts = sum(one.generation.num_prompt_tokens or _prompt_tokens(one.request) for one in started)
     return prompts + (assembly.num_tokens or sum(map(_num_tokens, _texts(assembly))))
 

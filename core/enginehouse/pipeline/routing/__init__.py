@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from enginehouse.pipeline.routing.attempts import FailedAttempt, OnDiscarded, Routed, run_attempts, with_logprobs
+from enginehouse.pipeline.routing.attempts import Attempts, FailedAttempt, OnDiscarded, Routed
 from enginehouse.pipeline.routing.fitting import find_too_long
 from enginehouse.pipeline.routing.planning import AUTO, Plan, Planner, TooLong
 
 __all__ = [
     "AUTO",
+    "Attempts",
     "FailedAttempt",
     "OnDiscarded",
     "Plan",
@@ -15,6 +16,4 @@ __all__ = [
     "Routed",
     "TooLong",
     "find_too_long",
-    "run_attempts",
-    "with_logprobs",
 ]

@@ -9,29 +9,36 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
-from enginehouse.contract.backend import Generation
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineError,
     EnginehouseError,
     ModelNotFound,
-    ModelNotReady,
-    ModelUnloaded,
     Overloaded,
     QueueTimeout,
     RequestKillsWorker,
     UnsupportedParameter,
 )
 from enginehouse.contract.router import Acceptance, Attempt, Probe
-from enginehouse.contract.types import ChoiceFinished, GenerateRequest, RequestFinished, TextDelta
-from enginehouse.pipeline.routing.begun import BegunGeneration, num_tokens_of
+from enginehouse.contract.types import (
+    CallDelta,
+    ChoiceFinished,
+    Event,
+    GenerateRequest,
+    PromptLogprobs,
+    ReasoningDelta,
+    RequestFinished,
+    TextDelta,
+)
 from enginehouse.pipeline.routing.experience import Experience, Trial
 from enginehouse.pipeline.routing.planning import Plan
+from enginehouse.replay import Generation
 
-__all__ = ["FailedAttempt", "OnDiscarded", "Routed", "Submit", "run_attempts", "with_logprobs"]
+__all__ = ["Accepted", "Attempts", "FailedAttempt", "OnDiscarded", "Routed", "Submit"]
 
 
 @frozen
@@ -59,72 +66,80 @@ class Routed:
     decision_s: float = 0.0
 
 
-Submit = Callable[[str, bool], Awaitable[Generation]]
-"""Submits the request to a model by name, with or without added log-probabilities; returns when it is accepted."""
+class Accepted(Protocol):
+    """A request that a model has accepted."""
+
+    @property
+    def generation(self) -> Generation:
+        """Its answer."""
+
+
+_A = TypeVar("_A", bound=Accepted)
+
+Submit = Callable[[GenerateRequest, str], Awaitable[_A]]
+"""Submits a request to a model by name; returns when it is accepted."""
 
 OnDiscarded = Callable[[int], None]
 """Called with the number of computed tokens that are not part of any answer, as soon as that is known."""
 
 
-_BLAMELESS = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
-"""Engine errors caused by the request, by the operator, or by a load in progress."""
-
-
-def with_logprobs(request: GenerateRequest) -> GenerateRequest:
+def _with_logprobs(request: GenerateRequest) -> GenerateRequest:
     """Return the request with log-probabilities enabled; if not requested, they are removed from its answer again."""
     return evolve(request, sampling={"num_logprobs": 0, **request.sampling})
 
 
-async def run_attempts(
-    plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded = lambda num_tokens: None
-) -> tuple[Generation, Routed]:
-    """Try the models of a plan until one has begun; the last one only has to accept the request.
-
-    Raises:
-        EnginehouseError: that of the last attempt, or one that every other model would raise as well.
-    """
-    tries = _Tries(plan, submit, experience, on_discarded)
-    generation = None
-    while generation is None:
-        generation = await tries.next()
-    return generation, tries.routed()
-
-
-class _Tries:
-    """The attempts of one request.
+@define
+class Attempts(Generic[_A]):
+    """The attempts at one request.
 
     The beginning of an attempt is judged only while a remaining attempt may do better; last resorts and models that
     cannot answer now do not count. Rejected attempts are repeated after all others except those at models with an open
     circuit.
     """
 
-    def __init__(self, plan: Plan, submit: Submit, experience: Experience, on_discarded: OnDiscarded) -> None:
-        self._plan, self._submit, self._experience = plan, submit, experience
-        self._on_discarded = on_discarded
-        self._left = deque(plan.route.attempts)
-        self._unsure: list[str] = []  # models whose beginning was rejected
-        self._failed: list[FailedAttempt] = []
-        self._fault: EnginehouseError | None = None  # last error that was the fault of a model
-        self._num_discarded = 0
-        self._model = ""
+    plan: Plan
+    request: GenerateRequest
+    submit: Submit[_A]
+    experience: Experience
+    on_discarded: OnDiscarded = lambda num_tokens: None
+    _left: deque[Attempt] = field(init=False)
+    _unsure: list[str] = field(factory=list)  # models whose beginning was rejected
+    _accepted: set[str] = field(factory=set)  # models that have accepted the request
+    _failed: list[FailedAttempt] = field(factory=list)
+    _fault: EnginehouseError | None = None  # last error that was the fault of a model
+    _num_discarded: int = 0
 
-    async def next(self) -> Generation | None:
-        """Try the next model; None if it failed or was rejected.
+    def __attrs_post_init__(self) -> None:
+        self._left = deque(self.plan.route.attempts)
+
+    async def run(self) -> tuple[_A, Routed]:
+        """Try the models of the plan until one has begun; the last one only has to accept the request.
+
+        Raises:
+            EnginehouseError: that of the last attempt, or one that every other model would raise as well.
+        """
+        while True:
+            attempt = self._take()
+            accepted = await self._try(attempt)
+            if accepted is not None:
+                return accepted, self._routed(attempt.model)
+
+    async def _try(self, attempt: Attempt) -> _A | None:
+        """Try a model; None if it failed or was rejected.
 
         Raises:
             EnginehouseError: no other model is left, or each would raise the same.
         """
-        attempt = self._take()
-        self._model, is_last = attempt.model, not (self._left or self._unsure)
+        is_last = not (self._left or self._unsure)
         accept = attempt.accept if self._may_be_better() else None
-        trial = self._experience.begin(attempt.model)
+        trial = self.experience.begin(attempt.model)
         try:
-            generation = await self._submit_to(trial, is_probed=accept is not None)
+            accepted = await self._submit_to(trial, is_probed=accept is not None)
             if is_last:
-                return generation
-            probe = await self._begin(generation, accept)
+                return accepted
+            probe = await self._begin(accepted.generation, accept)
         except EnginehouseError as error:
-            _conclude(trial, error)
+            trial.raised(error)
             if not self._is_passed_over(attempt.model, error):
                 raise
             if _is_fault_of_model(error):
@@ -140,25 +155,26 @@ class _Tries:
             raise
         # Models that might have done better may have an open circuit by now.
         if accept is None or accept.is_good(probe) or not self._may_be_better():
-            return generation
-        generation.cancel()
-        self._num_discarded += generation.num_read_tokens
-        self._on_discarded(generation.num_read_tokens)
+            return accepted
+        accepted.generation.cancel()
+        num_tokens = _num_tokens_ahead(accepted.generation)
+        self._num_discarded += num_tokens
+        self.on_discarded(num_tokens)
         self._unsure.append(attempt.model)
         self._failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
-        self._left = deque(sorted(self._left, key=lambda other: other.model in self._plan.last_resorts))
+        self._left = deque(sorted(self._left, key=lambda other: other.model in self.plan.last_resorts))
         return None
 
     def _take(self) -> Attempt:
         """Return the next attempt; models with an open circuit, including those opened since planning, come last."""
-        hopeful = next((other for other in self._left if not self._experience.has_failed(other.model)), None)
+        hopeful = next((other for other in self._left if not self.experience.has_failed(other.model)), None)
         if hopeful is None and self._unsure:
             return Attempt(self._unsure.pop())
         attempt = hopeful or self._left[0]
         self._left.remove(attempt)
         return attempt
 
-    async def _begin(self, generation: BegunGeneration, accept: Acceptance | None) -> Probe:
+    async def _begin(self, generation: Generation, accept: Acceptance | None) -> Probe:
         """Read the beginning of an answer; on failure or cancellation, cancel the generation."""
         try:
             return await _begin(generation, accept)
@@ -166,70 +182,73 @@ class _Tries:
             generation.cancel()
             # Tokens of a failed model, or of one that had not begun, are not charged to the client.
             if isinstance(error, asyncio.CancelledError) and generation.has_started:
-                self._on_discarded(generation.num_prompt_tokens + generation.num_read_tokens)
+                self.on_discarded(generation.num_prompt_tokens + _num_tokens_ahead(generation))
             raise
 
-    def routed(self) -> Routed:
-        """Return the routing result for the model tried last."""
+    def _routed(self, model: str) -> Routed:
         return Routed(
-            strategy=self._plan.strategy,
-            model=self._model,
-            reason=self._plan.route.reason,
+            strategy=self.plan.strategy,
+            model=model,
+            reason=self.plan.route.reason,
             tried=tuple(self._failed),
             num_discarded_tokens=self._num_discarded,
-            decision_s=self._plan.decision_s,
+            decision_s=self.plan.decision_s,
         )
 
-    async def _submit_to(self, trial: Trial, *, is_probed: bool) -> BegunGeneration:
-        """Submit the request to a model; callbacks record the outcome, as nothing waits for the last model here."""
-        return BegunGeneration(
-            await self._submit(trial.model, is_probed),
-            shows_logprobs=not is_probed or self._plan.has_logprobs,
-            on_begun=trial.answered,
-            on_failed=lambda error: _conclude(trial, error),
-            on_end=trial.ended,
-        )
+    async def _submit_to(self, trial: Trial, *, is_probed: bool) -> _A:
+        """Submit the request to a model; the generation reports its outcome, as nothing here waits for the last one."""
+        request = _with_logprobs(self.request) if is_probed else self.request
+        if trial.model in self._accepted:  # the engine may still hold the first attempt, which had this id
+            request = evolve(request, request_id=f"{request.request_id}-again")
+        accepted = await self.submit(request, trial.model)
+        self._accepted.add(trial.model)
+        accepted.generation.hides_logprobs = is_probed and not self.plan.has_logprobs
+        accepted.generation.verdict = trial
+        return accepted
 
     def _may_be_better(self) -> bool:
         return any(
-            other.model not in self._plan.last_resorts and not self._experience.has_failed(other.model)
+            other.model not in self.plan.last_resorts and not self.experience.has_failed(other.model)
             for other in self._left
         )
 
     def _is_passed_over(self, model: str, error: EnginehouseError) -> bool:
         """True if the next model is tried after this error."""
         cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded)
-        return _is_fault_of_model(error) or (cannot and model != self._plan.named)
+        return _is_fault_of_model(error) or (cannot and model != self.plan.named)
 
 
-async def _begin(generation: BegunGeneration, accept: Acceptance | None) -> Probe:
+async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
     """Read until the answer has begun, or until the judge has enough tokens of the first choice; return these."""
     wanted = 1 if accept is None else accept.num_tokens
     texts: list[str] = []
     logprobs: list[float] = []
     num_judged, is_whole = 0, False
     while num_judged < wanted and not is_whole:
-        batch = await generation.read()
+        batch = await generation.read_ahead()
         is_whole = batch is None
         for event in batch or ():
             if isinstance(event, RequestFinished):
                 is_whole = True
-            elif getattr(event, "choice", 0) != 0:
+            elif isinstance(event, PromptLogprobs) or event.choice != 0:
                 continue
             elif isinstance(event, TextDelta):
                 texts.append(event.text)
                 logprobs += [token.logprob for token in event.logprobs or ()]
             is_whole = is_whole or isinstance(event, ChoiceFinished)
-            num_judged += num_tokens_of(event)
+            num_judged += _num_tokens(event)
     return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole)
 
 
-def _conclude(trial: Trial, error: EnginehouseError) -> None:
-    """Record the outcome of an error: a failure only if the model is at fault and made the request wait in vain."""
-    if isinstance(error, EngineError | QueueTimeout) and not isinstance(error, _BLAMELESS):
-        trial.failed()
-    else:
-        trial.ended()
+def _num_tokens_ahead(generation: Generation) -> int:
+    return sum(_num_tokens(event) for batch in generation.ahead for event in batch)
+
+
+def _num_tokens(event: Event) -> int:
+    """Return the number of tokens in an event; at least one for engines that do not report token ids."""
+    if isinstance(event, TextDelta):
+        return max(1, len(event.token_ids))
+    return 1 if isinstance(event, ReasoningDelta | CallDelta) else 0
 
 
 def _is_fault_of_model(error: EnginehouseError) -> bool:

@@ -1,8 +1,7 @@
 """Circuit breaker per model: consecutive failures, and times to the first token.
 
 A model that fails too often in a row is skipped for a pause. After that, one request may try it again while the others
-still skip it; an answer to that request closes the circuit. Knows models only by name, and no errors: the caller that
-tries a model decides what counts as a failure.
+still skip it; an answer to that request closes the circuit. Knows models only by name.
 """
 
 from __future__ import annotations
@@ -12,6 +11,14 @@ from collections.abc import Callable
 
 from attrs import define, field
 
+from enginehouse.contract.errors import (
+    EngineError,
+    EnginehouseError,
+    ModelNotReady,
+    ModelUnloaded,
+    QueueTimeout,
+    RequestKillsWorker,
+)
 from enginehouse.settings.optimisations import RouterSettings
 
 __all__ = ["Experience", "Trial"]
@@ -19,10 +26,13 @@ __all__ = ["Experience", "Trial"]
 _WEIGHT = 0.3
 """Weight of the newest time in the moving average."""
 
+_BLAMELESS = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
+"""Engine errors caused by the request, by the operator, or by a load in progress."""
+
 
 @define(eq=False)
 class Trial:
-    """One request at one model, from its submission on: reports the outcome for the model."""
+    """One request at one model, from its submission on. Implements :class:`enginehouse.replay.generation.Verdict`."""
 
     model: str
     began_s: float
@@ -32,6 +42,13 @@ class Trial:
     def answered(self) -> None:
         """The model has begun an answer. It may still fail."""
         self._experience.answered(self.model, self._experience.clock() - self.began_s)
+
+    def raised(self, error: EnginehouseError) -> None:
+        """Record the outcome of an error: a failure only if the model is at fault and made the request wait in vain."""
+        if isinstance(error, EngineError | QueueTimeout) and not isinstance(error, _BLAMELESS):
+            self.failed()
+        else:
+            self.ended()
 
     def failed(self) -> None:
         """Record that the model failed to answer and is at fault; counted once."""

@@ -24,19 +24,21 @@ from enginehouse.contract.errors import (
     UnsupportedParameter,
 )
 from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
-from enginehouse.contract.types import ChoiceFinished, Event, RequestFinished, TextDelta, TokenLogprob
-from enginehouse.pipeline.routing import Plan, Routed, run_attempts
+from enginehouse.contract.types import ChoiceFinished, Event, GenerateRequest, RequestFinished, TextDelta, TokenLogprob
+from enginehouse.pipeline.routing import Attempts, Plan, Routed
 from enginehouse.pipeline.routing.experience import Experience
+from enginehouse.replay import Generation
 from enginehouse.settings.optimisations import RouterSettings
 
 
 @define
 class Answer:
-    """A generation: its batches, and the error that ends it."""
+    """The stream of an engine: its batches, and the error that ends it."""
 
     batches: Sequence[Sequence[Event]] = ()
     error: EnginehouseError | None = None
     num_prompt_tokens: int = 3
+    num_waiting_events: int = 0
     is_cancelled: bool = False
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
@@ -59,6 +61,16 @@ ENDED: list[list[Event]] = [[ChoiceFinished(0, "stop", 1), RequestFinished(3, 0,
 
 
 @define
+class Running:
+    """An accepted request."""
+
+    generation: Generation
+
+
+REQUEST = GenerateRequest(request_id="r", model=None)
+
+
+@define
 class Models:
     """What each model says, or how it refuses."""
 
@@ -66,12 +78,12 @@ class Models:
     asked: list[str] = field(factory=list)
     experience: Experience = field(factory=lambda: Experience(RouterSettings(max_failures=1, pause_s=1000)))
 
-    async def submit(self, model: str, is_probed: bool) -> Answer:
-        self.asked.append(f"{model} probed" if is_probed else model)
+    async def submit(self, request: GenerateRequest, model: str) -> Running:
+        self.asked.append(f"{model} probed" if "num_logprobs" in request.sampling else model)
         found = self.by_name[model]
         if isinstance(found, EnginehouseError):
             raise found
-        return found
+        return Running(Generation(found))
 
     async def until_asked(self, num_times: int) -> None:
         async with asyncio.timeout(20):
@@ -83,8 +95,8 @@ class Models:
     ) -> Ended:
         route = Route(attempts=attempts, reason="as told")
         plan = Plan(strategy=strategy, route=route, last_resorts=frozenset(last_resorts), named=named)
-        generation, routed = await run_attempts(plan, self.submit, self.experience)
-        events = [event async for batch in generation for event in batch]
+        running, routed = await Attempts(plan, REQUEST, self.submit, self.experience).run()
+        events = [event async for batch in running.generation for event in batch]
         return Ended("".join(event.text for event in events if isinstance(event, TextDelta)), routed)
 
 
@@ -298,9 +310,9 @@ async def test_test_that_nobody_reads_is_no_verdict_when_it_is_cancelled(recover
     """Of the last model that is left only the acceptance is waited for."""
     models, _ = recovering
     plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"),), reason=""))
-    generation, _ = await run_attempts(plan, models.submit, models.experience)
+    running, _ = await Attempts(plan, REQUEST, models.submit, models.experience).run()
     assert models.experience.has_failed("main")
-    generation.cancel()
+    running.generation.cancel()
 
     assert not models.experience.has_failed("main")
 
@@ -339,7 +351,7 @@ async def test_counts_that_an_engine_learns_at_the_end_are_seen() -> None:
     answer = Answer([*says("a"), *ENDED], num_prompt_tokens=0)
     models = Models({"main": answer, "spare": Answer()})
     plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"), Attempt("spare")), reason=""))
-    generation, _ = await run_attempts(plan, models.submit, models.experience)
+    running, _ = await Attempts(plan, REQUEST, models.submit, models.experience).run()
     answer.num_prompt_tokens = 7
 
-    assert generation.num_prompt_tokens == 7
+    assert running.generation.num_prompt_tokens == 7

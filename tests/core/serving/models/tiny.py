@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
 
@@ -16,6 +17,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.plugins import PluginRegistry
+from enginehouse.replay import Generation
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.changing import ModelChanger
 from enginehouse.serving.leases import Lease
@@ -128,19 +130,20 @@ def states(manager: ModelManager) -> dict[str, str]:
 
 
 _ids = itertools.count()
+_generations: WeakKeyDictionary[Lease[LoadedModel], Generation] = WeakKeyDictionary()
 
 
 async def endless(manager: ModelManager, name: str) -> Lease[LoadedModel]:
     """A lease whose generation runs."""
     lease = await manager.lease(name)
     request = EngineRequest(request_id=f"r{next(_ids)}", segments=(Segment("go"),))
-    lease.hold(await lease.model.engine.submit(request))
+    generation = _generations[lease] = Generation(await lease.model.engine.submit(request))
+    generation.keep(lease)
     return lease
 
 
 async def read(lease: Lease[LoadedModel]) -> None:
-    assert lease._generation is not None
-    async for _ in lease._generation:
+    async for _ in _generations[lease]:
         pass
 
 
